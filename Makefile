@@ -1,0 +1,39 @@
+# `make demo` and `make test` are the two commands of the README.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+DEMO = runs/demo
+
+.PHONY: demo test lint clean
+
+$(VENV)/.installed: constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch and the locked dependencies; this takes a few minutes once."
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/kgmlm train --dataset umls --model scratch --config eval/recipes/umls-scratch.toml --output $(DEMO) --overwrite
+	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
+	$(BIN)/kgmlm rank $(DEMO) --head virus --relation causes -k 5 --explain
+
+test: $(VENV)/.tested
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

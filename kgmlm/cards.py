@@ -1,0 +1,184 @@
+"""Dataset cards: what a built-in graph is, where its files come from, and the fetching of them.
+
+A card is ``data/<name>/card.toml``: addresses, checksums, license, citation, expected counts.
+Knows files, not graphs.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kgmlm import files
+from kgmlm.kg import DataError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Strict):
+    """One file: at an address, or inside an installed package (``path`` is then relative to it)."""
+
+    path: str
+    sha256: str
+    url: str = ""
+    package: str = ""
+    license: str = ""
+
+
+class Texts(_Strict):
+    """Where entity and relation texts come from: a reader's name and the files that it reads, by role."""
+
+    reader: str
+    files: dict[str, str] = {}
+
+
+class Counts(_Strict):
+    """What a graph must have; ``unseen`` counts the entities that occur in no training triple."""
+
+    entities: int
+    relations: int
+    unseen: int
+    train: int
+    valid: int
+    test: int
+
+
+class Card(_Strict):
+    """A built-in dataset.
+
+    ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
+    A card without splits describes an ordinary dataset folder: the one that it lies in.
+    """
+
+    name: str
+    title: str
+    description: str
+    license: str
+    citation: str
+    counts: Counts
+    source: tuple[Source, ...] = ()
+    splits: dict[str, str] = {}
+    texts: Texts | None = None
+
+
+def cards_folder() -> Path:
+    """``data/`` of an installed wheel, or of the checkout."""
+    installed = Path(__file__).parent / "data"
+    return installed if installed.is_dir() else Path(__file__).parent.parent / "data"
+
+
+def card_names() -> list[str]:
+    """Names of the built-in datasets, sorted."""
+    return sorted(p.parent.name for p in cards_folder().glob("*/card.toml"))
+
+
+def read_card(name: str) -> Card:
+    """The card of a built-in dataset.
+
+    Raises:
+        DataError: when there is none of that name, or it is malformed.
+    """
+    path = cards_folder() / name / "card.toml"
+    if name not in card_names():
+        raise DataError(f"'{name}' is neither a folder nor a built-in dataset ({', '.join(card_names())})")
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        return Card.model_validate(values)
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise DataError(f"{path} is not a valid card: {error}") from None
+
+
+def _verify(path: Path, source: Source) -> Path:
+    actual = files.sha256(path)
+    if actual != source.sha256:
+        raise DataError(
+            f"{path} has the wrong checksum (sha256 {actual[:12]}…, the card says {source.sha256[:12]}…); "
+            "delete it and run `kgmlm data prepare` again"
+        )
+    return path
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: ``$KGMLM_CACHE`` or the platform's cache folder."""
+    import pooch
+
+    return Path(os.environ.get("KGMLM_CACHE") or pooch.os_cache("kgmlm"))
+
+
+def fetch(source: Source, *, download: bool = True, progress: bool = True) -> Path:
+    """The verified local path of a source: package, then ``$KGMLM_MIRROR``, then cache, then download.
+
+    Raises:
+        DataError: when it is nowhere to be had, or its checksum is wrong.
+    """
+    if source.package:
+        spec = find_spec(source.package)  # finds the folder without importing the package
+        if spec is None or not spec.submodule_search_locations:
+            raise DataError(f"the package '{source.package}' is not installed; it carries {source.path}")
+        return _verify(Path(spec.submodule_search_locations[0]) / source.path, source)
+    mirror = os.environ.get("KGMLM_MIRROR")
+    if mirror and (path := Path(mirror) / source.path).is_file():
+        return _verify(path, source)
+    path = cache_folder() / source.path
+    if path.is_file():
+        return _verify(path, source)
+    if not download:
+        raise DataError(f"{source.path} is not on this machine; `kgmlm data prepare` downloads it")
+    import pooch
+
+    try:
+        got = pooch.retrieve(
+            source.url, f"sha256:{source.sha256}", path.name, path.parent, progressbar=progress
+        )
+    except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash is a ValueError
+        reason = str(error).split("\n", 1)[0][:200]
+        raise DataError(
+            f"{source.path} could not be downloaded: {reason}; "
+            "set KGMLM_MIRROR to a folder that holds it to work offline"
+        ) from None
+    return Path(got)
+
+
+class Sources:
+    """The files of one card, fetched when first asked for."""
+
+    def __init__(self, card: Card, *, download: bool = True, progress: bool = True) -> None:
+        self.card = card
+        self._by_path = {s.path: s for s in card.source}
+        self._options = {"download": download, "progress": progress}
+
+    def path(self, name: str) -> Path:
+        """Local path of the source with that path on the card."""
+        if name not in self._by_path:
+            raise DataError(f"the card of '{self.card.name}' names no source '{name}'")
+        return fetch(self._by_path[name], **self._options)
+
+    def read(self, address: str) -> bytes:
+        """Bytes of a source, or of ``archive:member``."""
+        name, _, member = address.partition(":")
+        path = self.path(name)
+        if not member:
+            return files.read_bytes(path)
+        try:
+            with tarfile.open(path) as archive:
+                file = archive.extractfile(member)
+                if file is None:
+                    raise KeyError(member)
+                return file.read()
+        except (KeyError, tarfile.TarError) as error:
+            raise DataError(f"{path} has no readable member '{member}': {error}") from None
+
+    def text(self, role: str) -> bytes:
+        """Bytes of the text file that plays a role for the card's reader."""
+        assert self.card.texts is not None  # only a reader asks, and only texts name a reader
+        if role not in self.card.texts.files:
+            raise DataError(f"the card of '{self.card.name}' names no file for '{role}'")
+        return self.read(self.card.texts.files[role])

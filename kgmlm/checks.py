@@ -1,0 +1,150 @@
+"""What is wrong, odd or leaky about a graph: the report behind ``kgmlm data check``.
+
+Pure functions of a :class:`KnowledgeGraph`; knows no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from kgmlm.cards import Counts
+from kgmlm.kg import SPLITS, IntArray, KnowledgeGraph, both_sides
+
+OVERLAP = 0.8  # share of pairs from which two relations count as inverse or duplicate
+
+
+def name_groups(names: list[str]) -> IntArray:
+    """A group number for each entity: equal names, equal groups."""
+    groups: dict[str, int] = {}
+    return np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)
+
+
+def ceiling(graph: KnowledgeGraph, groups_N: IntArray, split: str) -> dict[str, float]:
+    """Best filtered both-side realistic MRR and Hits@1 for a scorer that sees only the group of an entity.
+
+    Everything else is taken as perfect: an answer ties with the entities of its group that are not
+    themselves known answers.
+    """
+    queries, answers = both_sides(graph.splits[split])
+    sizes = np.bincount(groups_N)
+    ties_B = sizes[groups_N[answers]] - 1
+    rows, known = graph.filter_index.lookup(queries)
+    same = (groups_N[known] == groups_N[answers[rows]]) & (known != answers[rows])
+    ties_B = ties_B - np.bincount(rows[same], minlength=len(queries))
+    ranks = 1 + ties_B / 2
+    return {"mrr": float((1 / ranks).mean()), "hits_at_1": float((ranks <= 1).mean())}
+
+
+def _rows(triples: IntArray) -> set[tuple[int, int, int]]:
+    return set(map(tuple, triples.tolist()))
+
+
+def overlaps(graph: KnowledgeGraph) -> dict[str, list[dict[str, Any]]]:
+    """Pairs of relations of which one repeats the other's training pairs, forwards or backwards."""
+    pairs: dict[int, set[tuple[int, int]]] = {}
+    for r in np.unique(graph.splits["train"][:, 1]):
+        part = graph.splits["train"][graph.splits["train"][:, 1] == r]
+        pairs[int(r)] = set(map(tuple, part[:, [0, 2]].tolist()))
+    holders: dict[tuple[int, int], list[int]] = {}
+    for r, part_pairs in pairs.items():
+        for pair in part_pairs:
+            holders.setdefault(pair, []).append(r)
+    found: dict[str, list[dict[str, Any]]] = {"inverse": [], "duplicate": []}
+    for kind in found:
+        shared: Counter[tuple[int, int]] = Counter()
+        for (h, t), relations in holders.items():
+            for other in holders.get((t, h) if kind == "inverse" else (h, t), []):
+                shared.update((r, other) for r in relations if r <= other)
+        for (r, other), count in sorted(shared.items()):
+            if r == other and kind == "duplicate":
+                continue
+            share = count / min(len(pairs[r]), len(pairs[other]))
+            if share >= OVERLAP and count > 1:
+                names = [graph.relations[i].label for i in (r, other)]
+                found[kind].append({"relations": names, "pairs": count, "share": round(share, 3)})
+    return found
+
+
+def leakage(graph: KnowledgeGraph) -> dict[str, dict[str, int]]:
+    """How many triples of the other splits training already has, in the same or another wording.
+
+    ``mirrored``: training has (t, r, h) under the same relation. ``inverse``: training has (t, r', h) for
+    another relation. ``parallel``: training has (h, r', t) for another relation.
+    """
+    train = graph.splits["train"]
+    by_pair: dict[tuple[int, int], set[int]] = {}
+    for h, r, t in train.tolist():
+        by_pair.setdefault((h, t), set()).add(r)
+    report = {}
+    for split in ("valid", "test"):
+        if split not in graph.splits:
+            continue
+        counts = {"mirrored": 0, "inverse": 0, "parallel": 0}
+        for h, r, t in graph.splits[split].tolist():
+            back, forth = by_pair.get((t, h), set()), by_pair.get((h, t), set())
+            counts["mirrored"] += r in back and h != t
+            counts["inverse"] += bool(back - {r})
+            counts["parallel"] += bool(forth - {r})
+        report[split] = counts
+    return report
+
+
+def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
+    """Everything that ``kgmlm data check`` reports, as one JSON-ready object.
+
+    Args:
+        expected: the card's counts; differences come back under ``mismatches``.
+    """
+    unseen = int((~graph.seen_N).sum())
+    groups = {
+        kind: name_groups(names)
+        for kind, names in (
+            ("bare", graph.entities.column("name")),
+            ("surface", graph.entities.column("surface")),
+        )
+    }
+    rank_split = next(s for s in ("test", "valid", "train") if s in graph.splits)
+    rows = {split: _rows(triples) for split, triples in graph.splits.items()}
+    names = graph.entities.column("surface")
+    report: dict[str, Any] = {
+        "dataset": graph.name,
+        "entities": len(graph.entities),
+        "relations": len(graph.relations),
+        "triples": {split: len(triples) for split, triples in graph.splits.items()},
+        "unseen": unseen,
+        "unseen_triples": {
+            split: int((~graph.seen_N[triples[:, [0, 2]]]).any(1).sum())
+            for split, triples in graph.splits.items()
+            if split != "train"
+        },
+        "duplicates": {split: len(t) - len(rows[split]) for split, t in graph.splits.items()},
+        "shared": {
+            f"{a}+{b}": len(rows[a] & rows[b])
+            for i, a in enumerate(SPLITS)
+            for b in SPLITS[i + 1 :]
+            if a in rows and b in rows
+        },
+        "leakage": leakage(graph),
+        "overlapping_relations": overlaps(graph),
+        "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
+        "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
+        "without_name": sum(
+            e == n for e, n in zip(graph.entities.column("label"), graph.entities.column("name"), strict=True)
+        ),
+        "without_description": sum(not d for d in graph.entities.column("description")),
+        "longest_names": sorted(names, key=lambda n: (-len(n.split()), n))[:5],
+        "notes": dict(graph.notes),
+    }
+    if expected is not None:
+        actual = {
+            "entities": report["entities"], "relations": report["relations"], "unseen": unseen,
+            **{s: report["triples"].get(s, 0) for s in SPLITS},
+        }  # fmt: skip
+        wanted = expected.model_dump()
+        report["mismatches"] = {
+            k: {"card": wanted[k], "found": actual[k]} for k in wanted if wanted[k] != actual[k]
+        }
+    return report

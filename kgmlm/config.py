@@ -1,0 +1,186 @@
+"""Strict settings: TOML in, validated objects out; an unknown key is an error.
+
+The expanded settings are saved with every run. Knows nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kgmlm.kg import ConfigError
+
+_T = TypeVar("_T", bound=BaseModel)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScratchSettings(_Strict):
+    """Shape of the small BERT that ``--model scratch`` trains; ``vocabulary`` caps its tokenizer."""
+
+    hidden_size: int = Field(128, ge=8)
+    layers: int = Field(2, ge=1)
+    heads: int = Field(4, ge=1)
+    vocabulary: int = Field(8000, ge=300)
+    dropout: float = Field(0.1, ge=0, lt=1)
+
+
+class TextSettings(_Strict):
+    """How a query is written. ``max_length`` counts all tokens, special ones and masks included."""
+
+    template: str = "plain"
+    max_length: int = Field(64, ge=8)
+    descriptions: bool = True
+
+
+class ScoringSettings(_Strict):
+    """How a candidate is scored from the log-probabilities of its tokens.
+
+    Attributes:
+        span_length: masks in the hole, the end-of-name token counted; "auto" is the shortest that
+            fits 99.5 % of the training entities. Longer names are cut to it.
+        end_of_name: append the separator token to each name, so that a name which is the beginning
+            of another ("New York", "New York City") must also pay for stopping. Use it where names
+            nest; the paper's plain mean is without.
+        normalization: "mean" (the paper: no reward for short names) or "sum" (the joint
+            log-likelihood; use it where length itself is informative).
+        softmax: log-probabilities over the whole "vocabulary", or over the tokens that occur in
+            training "entities" only (frozen with the run; cheaper to train on large vocabularies
+            and mass is not spent on words that name nothing).
+    """
+
+    span_length: int | Literal["auto"] = "auto"
+    end_of_name: bool = False
+    normalization: Literal["mean", "sum"] = "mean"
+    softmax: Literal["vocabulary", "entities"] = "vocabulary"
+
+
+class TrainingSettings(_Strict):
+    """The training loop.
+
+    Attributes:
+        objective: "entity", softmax over the scores of all training entities with all true answers
+            as targets; or "token", the paper's cross-entropy on the gold span.
+        temperature: the entity objective divides scores by it.
+        epochs: passes over the distinct training queries, both sides; ``max_steps`` cuts short.
+        learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
+        eval_every: validate every so many epochs; ``eval_triples`` bounds the sample (0: all).
+        patience: stop after so many validations without a better MRR (0: never).
+        checkpoint_minutes: save a resumable checkpoint this often.
+        precision: "auto" is bf16 where a GPU has it, else fp32.
+    """
+
+    objective: Literal["entity", "token"] = "entity"
+    temperature: float = Field(0.25, gt=0)
+    batch_size: int = Field(128, ge=1)
+    accumulation: int = Field(1, ge=1)
+    epochs: int = Field(10, ge=1)
+    max_steps: int | None = Field(None, ge=1)
+    learning_rate: float | Literal["auto"] = "auto"
+    weight_decay: float = Field(0.01, ge=0)
+    warmup: float = Field(0.1, ge=0, le=1)
+    clip: float = Field(1.0, gt=0)
+    eval_every: int = Field(1, ge=1)
+    eval_triples: int = Field(500, ge=0)
+    patience: int = Field(0, ge=0)
+    checkpoint_minutes: float = Field(5.0, gt=0)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    seed: int = Field(0, ge=0)
+
+
+class Settings(_Strict):
+    """Everything that decides what a run is, but for the dataset and the model's address."""
+
+    scratch: ScratchSettings = ScratchSettings()
+    text: TextSettings = TextSettings()
+    scoring: ScoringSettings = ScoringSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    def without_max_steps(self) -> Settings:
+        """The settings that a resumed run must share with its beginning."""
+        return self.model_copy(update={"training": self.training.model_copy(update={"max_steps": None})})
+
+
+class Protocol(_Strict):
+    """How a run is evaluated.
+
+    Attributes:
+        split: whose triples are the queries.
+        candidates: "all" entities of the graph, or "train" entities only, as PyKEEN does; with
+            "train", triples with another entity are left out and counted.
+        filter: splits whose triples are known answers. The evaluated split is always among them.
+        max_triples: a seeded sample of the split; 0 is all of it.
+    """
+
+    split: str = "test"
+    candidates: Literal["all", "train"] = "all"
+    filter: tuple[str, ...] = ("train", "valid", "test")
+    max_triples: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no settings file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(x) for x in first["loc"] if x not in ("int", "float") and "literal" not in str(x))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{origin}: unknown key '{key}'") from None
+        raise ConfigError(f"{origin}: '{key}' is {first['input']!r}: {first['msg']}") from None
+
+
+def _override(values: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set takes KEY=VALUE, such as training.epochs=5; got '{assignment}'")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {assignment}: '{part}' is not a table of settings")
+    values[last] = value
+
+
+def load_settings(path: Path | None = None, overrides: Sequence[str] = ()) -> Settings:
+    """Settings from a TOML file (or the defaults), then ``KEY=VALUE`` overrides on top.
+
+    Raises:
+        ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
+    """
+    values = _read(path) if path else {}
+    for assignment in overrides:
+        _override(values, assignment)
+    return _validate(Settings, values, str(path or "settings"))
+
+
+def load_protocol(path: Path | None = None, **overrides: Any) -> Protocol:
+    """A protocol from a TOML file (or the default); overrides that are None are ignored."""
+    values = _read(path) if path else {}
+    values |= {k: v for k, v in overrides.items() if v is not None}
+    return _validate(Protocol, values, str(path or "protocol"))
+
+
+def dump_settings(settings: Settings) -> str:
+    """The expanded settings as TOML (keys that are None are left out)."""
+    return tomli_w.dumps(settings.model_dump(exclude_none=True))

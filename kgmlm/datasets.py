@@ -1,0 +1,336 @@
+"""Cards and folders to a :class:`KnowledgeGraph`, and back to a folder; random splits.
+
+Knows nothing of text templates, tokens or models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kgmlm import files
+from kgmlm.cards import Sources, card_names, cards_folder, read_card
+from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable
+
+LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
+
+
+@dataclass
+class TextColumns:
+    """Texts by label, as a reader found them; ``notes`` are counts worth reporting."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
+    surfaces: dict[str, str] = field(default_factory=dict)
+    relations: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+
+
+def build_graph(
+    name: str,
+    splits: LabeledSplits,
+    texts: TextColumns | None = None,
+    *,
+    extra_entities: Iterable[str] = (),
+    sources: Mapping[str, str] | None = None,
+) -> KnowledgeGraph:
+    """A graph from labeled triples; ids follow the sorted labels, every label is kept.
+
+    Args:
+        splits: split name to (head, relation, tail) labels; duplicates stay.
+        extra_entities: labels that are candidates though no triple has them.
+
+    Raises:
+        DataError: when there is no training split.
+    """
+    if "train" not in splits:
+        raise DataError(f"'{name}' has no training triples")
+    texts = texts or TextColumns()
+    rows = {split: list(part) for split, part in splits.items()}
+    labels = {x for part in rows.values() for h, _, t in part for x in (h, t)} | set(extra_entities)
+    entity_labels = sorted(labels)
+    relation_labels = sorted({r for part in rows.values() for _, r, _ in part})
+    entities = EntityTable(
+        entity_labels,
+        [texts.names.get(x, "") for x in entity_labels],
+        [texts.descriptions.get(x, "") for x in entity_labels],
+        [texts.surfaces.get(x, "") for x in entity_labels],
+    )
+    relations = RelationTable(relation_labels, [texts.relations.get(x, "") for x in relation_labels])
+    e, r = entities.index, relations.index
+    ids: dict[str, IntArray] = {
+        split: np.array([(e[a], r[b], e[c]) for a, b, c in part], np.int64).reshape(-1, 3)
+        for split, part in rows.items()
+    }
+    return KnowledgeGraph(name, entities, relations, ids, dict(sources or {}), texts.notes)
+
+
+def humanize(label: str) -> str:
+    """A label as words: ``body_part`` to "body part".
+
+    >>> humanize("co-occurs_with")
+    'co-occurs with'
+    """
+    return " ".join(label.replace("_", " ").split()) or label
+
+
+# --- readers of texts, by the name that a card gives -------------------------------------------------------
+
+PARTS_OF_SPEECH = {"NN": "noun", "VB": "verb", "JJ": "adjective", "RB": "adverb"}
+
+
+def _mapping(data: bytes, origin: str) -> dict[str, str]:
+    found = {}
+    for number, fields in files.parse_lines(data, origin):
+        if len(fields) != 2:
+            raise DataError(f"{origin}:{number}: expected 2 columns, found {len(fields)}")
+        found[fields[0]] = fields[1]
+    return found
+
+
+def _indexed(sources: Sources, role: str) -> dict[str, str]:
+    """A two-column file whose first line is its length."""
+    data = sources.text(role)
+    return _mapping(data.split(b"\n", 1)[1], role)
+
+
+class GlossChooser:
+    """Which of several joined glosses is the entity's own.
+
+    Offsets of different parts of speech clash, so 232 glosses of the WN18RR texts are several in a row.
+    Two cues decide: an example sentence that uses the lemma, then how much likelier the gloss's first
+    words are for the entity's part of speech than for any other (counted on the unjoined glosses).
+    """
+
+    MARGIN = math.log(4)
+
+    def __init__(self, glosses: Iterable[tuple[str, str]]) -> None:
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self.totals: Counter[str] = Counter()
+        for part, gloss in glosses:
+            self.totals[part] += 1
+            self.counts[part].update(self._cues(gloss))
+
+    @staticmethod
+    def _cues(gloss: str) -> list[str]:
+        words = re.findall(r"[a-z]+|[(;\"]", gloss.lower())[:2]
+        return [f"{i}:{w}" for i, w in enumerate(words)] + ["manner" if "manner" in gloss else "plain"]
+
+    def _fit(self, part: str, gloss: str) -> float:
+        """Log-odds of a part of speech against the likeliest other one."""
+
+        def log_likelihood(p: str) -> float:
+            return sum(math.log((self.counts[p][c] + 0.1) / (self.totals[p] + 10)) for c in self._cues(gloss))
+
+        return log_likelihood(part) - max(log_likelihood(p) for p in self.totals if p != part)
+
+    def choose(self, lemma: str, part: str, glosses: Sequence[str]) -> str | None:
+        """The gloss that fits, or None when it cannot be told."""
+        stem = re.escape(lemma.lower()[: max(4, len(lemma) - 2)])
+        used = [
+            g for g in glosses if any(re.search(rf"\b{stem}", q.lower()) for q in re.findall(r'"(.*?)"', g))
+        ]
+        if len(used) == 1:
+            return used[0]
+        ranked = sorted(((self._fit(part, g), g) for g in glosses), reverse=True)
+        return ranked[0][1] if ranked[0][0] - ranked[1][0] > self.MARGIN else None
+
+
+def read_wordnet(sources: Sources) -> TextColumns:
+    """WordNet lemma, part of speech, sense and gloss; the surface is "run verb 7", sense 1 unwritten."""
+    texts = TextColumns()
+    ids = {index: label for label, index in _indexed(sources, "entities").items()}
+    raw = {ids[i]: name.split(" , ") for i, name in _indexed(sources, "names").items()}
+    glosses = {ids[i]: gloss.strip() for i, gloss in _indexed(sources, "descriptions").items()}
+    parts = {label: PARTS_OF_SPEECH[fields[1]] for label, fields in raw.items()}
+    chooser = GlossChooser((parts[x], g) for x, g in glosses.items() if "   " not in g)
+    resolved = joined = 0
+    for label, (lemma, _, sense) in raw.items():
+        gloss = glosses[label]
+        if "   " in gloss:
+            joined += 1
+            best = chooser.choose(lemma, parts[label], gloss.split("   "))
+            resolved += best is not None
+            gloss = best if best is not None else " ".join(gloss.split())
+        texts.names[label] = lemma
+        texts.surfaces[label] = " ".join([lemma, parts[label], *([sense] if sense != "1" else [])])
+        texts.descriptions[label] = gloss
+    relation_names = _indexed(sources, "relation-names")
+    texts.relations = {x: relation_names[i] for x, i in _indexed(sources, "relations").items()}
+    texts.notes = {"glosses_joined": joined, "glosses_resolved": resolved}
+    return texts
+
+
+def read_freebase(sources: Sources) -> TextColumns:
+    """Names of Freebase entities and relations, and short descriptions from Wikidata."""
+    texts = TextColumns()
+    texts.names = _mapping(sources.text("names"), "names")
+    texts.relations = _mapping(sources.text("relations"), "relations")
+    wikidata = json.loads(sources.text("descriptions"))
+    texts.descriptions = {x: row.get("description") or "" for x, row in wikidata.items()}
+    return texts
+
+
+TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
+    "wordnet": read_wordnet,
+    "freebase": read_freebase,
+}
+
+
+# --- loading ----------------------------------------------------------------------------------------------
+
+
+def _with_humanized(texts: TextColumns, splits: LabeledSplits) -> TextColumns:
+    """Names out of the labels, for entities and relations that have none."""
+    for part in splits.values():
+        for h, r, t in part:
+            for x in (h, t):
+                if not texts.names.get(x):
+                    texts.names[x] = humanize(x)
+            if not texts.relations.get(r):
+                texts.relations[r] = humanize(r)
+    return texts
+
+
+def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
+    """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
+
+    Triples are TSV, CSV (no header) or Parquet, gzipped or not. ``entities`` has a header with ``label``
+    and ``name`` and may have ``description`` and ``surface``; ``relations`` has ``label`` and ``name``.
+    Entities of ``entities`` that no triple has are candidates too. Names that are missing are the labels
+    with blanks for underscores.
+
+    Raises:
+        DataError: naming file and line.
+    """
+    paths = {s: p for s in SPLITS if (p := files.find_table(folder, s))}
+    if "train" not in paths:
+        raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
+    splits = {s: files.read_triples(p) for s, p in paths.items()}
+    texts = TextColumns()
+    extra: list[str] = []
+    if path := files.find_table(folder, "entities"):
+        paths["entities"] = path
+        columns = files.read_texts(path, ("label", "name"), ("description", "surface"))
+        extra = columns["label"]
+        texts.names = {x: n or humanize(x) for x, n in zip(extra, columns["name"], strict=True)}
+        texts.descriptions = dict(zip(extra, columns["description"], strict=True))
+        texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
+    if path := files.find_table(folder, "relations"):
+        paths["relations"] = path
+        columns = files.read_texts(path, ("label", "name"), ())
+        texts.relations = dict(zip(columns["label"], columns["name"], strict=True))
+    return build_graph(
+        name or folder.resolve().name,
+        splits,
+        _with_humanized(texts, splits),
+        extra_entities=extra,
+        sources={p.name: files.sha256(p) for p in paths.values()},
+    )
+
+
+def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = True) -> KnowledgeGraph:
+    """A graph by the name of a built-in dataset or by the path of a folder.
+
+    Args:
+        dataset: such as "wn18rr", or a folder with ``train.tsv``; see :func:`read_folder`.
+        download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
+
+    Raises:
+        DataError: when there is no such dataset or its files are wrong.
+
+    Example:
+        >>> graph = load_graph("toy")
+        >>> len(graph.entities), len(graph.triples("test"))
+        (31, 8)
+    """
+    if str(dataset) not in card_names():
+        folder = Path(dataset)
+        if folder.is_dir():
+            return read_folder(folder)
+        if folder.exists():
+            raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
+    card = read_card(str(dataset))
+    if not card.splits:
+        return read_folder(cards_folder() / card.name, card.name)
+    sources = Sources(card, download=download, progress=progress)
+    splits = {s: files.parse_rows(sources.read(a), a, 3) for s, a in card.splits.items()}
+    texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
+    return build_graph(
+        card.name,
+        splits,
+        _with_humanized(texts, splits),
+        sources={s.path: s.sha256 for s in card.source},
+    )
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def labeled(graph: KnowledgeGraph, triples: IntArray) -> list[tuple[str, str, str]]:
+    """Ids back to (head, relation, tail) labels."""
+    e = graph.entities.column("label")
+    return [(e[h], graph.relations[r].label, e[t]) for h, r, t in triples.tolist()]
+
+
+def write_folder(graph: KnowledgeGraph, folder: Path) -> None:
+    """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} exists and is not empty; choose another --output")
+    with files.atomic_folder(folder) as temporary:
+        for split, triples in graph.splits.items():
+            files.write_tsv(temporary / f"{split}.tsv", labeled(graph, triples))
+        rows = zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True)
+        files.write_tsv(temporary / "entities.tsv", [TEXT_COLUMNS, *rows])
+        files.write_tsv(
+            temporary / "relations.tsv", [("label", "name"), *((r.label, r.name) for r in graph.relations)]
+        )
+
+
+def split_random(graph: KnowledgeGraph, valid: float, test: float, seed: int = 0) -> KnowledgeGraph:
+    """Make the missing splits from training triples, at random but seeded.
+
+    A triple that holds the last training occurrence of an entity or a relation stays in training, so a
+    small or sparse graph may get fewer than asked for.
+
+    Args:
+        valid: share of the training triples, used when the graph has no "valid".
+        test: likewise for "test".
+
+    Raises:
+        DataError: when nothing is missing, or the shares leave no training triples.
+    """
+    wanted = {s: share for s, share in (("valid", valid), ("test", test)) if s not in graph.splits}
+    if not wanted:
+        raise DataError(f"'{graph.name}' has all of train, valid and test already")
+    if min(wanted.values()) <= 0 or sum(wanted.values()) >= 1:
+        raise DataError("the shares must be above 0 and leave something to train on")
+    train = np.unique(graph.splits["train"], axis=0)
+    left_entities = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))
+    left_relations = np.bincount(train[:, 1], minlength=len(graph.relations))
+    order = iter(np.random.default_rng(seed).permutation(len(train)).tolist())
+    where = np.zeros(len(train), np.int64)
+    for number, share in enumerate(wanted.values(), 1):
+        missing = round(share * len(train))
+        for i in order:
+            if missing == 0:
+                break
+            h, r, t = train[i]
+            if min(left_entities[h], left_entities[t]) > 1 + (h == t) and left_relations[r] > 1:
+                np.subtract.at(left_entities, [h, t], 1)
+                left_relations[r] -= 1
+                where[i] = number
+                missing -= 1
+        if not (where == number).any():
+            raise DataError("the graph is too sparse to split: every triple has an entity's only occurrence")
+    splits = dict(graph.splits) | {"train": train[where == 0]}
+    splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
+    ordered = {s: splits[s] for s in SPLITS if s in splits}
+    return KnowledgeGraph(graph.name, graph.entities, graph.relations, ordered, graph.sources, graph.notes)

@@ -1,0 +1,232 @@
+"""Tables on disk, read and written strictly: TSV, CSV, Parquet, gzip; atomic writes.
+
+Labels survive byte for byte: TSV has no quoting, nothing is ever read as missing. Knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kgmlm.kg import DataError
+
+SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".tsv.gz", ".txt.gz", ".csv.gz")
+Rows = list[list[str]]
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_table(folder: Path, stem: str) -> Path | None:
+    """The one file ``stem`` with a known suffix in a folder, or None.
+
+    Raises:
+        DataError: when two files claim the same table.
+    """
+    found = [p for s in SUFFIXES if (p := folder / f"{stem}{s}").is_file()]
+    if len(found) > 1:
+        raise DataError(f"{folder} has both {found[0].name} and {found[1].name}; keep one")
+    return found[0] if found else None
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes, ungzipped by its suffix."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _csv_line(line: str) -> list[str]:
+    """One CSV record; a line whose quotes do not pair is taken literally."""
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return line.split(",")
+
+
+def parse_lines(data: bytes, origin: str, separator: str = "\t") -> Iterator[tuple[int, list[str]]]:
+    """(line number, fields) of each line of UTF-8 text; only ``\\n`` and ``\\r\\n`` end a line."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{origin}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+    lines = text.split("\n")
+    while lines and lines[-1] in ("", "\r"):
+        lines.pop()
+    for number, ended in enumerate(lines, 1):
+        content = ended.removesuffix("\r")
+        yield number, content.split(separator) if separator == "\t" else _csv_line(content)
+
+
+def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") -> Rows:
+    """Rows of exactly ``columns`` non-empty fields, such as triples.
+
+    Raises:
+        DataError: naming the file and the line, for a wrong number of fields, an empty one, or an empty file.
+    """
+    kind = "tab" if separator == "\t" else "comma"
+    rows: Rows = []
+    for number, fields in parse_lines(data, origin, separator):
+        if len(fields) != columns:
+            raise DataError(
+                f"{origin}:{number}: expected {columns} {kind}-separated columns, found {len(fields)}"
+            )
+        if "" in fields:
+            raise DataError(f"{origin}:{number}: column {fields.index('') + 1} is empty")
+        rows.append(fields)
+    if not rows:
+        raise DataError(f"{origin} is empty")
+    return rows
+
+
+def _separator(path: Path) -> str:
+    return "," if ".csv" in path.suffixes[-2:] else "\t"
+
+
+def _read_parquet(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        return table.cast(pa.schema([(name, pa.large_string()) for name in table.column_names]))
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def read_triples(path: Path) -> Rows:
+    """The (head, relation, tail) labels of a TSV, CSV or Parquet file.
+
+    TSV and CSV have no header. TSV has no quoting at all; CSV fields may be quoted. Parquet has columns
+    ``head``, ``relation``, ``tail``.
+    """
+    if path.suffix != ".parquet":
+        return parse_rows(read_bytes(path), str(path), 3, _separator(path))
+    table = _read_parquet(path)
+    missing = [c for c in ("head", "relation", "tail") if c not in table.column_names]
+    if missing:
+        raise DataError(f"{path}: column '{missing[0]}' is missing (it has: {', '.join(table.column_names)})")
+    columns = [table.column(c).to_pylist() for c in ("head", "relation", "tail")]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    if not rows:
+        raise DataError(f"{path} is empty")
+    for number, row in enumerate(rows, 1):
+        if not all(row):
+            raise DataError(f"{path}: row {number} has an empty or missing value")
+    return rows
+
+
+def read_texts(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, list[str]]:
+    """Named columns of a table with a header; optional ones that are absent come back empty.
+
+    Raises:
+        DataError: for a missing column, a ragged line, an empty or a repeated label.
+    """
+    if path.suffix == ".parquet":
+        table = _read_parquet(path)
+        header = list(table.column_names)
+        body = [
+            (n, [x or "" for x in row])
+            for n, row in enumerate(zip(*(table.column(c).to_pylist() for c in header), strict=True), 1)
+        ]
+    else:
+        lines = list(parse_lines(read_bytes(path), str(path), _separator(path)))
+        if not lines:
+            raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
+        header, body = lines[0][1], lines[1:]
+    missing = [c for c in required if c not in header]
+    if missing:
+        raise DataError(
+            f"{path}: column '{missing[0]}' is missing (the first line names: {', '.join(header)})"
+        )
+    seen: dict[str, int] = {}
+    at = header.index("label")
+    for number, fields in body:
+        if len(fields) != len(header):
+            raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
+        if not fields[at]:
+            raise DataError(f"{path}:{number}: the label is empty")
+        if fields[at] in seen:
+            raise DataError(
+                f"{path}:{number}: label '{fields[at]}' stands already on line {seen[fields[at]]}"
+            )
+        seen[fields[at]] = number
+    where = {c: header.index(c) for c in (*required, *optional) if c in header}
+    return {c: [fields[where[c]] if c in where else "" for _, fields in body] for c in (*required, *optional)}
+
+
+def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Write rows without quoting.
+
+    Raises:
+        DataError: when a field has a tab or a line break, which TSV cannot hold.
+    """
+    for row in rows:
+        for field in row:
+            if "\t" in field or "\n" in field or field.endswith("\r"):
+                raise DataError(f"{field!r} has a tab or a line break, which a TSV file cannot hold")
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
+
+
+def write_atomic(path: Path, data: str | bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)  # mkstemp's files are private
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON atomically."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that takes the name ``path`` when the block ends well, and vanishes when not.
+
+    An older folder of that name is replaced only at the end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary.chmod(0o777 & ~umask)
+    try:
+        yield temporary
+        if path.exists():
+            old = temporary.with_name(f"{temporary.name}.old")
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

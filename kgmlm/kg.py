@@ -1,0 +1,335 @@
+"""Entities, relations, triples, queries and the filter index; the error tree.
+
+The ground floor: knows nothing of files, text templates, tokens or models.
+
+Errors that a user can cause and mend (each is one sentence; the CLI exits with code 2)::
+
+    KgmlmError
+    ├── DataError       a file, a card or a graph is not as it must be
+    ├── ConfigError     a setting is unknown, or its value is not allowed
+    ├── ModelError      a model or a tokenizer cannot be used
+    ├── RunError        a run folder is missing, incomplete or in the way
+    └── QueryError      an entity or a relation is unknown or ambiguous
+
+Shapes: B queries, N entities, n triples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Target = Literal["head", "tail"]
+TARGETS: tuple[Target, Target] = ("head", "tail")
+SPLITS = ("train", "valid", "test")
+TextColumn = Literal["label", "name", "description", "surface"]
+TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class KgmlmError(Exception):
+    """The root of every error that a user can cause and mend."""
+
+
+class DataError(KgmlmError):
+    """A file, a dataset card or a graph is not as it must be."""
+
+
+class ConfigError(KgmlmError):
+    """A setting is unknown or has a value that is not allowed."""
+
+
+class ModelError(KgmlmError):
+    """A model or a tokenizer cannot be loaded or used."""
+
+
+class RunError(KgmlmError):
+    """A run folder is missing, incomplete, or in the way."""
+
+
+class QueryError(KgmlmError):
+    """A query names an entity or a relation that is unknown or ambiguous."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A view of one row of an :class:`EntityTable`.
+
+    ``surface`` is the form that is read and predicted: the name, or a disambiguated name
+    where the dataset has one (WN18RR: lemma, part of speech, sense number).
+    """
+
+    label: str
+    name: str
+    description: str
+    surface: str
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation's label (as in the files) and its name (as in the text)."""
+
+    label: str
+    name: str
+
+
+class EntityTable:
+    """The texts of N entities as Arrow columns; a row is its id.
+
+    Args:
+        labels: unique identifiers, byte for byte as in the files.
+        names: what people call them; an empty name falls back on the label.
+        descriptions: free text, empty where there is none.
+        surfaces: the form to predict; ``None`` stands for the names.
+
+    Raises:
+        DataError: when labels repeat or the columns differ in length.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        names: Sequence[str] | None = None,
+        descriptions: Sequence[str] | None = None,
+        surfaces: Sequence[str] | None = None,
+    ) -> None:
+        names = labels if names is None else [n or x for n, x in zip(names, labels, strict=True)]
+        surfaces = names if surfaces is None else [s or n for s, n in zip(surfaces, names, strict=True)]
+        descriptions = [""] * len(labels) if descriptions is None else descriptions
+        columns = {"label": labels, "name": names, "description": descriptions, "surface": surfaces}
+        if len({len(column) for column in columns.values()}) != 1:
+            raise DataError("the entity columns differ in length")
+        self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
+        if len(self.index) != len(labels):
+            raise DataError("an entity label occurs twice in the entity table")
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, entity: int) -> Entity:
+        row = {k: self.table.column(k)[int(entity)].as_py() for k in self.table.column_names}
+        return Entity(**row)
+
+    def column(self, name: TextColumn) -> list[str]:
+        """One column as a list of N strings."""
+        values: list[str] = self.table.column(name).to_pylist()
+        return values
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Label to id."""
+        return {label: i for i, label in enumerate(self.column("label"))}
+
+
+class RelationTable:
+    """The labels and names of the relations; a row is its id."""
+
+    def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
+        names = labels if names is None else names
+        self._rows = [Relation(x, n or x) for x, n in zip(labels, names, strict=True)]
+        self.index: dict[str, int] = {r.label: i for i, r in enumerate(self._rows)}
+        if len(self.index) != len(self._rows):
+            raise DataError("a relation label occurs twice in the relation table")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, relation: int) -> Relation:
+        return self._rows[int(relation)]
+
+    def __iter__(self) -> Iterator[Relation]:
+        return iter(self._rows)
+
+
+@dataclass(frozen=True)
+class Query:
+    """``(entity, relation, ?)`` for target "tail", ``(?, relation, entity)`` for "head".
+
+    There is no answer here: what scores a query cannot see it.
+    """
+
+    entity: int
+    relation: int
+    target: Target
+
+
+@dataclass(frozen=True)
+class Queries:
+    """B queries as parallel arrays: ``entity_B``, ``relation_B`` and ``tail_B`` (target is the tail)."""
+
+    entity_B: IntArray
+    relation_B: IntArray
+    tail_B: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.entity_B)
+
+    def __iter__(self) -> Iterator[Query]:
+        return (self[i] for i in range(len(self)))
+
+    @overload
+    def __getitem__(self, key: int | np.integer) -> Query: ...
+    @overload
+    def __getitem__(self, key: slice | IntArray | BoolArray) -> Queries: ...
+    def __getitem__(self, key: int | np.integer | slice | IntArray | BoolArray) -> Query | Queries:
+        if isinstance(key, (int, np.integer)):
+            target: Target = "tail" if self.tail_B[key] else "head"
+            return Query(int(self.entity_B[key]), int(self.relation_B[key]), target)
+        return Queries(self.entity_B[key], self.relation_B[key], self.tail_B[key])
+
+    @classmethod
+    def of(cls, queries: Sequence[Query]) -> Queries:
+        """Gather single queries into arrays."""
+        return cls(
+            np.array([q.entity for q in queries], np.int64),
+            np.array([q.relation for q in queries], np.int64),
+            np.array([q.target == "tail" for q in queries], np.bool_),
+        )
+
+
+@dataclass(frozen=True)
+class GroupedAnswers:
+    """The true answers of B queries: those of query i are ``ids[offsets[i]:offsets[i + 1]]``."""
+
+    offsets: IntArray
+    ids: IntArray
+
+    def take(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The answers of some queries as (position in ``rows``, answer id) pairs."""
+        counts = self.offsets[rows + 1] - self.offsets[rows]
+        positions = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return positions, self.ids[np.repeat(self.offsets[rows], counts) + within]
+
+
+def both_sides(triples: IntArray) -> tuple[Queries, IntArray]:
+    """Every triple asked twice: first all head queries, then all tail queries, with their answers.
+
+    Args:
+        triples: (n, 3) ids in head, relation, tail order.
+
+    Returns:
+        2n queries and their 2n answers.
+    """
+    h, r, t = triples.T
+    queries = Queries(
+        np.concatenate([t, h]), np.concatenate([r, r]), np.repeat(np.array([False, True]), len(triples))
+    )
+    return queries, np.concatenate([h, t])
+
+
+class FilterIndex:
+    """Known answers of any query, looked up by ``(target, relation, entity)``.
+
+    Args:
+        triples: (n, 3) known triples, duplicates allowed.
+        num_entities: N; ids are below it.
+    """
+
+    def __init__(self, triples: IntArray, num_entities: int) -> None:
+        self.num_entities = num_entities
+        queries, answers = both_sides(np.unique(triples.reshape(-1, 3), axis=0))
+        keys = self.keys(queries)
+        order = np.lexsort((answers, keys))
+        self._keys, starts = np.unique(keys[order], return_index=True)
+        self._answers = answers[order]
+        self._offsets = np.append(starts, len(order)).astype(np.int64)
+
+    def keys(self, queries: Queries) -> IntArray:
+        """One integer a query; equal queries have equal keys."""
+        return (queries.relation_B * 2 + queries.tail_B) * self.num_entities + queries.entity_B
+
+    def lookup(self, queries: Queries) -> tuple[IntArray, IntArray]:
+        """All known answers of B queries as (row in the batch, entity id) pairs."""
+        keys = self.keys(queries)
+        at = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
+        found = np.flatnonzero(self._keys[at] == keys) if len(self._keys) else np.zeros(0, np.int64)
+        rows, ids = GroupedAnswers(self._offsets, self._answers).take(at[found])
+        return found[rows], ids
+
+
+@dataclass(frozen=True, eq=False)
+class KnowledgeGraph:
+    """A knowledge graph: texts, relations and the triples of every split, all labels kept.
+
+    Attributes:
+        name: what the graph is called in reports.
+        splits: split name to (n, 3) ids in head, relation, tail order; "train" is always there.
+        sources: file name to sha256, for the record.
+        notes: counts that a reader of texts wants reported.
+    """
+
+    name: str
+    entities: EntityTable
+    relations: RelationTable
+    splits: Mapping[str, IntArray]
+    sources: Mapping[str, str]
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def triples(self, split: str) -> IntArray:
+        """The triples of one split.
+
+        Raises:
+            DataError: when the graph has no such split.
+        """
+        if split not in self.splits:
+            have = ", ".join(self.splits)
+            raise DataError(
+                f"the graph '{self.name}' has no split '{split}' (it has: {have}); "
+                "`kgmlm data split --random` makes the missing ones"
+            )
+        return self.splits[split]
+
+    @cached_property
+    def all_triples(self) -> IntArray:
+        """The triples of all splits, one below the other."""
+        return np.concatenate(list(self.splits.values()))
+
+    @cached_property
+    def seen_N(self) -> BoolArray:
+        """Which entities occur in a training triple."""
+        seen = np.zeros(len(self.entities), np.bool_)
+        seen[self.splits["train"][:, [0, 2]].ravel()] = True
+        return seen
+
+    @cached_property
+    def filter_index(self) -> FilterIndex:
+        """Known answers over all splits: what filtered evaluation takes out."""
+        return FilterIndex(self.all_triples, len(self.entities))
+
+    @cached_property
+    def context(self) -> ContextGraph:
+        """What a template may see."""
+        return ContextGraph(self.entities, self.relations, self.splits["train"])
+
+    def queries(self, split: str) -> tuple[Queries, IntArray]:
+        """Both queries of each triple of a split (heads first) and, apart, their answers."""
+        return both_sides(self.triples(split))
+
+    def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
+        """Each distinct query of a split once, with all its true answers *in that split*."""
+        queries, answers = self.queries(split)
+        keys = self.filter_index.keys(queries)
+        order = np.lexsort((answers, keys))
+        keep = np.ones(len(order), np.bool_)  # a duplicate triple counts once
+        keep[1:] = (np.diff(keys[order]) != 0) | (np.diff(answers[order]) != 0)
+        order = order[keep]
+        _, starts = np.unique(keys[order], return_index=True)
+        offsets = np.append(starts, len(order)).astype(np.int64)
+        return queries[order[starts]], GroupedAnswers(offsets, answers[order])
+
+
+@dataclass(frozen=True, eq=False)
+class ContextGraph:
+    """All that a template may see: texts and *training* triples, nothing of the other splits."""
+
+    entities: EntityTable
+    relations: RelationTable
+    train: IntArray

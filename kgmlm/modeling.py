@@ -1,0 +1,184 @@
+"""Load, create and save a masked LM; its head applied at the span positions only.
+
+Family-agnostic: the encoder's output is narrowed to the span before the model's own head sees it, and the
+head's transformed states are taken where they enter the decoder. So whatever head a family has, it is the
+family's own code that runs.
+
+Shapes: B queries, T tokens, L span, D width of the decoder's input, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from kgmlm.kg import ModelError
+from kgmlm.tokenization import MaskedBatch
+
+if TYPE_CHECKING:
+    from kgmlm.config import ScratchSettings
+
+_CHUNK = 2**26  # logits held at once while normalizing: 256 MB
+
+
+@dataclass(frozen=True)
+class SpanOutput:
+    """States that enter the decoder at the span positions, float32: ``hidden_BLD``."""
+
+    hidden_BLD: torch.Tensor
+
+
+class SpanModel(nn.Module):
+    """A masked LM that answers at the span only.
+
+    Args:
+        mlm: any Hugging Face ``...ForMaskedLM`` whose last layer is linear.
+
+    Raises:
+        ModelError: when the model has no linear decoder over its vocabulary.
+    """
+
+    def __init__(self, mlm: Any) -> None:
+        super().__init__()
+        self.mlm = mlm
+        decoder = mlm.get_output_embeddings()
+        weight = getattr(decoder, "weight", None)
+        if weight is None or weight.ndim != 2 or weight.shape[0] != mlm.config.vocab_size:
+            raise ModelError(f"{type(mlm).__name__} has no linear decoder over its vocabulary")
+        self._span: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._captured: torch.Tensor | None = None
+        mlm.base_model.register_forward_hook(self._narrow)
+        decoder.register_forward_pre_hook(self._capture)
+
+    def _narrow(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if self._span is None:
+            return output
+        rows, columns = self._span
+        narrowed = output[0][rows, columns]
+        if isinstance(output, tuple):
+            return (narrowed, *output[1:])
+        output["last_hidden_state"] = narrowed
+        return output
+
+    def _capture(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        if self._span is None:
+            return None
+        self._captured = args[0]
+        return (args[0][:, :0],)  # nothing to decode here: scoring does it, for the tokens that it needs
+
+    def forward(self, batch: MaskedBatch) -> SpanOutput:
+        """Encode a batch; one pass a query."""
+        steps = torch.arange(batch.span_length, device=batch.span_start_B.device)
+        columns = batch.span_start_B[:, None] + steps
+        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+        self._span = (rows, columns)
+        try:
+            self.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT)
+            hidden = self._captured
+        finally:
+            self._span = self._captured = None
+        if hidden is None:
+            raise ModelError(f"{type(self.mlm).__name__} does not pass through its output embeddings")
+        return SpanOutput(hidden.float())
+
+    @property
+    def decoder(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Decoder weight (V, D) and bias (V,); a missing bias is zero."""
+        layer = self.mlm.get_output_embeddings()
+        bias = layer.bias if layer.bias is not None else layer.weight.new_zeros(layer.weight.shape[0])
+        return layer.weight, bias
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.mlm.device
+        return device
+
+    def log_normalizer(self, span: SpanOutput, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """``log Z_BL``: the log of the summed exponentials over the vocabulary, or over ``tokens`` only."""
+        weight_VD, bias_V = self.decoder
+        if tokens is not None:
+            weight_VD, bias_V = weight_VD[tokens], bias_V[tokens]
+        rows_D = span.hidden_BLD.flatten(0, 1)
+        step = max(1, _CHUNK // len(weight_VD))
+        parts = [
+            nn.functional.linear(part, weight_VD.float(), bias_V.float()).logsumexp(-1)
+            for part in rows_D.split(step)
+        ]
+        return torch.cat(parts).view(span.hidden_BLD.shape[:2])
+
+    def save(self, folder: Path) -> None:
+        """Write weights (safetensors) and config as an ordinary Hugging Face folder."""
+        self.mlm.save_pretrained(folder)
+
+
+def load_model(path: str | Path, seed: int = 0) -> SpanModel:
+    """A pretrained masked LM by hub name or folder.
+
+    Weights that the checkpoint lacks in the MLM head (sentence encoders come without one) start near the
+    identity, seeded; weights missing elsewhere are refused.
+
+    Raises:
+        ModelError: when it cannot be loaded or is no masked LM.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    torch.manual_seed(seed)
+    try:
+        mlm, info = AutoModelForMaskedLM.from_pretrained(
+            str(path), output_loading_info=True, dtype=torch.float32
+        )
+    except Exception as error:  # whatever a broken folder makes the libraries raise
+        reason = str(error).split("\n", 1)[0][:200]
+        raise ModelError(f"no masked language model can be loaded from '{path}': {reason}") from None
+    missing = set(info["missing_keys"])
+    encoder = [k for k in missing if k.startswith(f"{mlm.base_model_prefix}.")]
+    if encoder:
+        raise ModelError(f"'{path}' lacks weights of the encoder itself, such as {encoder[0]}")
+    start_head(mlm, missing)
+    return SpanModel(mlm)
+
+
+def start_head(mlm: Any, missing: set[str]) -> None:
+    """Start new head weights near the identity: eye plus small noise, ones for norms, zero biases."""
+    with torch.no_grad():
+        for name, parameter in mlm.named_parameters():
+            if name not in missing:
+                continue
+            if parameter.ndim == 2 and parameter.shape[0] == parameter.shape[1]:
+                parameter.copy_(torch.eye(len(parameter)) + 0.002 * torch.randn_like(parameter))
+            elif parameter.ndim == 2:
+                parameter.normal_(0, 0.02)
+            else:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def create_model(
+    vocabulary: int, pad_id: int, shape: ScratchSettings, max_length: int, seed: int
+) -> SpanModel:
+    """A small random BERT for training from scratch."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(seed)
+    if shape.hidden_size % shape.heads:
+        raise ModelError(
+            f"scratch.hidden_size {shape.hidden_size} is not a multiple of scratch.heads {shape.heads}"
+        )
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.hidden_size,
+        hidden_dropout_prob=shape.dropout,
+        attention_probs_dropout_prob=shape.dropout,
+        max_position_embeddings=max(max_length, 64),
+        pad_token_id=pad_id,
+        type_vocab_size=1,
+        initializer_range=shape.hidden_size**-0.5,  # unit-length embeddings: small models start faster
+    )
+    return SpanModel(BertForMaskedLM(config))

@@ -1,0 +1,245 @@
+"""Top-k tables for people: names, scores, known or new, explanations; and names to entities.
+
+Follows PyKEEN's prediction tables: columns ``tail_id``, ``score``, ``tail_label`` (or ``head_...``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kgmlm.kg import FilterIndex, KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.runs import open_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.ranker import Ranker
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One candidate of one query; ``known`` when some split has the triple."""
+
+    rank: int
+    id: int
+    label: str
+    name: str
+    score: float
+    known: bool
+    tokens: tuple[dict[str, Any], ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm rank --json`` prints."""
+        row: dict[str, Any] = {
+            "rank": self.rank,
+            "entity": self.label,
+            "name": self.name,
+            "score": self.score,
+            "known": self.known,
+        }
+        return row if self.tokens is None else row | {"tokens": list(self.tokens)}
+
+
+class Resolver:
+    """Labels and names, as people type them, to ids of a graph."""
+
+    def __init__(self, graph: KnowledgeGraph) -> None:
+        self.graph = graph
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        columns = zip(*(self.graph.entities.column(c) for c in ("name", "surface")), strict=True)
+        for i, (name, surface) in enumerate(columns):
+            for text in dict.fromkeys((name.casefold(), surface.casefold())):
+                found[text].append(i)
+        return found
+
+    def entity(self, text: str) -> int:
+        """Id of an entity by label, else by surface or name, whatever the case.
+
+        Raises:
+            QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
+                the nearest).
+        """
+        entities = self.graph.entities
+        if text in entities.index:
+            return entities.index[text]
+        found = self._by_name.get(text.casefold(), [])
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = "; ".join(
+                f"{e.label} ({e.surface}{': ' + e.description[:50] if e.description else ''})"
+                for e in map(entities.__getitem__, found[:10])
+            )
+            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
+            raise QueryError(f"'{text}' names {len(found)} entities; give a label: {listed}{more}")
+        raise QueryError(f"no entity has the label or name '{text}'{self._nearest(text, self._by_name)}")
+
+    def relation(self, text: str) -> int:
+        """Id of a relation by label or name.
+
+        Raises:
+            QueryError: when it is unknown or ambiguous.
+        """
+        relations = self.graph.relations
+        if text in relations.index:
+            return relations.index[text]
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for i, relation in enumerate(relations):
+            by_name[relation.name.casefold()].append(i)
+        found = by_name.get(text.casefold(), [])
+        if len(found) == 1:
+            return found[0]
+        if found:
+            labels = "; ".join(relations[i].label for i in found)
+            raise QueryError(f"'{text}' names {len(found)} relations; give a label: {labels}")
+        raise QueryError(
+            f"no relation has the label or name '{text}'"
+            + self._nearest(text, [*by_name, *(r.label for r in relations)])
+        )
+
+    @staticmethod
+    def _nearest(text: str, among: Any) -> str:
+        near = difflib.get_close_matches(text.casefold(), list(among), n=3, cutoff=0.5)
+        return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+    def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:
+        """A query from a relation and exactly one of head and tail.
+
+        Raises:
+            QueryError: when neither or both are given, or one cannot be resolved.
+        """
+        if (head is None) == (tail is None):
+            raise QueryError("give either a head (to rank tails) or a tail (to rank heads)")
+        known = head if head is not None else tail
+        assert known is not None
+        return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
+
+
+class Predictor:
+    """Ranks candidates for queries given as labels or names.
+
+    Example:
+        >>> predictor = open_predictor("runs/demo")  # doctest: +SKIP
+        >>> predictor.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
+    """
+
+    def __init__(self, graph: KnowledgeGraph, ranker: Ranker) -> None:
+        self.graph = graph
+        self.ranker = ranker
+        self.resolver = Resolver(graph)
+
+    @cached_property
+    def _known(self) -> FilterIndex:
+        return self.graph.filter_index
+
+    def predict(
+        self,
+        queries: Sequence[Query],
+        k: int = 10,
+        *,
+        novel: bool = False,
+        explain: bool = False,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[int, list[Prediction]]]:
+        """The k best candidates of each query, as (position in ``queries``, predictions), batch by batch.
+
+        Equal scores keep the order of the labels and share no rank here; ties matter in evaluation.
+
+        Args:
+            novel: leave out triples that the graph has in any split.
+            explain: add each token's log-likelihood.
+        """
+        table = Queries.of(queries)
+        entities = self.graph.entities
+        for rows, scores_BN in self.ranker.rank(table, batch_size=batch_size, advance=advance):
+            known_rows, known_ids = self._known.lookup(table[rows])
+            scores_BN = scores_BN.cpu()
+            ranked = scores_BN.clone()
+            if novel:
+                ranked[known_rows, known_ids] = float("-inf")
+            known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
+            top_BK = torch.argsort(ranked, dim=1, descending=True, stable=True)[:, : max(k, 0)].tolist()
+            for b, row in enumerate(rows.tolist()):
+                chosen = [i for i in top_BK[b] if not (novel and (b, i) in known)]
+                tokens = self._tokens(queries[row], chosen) if explain and chosen else [None] * len(chosen)
+                yield row, [
+                    Prediction(
+                        rank, i, entities[i].label, entities[i].surface, float(scores_BN[b, i]),
+                        (b, i) in known, token_list,
+                    )
+                    for rank, (i, token_list) in enumerate(zip(chosen, tokens, strict=True), 1)
+                ]  # fmt: skip
+
+    def _tokens(self, query: Query, chosen: list[int]) -> list[tuple[dict[str, Any], ...] | None]:
+        ids = np.array(chosen, np.int64)
+        values = self.ranker.explain(Queries.of([query]), ids)[0]
+        explained: list[tuple[dict[str, Any], ...] | None] = []
+        for i, log_likelihoods in zip(chosen, values, strict=True):
+            token_ids = self.ranker.candidates.tokens(i).tolist()
+            pieces = self.ranker.tokenizer.tokens(token_ids)
+            explained.append(
+                tuple(
+                    {"token": piece, "id": token, "position": position, "log_likelihood": value}
+                    for position, (piece, token, value) in enumerate(
+                        zip(pieces, token_ids, log_likelihoods, strict=True)
+                    )
+                )
+            )
+        return explained
+
+    def rank(
+        self,
+        head: str | None = None,
+        relation: str = "",
+        tail: str | None = None,
+        k: int = 10,
+        *,
+        novel: bool = False,
+    ) -> pd.DataFrame:
+        """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
+
+        Returns:
+            A table with PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (``head_...`` for heads),
+            then the name, the rank and whether the triple is known, best first.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        import pandas as pd
+
+        query = self.resolver.query(relation, head, tail)
+        ((_, predictions),) = self.predict([query], k, novel=novel)
+        side = query.target
+        return pd.DataFrame(
+            {
+                f"{side}_id": [p.id for p in predictions],
+                "score": [p.score for p in predictions],
+                f"{side}_label": [p.label for p in predictions],
+                f"{side}_name": [p.name for p in predictions],
+                "rank": [p.rank for p in predictions],
+                "known": [p.known for p in predictions],
+            }
+        )
+
+
+def open_predictor(run: str | Path, device: str | None = None) -> Predictor:
+    """A predictor from a run folder.
+
+    Raises:
+        RunError: when the folder is no run, or training has left no model yet.
+    """
+    opened = open_run(run)
+    return Predictor(opened.graph, opened.ranker(device))

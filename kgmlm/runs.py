@@ -1,0 +1,229 @@
+"""A run folder: write, open, verify; hands out a ready ranker.
+
+::
+
+    RUN/
+    ├── run.json          format, versions, seed, dataset and its checksums, frozen vocabulary, progress
+    ├── config.toml       the expanded settings
+    ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter
+    ├── model/            an ordinary Hugging Face folder: weights and tokenizer
+    ├── checkpoints/      the last resumable state, until training ends
+    └── metrics.jsonl     losses and validations
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kgmlm import __version__, files
+from kgmlm.config import Settings, dump_settings, load_settings
+from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
+
+if TYPE_CHECKING:
+    from kgmlm.modeling import SpanModel
+    from kgmlm.ranker import Ranker, Vocabulary
+    from kgmlm.tokenization import SpanTokenizer
+
+FORMAT = 1
+
+
+def versions() -> dict[str, str]:
+    """Versions of what numbers depend on."""
+    found = {"kgmlm": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "tokenizers", "accelerate", "numpy", "pykeen"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
+    """Texts and triples as Parquet, ids kept."""
+    folder.mkdir(parents=True)
+    pq.write_table(graph.entities.table, folder / "entities.parquet")
+    rows = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
+    pq.write_table(pa.table(rows), folder / "relations.parquet")
+    columns = {c: graph.all_triples[:, i] for i, c in enumerate(("head", "relation", "tail"))}
+    names = np.repeat(list(graph.splits), [len(t) for t in graph.splits.values()])
+    pq.write_table(pa.table({**columns, "split": names.tolist()}), folder / "triples.parquet")
+
+
+def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
+    """The graph that :func:`write_graph` wrote."""
+    entities = pq.read_table(folder / "entities.parquet")
+    relations = pq.read_table(folder / "relations.parquet")
+    triples = pq.read_table(folder / "triples.parquet")
+    split = np.array(triples.column("split").to_pylist())
+    hrt = np.stack([triples.column(c).to_numpy() for c in ("head", "relation", "tail")], axis=1)
+    splits: dict[str, IntArray] = {str(s): hrt[split == s] for s in dict.fromkeys(split.tolist())}
+    columns = [entities.column(c).to_pylist() for c in TEXT_COLUMNS]
+    return KnowledgeGraph(
+        name,
+        EntityTable(*columns),
+        RelationTable(relations.column("label").to_pylist(), relations.column("name").to_pylist()),
+        splits,
+        sources,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An opened run folder. ``record`` is what ``run.json`` says."""
+
+    path: Path
+    graph: KnowledgeGraph
+    settings: Settings
+    record: Mapping[str, Any]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Span length and softmax tokens, frozen when the run began."""
+        from kgmlm.ranker import Vocabulary
+
+        tokens = self.record["softmax_tokens"]
+        return Vocabulary(
+            int(self.record["span_length"]), None if tokens is None else np.array(tokens, np.int64)
+        )
+
+    @property
+    def model_folder(self) -> Path:
+        """The best model so far."""
+        return self.path / "model"
+
+    def update(self, **values: Any) -> Run:
+        """Write values into ``run.json`` and return the run that has them."""
+        record = {**self.record, **values}
+        files.write_json(self.path / "run.json", record)
+        return replace(self, record=record)
+
+    def save_model(self, model: SpanModel, tokenizer: SpanTokenizer) -> None:
+        """Replace ``model/`` at once: the old one stays until the new one is whole."""
+        with files.atomic_folder(self.model_folder) as folder:
+            save_weights(model, folder)
+            tokenizer.tokenizer.save_pretrained(folder)
+
+    def ranker(self, device: str | None = None) -> Ranker:
+        """A ready ranker with the run's best model.
+
+        Args:
+            device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+
+        Raises:
+            RunError: when training has left no model yet.
+        """
+        if not (self.model_folder / "config.json").is_file():
+            raise RunError(
+                f"{self.path} has no trained model yet; `kgmlm train --output {self.path} --resume` goes on"
+            )
+        import torch
+
+        from kgmlm.modeling import load_model
+        from kgmlm.ranker import Ranker
+        from kgmlm.tokenization import load_tokenizer
+
+        model = load_model(self.model_folder)
+        try:
+            model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+        except (RuntimeError, AssertionError) as error:
+            raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
+        return Ranker(
+            self.graph.context,
+            load_tokenizer(self.model_folder),
+            model,
+            self.settings.text,
+            self.settings.scoring,
+            self.vocabulary,
+        )
+
+
+def save_weights(model: SpanModel, folder: Path) -> None:
+    """Save a model; a full disk is an ``OSError`` whichever library met it."""
+    from safetensors import SafetensorError
+
+    try:
+        model.save(folder)
+    except SafetensorError as error:
+        raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
+
+
+def check_output(path: Path, overwrite: bool) -> None:
+    """Refuse to write over what is not a run, or over a run unless asked to.
+
+    Raises:
+        RunError: saying which option to use.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "run.json").is_file():
+        raise RunError(f"{path} exists and is not a run; choose another --output")
+    if not overwrite:
+        raise RunError(f"{path} is a run already; use --resume to go on, --overwrite to start again")
+
+
+def create_run(
+    path: Path,
+    graph: KnowledgeGraph,
+    settings: Settings,
+    model_name: str,
+    vocabulary: Vocabulary,
+    *,
+    overwrite: bool = False,
+) -> Run:
+    """Lay a run folder: graph, settings, record; no model yet. Whole or not at all."""
+    check_output(path, overwrite)
+    tokens = vocabulary.softmax_tokens
+    record = {
+        "format": FORMAT,
+        "dataset": graph.name,
+        "sources": dict(graph.sources),
+        "model": model_name,
+        "seed": settings.training.seed,
+        "span_length": vocabulary.span_length,
+        "softmax_tokens": None if tokens is None else tokens.tolist(),
+        "versions": versions(),
+        "status": "started",
+        "step": 0,
+        "minutes": 0.0,
+    }
+    with files.atomic_folder(path) as folder:
+        write_graph(graph, folder / "graph")
+        (folder / "config.toml").write_text(dump_settings(settings), "utf-8")
+        files.write_json(folder / "run.json", record)
+    return Run(path, graph, settings, record)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open and verify a run folder; it may have been moved here from another machine.
+
+    Raises:
+        RunError: when it is no run, is damaged, or is of a newer format.
+    """
+    path = Path(path)
+    if not (path / "run.json").is_file():
+        what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
+        raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
+    try:
+        record = json.loads((path / "run.json").read_text("utf-8"))
+        if record["format"] > FORMAT:
+            raise RunError(f"{path} was written by a newer kgmlm ({record['versions']['kgmlm']}); upgrade")
+        graph = read_graph(path / "graph", record["dataset"], record["sources"])
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, DataError) as error:
+        raise RunError(f"{path} is damaged: {str(error).splitlines()[0][:200]}") from None
+    return Run(path, graph, load_settings(path / "config.toml"), record)
+
+
+def discard_checkpoints(path: Path) -> None:
+    """Remove resumable states."""
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)

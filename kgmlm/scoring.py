@@ -1,0 +1,127 @@
+"""Mean token log-likelihood of every candidate from one forward pass; the objectives on the same scores.
+
+``score(e) = 1/k * sum_i log p_i(token_i(e))`` (Clouatre et al., 2021, MLMLM). Entities share tokens, so
+log-probabilities are made once a distinct (position, token) pair and then averaged over bags of pairs.
+
+Shapes: B queries, N candidates, L span, D decoder width, P distinct (position, token) pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import nn
+
+from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.tokenization import Candidates
+
+Normalization = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """Candidates as bags of rows of a table of distinct (position, token) pairs, sorted by position.
+
+    Attributes:
+        tokens_P: token of each pair.
+        starts: pairs of position i are ``starts[i]:starts[i + 1]``.
+        pairs: pair of each token of each candidate, flat.
+        offsets: candidate n owns ``pairs[offsets[n]:offsets[n + 1]]``.
+    """
+
+    tokens_P: torch.Tensor
+    starts: tuple[int, ...]
+    pairs: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def of(cls, candidates: Candidates, device: torch.device | None = None) -> PairTable:
+        """Find the distinct pairs of a candidate table."""
+        token_ids = torch.from_numpy(candidates.token_ids)
+        offsets = torch.from_numpy(candidates.offsets)
+        position = torch.arange(len(token_ids)) - offsets[:-1].repeat_interleave(offsets.diff())
+        base = int(token_ids.max()) + 1 if len(token_ids) else 1
+        distinct, pairs = (position * base + token_ids).unique(return_inverse=True)
+        span = int(position.max()) + 1 if len(position) else 0
+        starts = torch.searchsorted(distinct, torch.arange(span + 1) * base)
+        return cls((distinct % base).to(device), tuple(starts.tolist()), pairs.to(device), offsets.to(device))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def pair_log_probs(
+    model: SpanModel, span: SpanOutput, log_normalizer_BL: torch.Tensor, table: PairTable
+) -> torch.Tensor:
+    """``log p_i(t)`` of every pair as contiguous rows: ``(P, B)``, float32."""
+    weight_VD, bias_V = model.decoder
+    rows = []
+    for i in range(len(table.starts) - 1):
+        tokens = table.tokens_P[table.starts[i] : table.starts[i + 1]]
+        logits = weight_VD[tokens].float() @ span.hidden_BLD[:, i].T + bias_V[tokens, None].float()
+        rows.append(logits - log_normalizer_BL[:, i])
+    return torch.cat(rows) if rows else span.hidden_BLD.new_zeros(0, len(span.hidden_BLD))
+
+
+def score_candidates(
+    model: SpanModel,
+    span: SpanOutput,
+    log_normalizer_BL: torch.Tensor,
+    table: PairTable,
+    normalization: Normalization = "mean",
+) -> torch.Tensor:
+    """Scores ``(B, N)`` of all candidates, differentiable, finite float32.
+
+    Args:
+        normalization: "mean" over a name's tokens, or their "sum".
+    """
+    log_probs_PB = pair_log_probs(model, span, log_normalizer_BL, table)
+    scores_NB = nn.functional.embedding_bag(
+        table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
+    )
+    return scores_NB.T
+
+
+def token_log_probs(
+    model: SpanModel, span: SpanOutput, log_normalizer_BL: torch.Tensor, candidates: Candidates
+) -> list[list[list[float]]]:
+    """For B queries and few candidates, the log-likelihood of each token: ``[b][n][i]``, for explanations."""
+    table = PairTable.of(candidates, span.hidden_BLD.device)
+    values_PB = pair_log_probs(model, span, log_normalizer_BL, table)[table.pairs].T.tolist()
+    bounds = candidates.offsets.tolist()
+    return [[row[a:b] for a, b in pairwise(bounds)] for row in values_PB]
+
+
+def entity_loss(
+    scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tensor], temperature: float
+) -> torch.Tensor:
+    """Cross-entropy of a softmax over entities, all true answers of a query as equal targets.
+
+    Args:
+        scores_BN: scores of the *training* entities; no other entity may be a negative.
+        answers: (row, column) of every true answer; each row has one at least.
+        temperature: scores are divided by it.
+    """
+    rows, columns = answers
+    log_probs_BN = (scores_BN / temperature).log_softmax(1)
+    counts_B = torch.bincount(rows, minlength=len(scores_BN))
+    return -(log_probs_BN[rows, columns] / counts_B[rows]).sum() / len(scores_BN)
+
+
+def token_loss(scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The paper's objective: cross-entropy of the gold tokens.
+
+    Averaged over the tokens of a name, then the answers of a query, then the queries.
+
+    Args:
+        scores_BN: *mean* log-likelihoods of the candidates that the answers point into.
+    """
+    rows, columns = answers
+    counts_B = torch.bincount(rows, minlength=len(scores_BN))
+    return -(scores_BN[rows, columns] / counts_B[rows]).sum() / len(scores_BN)
+
+
+OBJECTIVES = ("entity", "token")

@@ -1,0 +1,334 @@
+"""Segments to masked batches, entities to candidate tokens.
+
+The only place that knows a tokenizer. The span is known by construction, never searched for.
+
+Shapes: B queries, T tokens, L span, N candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kgmlm.kg import BoolArray, IntArray, ModelError
+from kgmlm.linearization import Linearization, Segment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANCHOR = "|"
+_CACHE_SIZE = 500_000
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One query as ids: ``span_length`` masks from ``span_start`` on; ``cut`` tokens did not fit."""
+
+    input_ids: list[int]
+    span_start: int
+    span_length: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """B padded queries, each with a hole of ``span_length`` masks at ``span_start_B``."""
+
+    input_ids_BT: torch.Tensor
+    attention_mask_BT: torch.Tensor
+    span_start_B: torch.Tensor
+    span_length: int
+
+    def to(self, device: torch.device) -> MaskedBatch:
+        """The same batch on a device."""
+        return MaskedBatch(
+            self.input_ids_BT.to(device),
+            self.attention_mask_BT.to(device),
+            self.span_start_B.to(device),
+            self.span_length,
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The tokens of N names, one bag a name: those of i are ``token_ids[offsets[i]:offsets[i + 1]]``.
+
+    ``truncated_N`` marks names that did not fit the span and were cut to it.
+    """
+
+    token_ids: IntArray
+    offsets: IntArray
+    truncated_N: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths_N(self) -> IntArray:
+        """Tokens a name."""
+        return np.diff(self.offsets)
+
+    def tokens(self, i: int) -> IntArray:
+        """The tokens of one name."""
+        return self.token_ids[self.offsets[i] : self.offsets[i + 1]]
+
+    def take(self, rows: IntArray) -> Candidates:
+        """Some of the names, in the order asked for."""
+        lengths = self.lengths_N[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        token_ids = self.token_ids[np.repeat(self.offsets[rows], lengths) + within]
+        return Candidates(token_ids, offsets, self.truncated_N[rows])
+
+
+class SpanTokenizer:
+    """A Hugging Face tokenizer, used so that a span's tokens are right in every family.
+
+    A name is tokenized behind an anchor and a blank, as it stands in the text, and the anchor's tokens are
+    taken off: byte-level BPE then yields the blank-carrying first token, WordPiece and SentencePiece
+    theirs, with no case analysis.
+
+    Raises:
+        ModelError: for a tokenizer without a mask, a padding or an end token, or a slow one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        if not tokenizer.is_fast:
+            raise ModelError("kgmlm needs a fast tokenizer (a tokenizer.json); this one is slow")
+        self.mask_id = self._special("mask_token_id")
+        self.pad_id = self._special("pad_token_id")
+        wrapped = self._encode(["a"], special=True)[0]
+        bare = self._encode(["a"])[0]
+        at = next((i for i in range(len(wrapped)) if wrapped[i : i + len(bare)] == bare), 0)
+        self.prefix, self.suffix = wrapped[:at], wrapped[at + len(bare) :]
+        end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+        self._end_id: int | None = int(end) if end is not None else None
+        self._anchor = self._encode([ANCHOR])[0]
+        self._cache: dict[tuple[str, bool], list[int]] = {}
+
+    @cached_property
+    def _specials(self) -> dict[str, int]:
+        ids = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
+        return {text: i for text, i in ids.items() if i != self.tokenizer.unk_token_id}
+
+    def _special(self, name: str) -> int:
+        value = getattr(self.tokenizer, name)
+        if value is None:
+            raise ModelError(f"the tokenizer has no {name.removesuffix('_id').replace('_', ' ')}")
+        return int(value)
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-name token: the tokenizer's separator.
+
+        Raises:
+            ModelError: when the tokenizer has neither a separator nor an end token.
+        """
+        if self._end_id is None:
+            raise ModelError("the tokenizer has no separator token to end a name with")
+        return self._end_id
+
+    def _encode(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        ids: list[list[int]] = self.tokenizer(
+            list(texts),
+            add_special_tokens=special,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            split_special_tokens=True,  # a "[MASK]" inside a name or a description is text, not a mask
+            verbose=False,
+        )["input_ids"]
+        if not special:
+            # Unigram vocabularies hold special tokens as ordinary pieces too.
+            unknown = self.tokenizer.unk_token_id
+            for i, text in enumerate(texts):
+                if any(s in text for s in self._specials):
+                    ids[i] = [unknown if t in self._specials.values() else t for t in ids[i]]
+                    ids[i] = [t for t in ids[i] if t is not None]
+        return ids
+
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts as they stand behind a blank; special tokens' names in a text stay text."""
+        n = len(self._anchor)
+        rows = self._encode([f"{ANCHOR} {text}" for text in texts])
+        bad = [i for i, row in enumerate(rows) if row[:n] != self._anchor]
+        if bad:  # a first character that fuses with the anchor (a combining mark)
+            for i, row in zip(bad, self._encode([f" {texts[i]}" for i in bad]), strict=True):
+                rows[i] = self._anchor + row
+        return [row[n:] for row in rows]
+
+    def _segments(self, keys: set[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
+        """Token ids by (text, is the first of its query), through a cache."""
+        if len(self._cache) > _CACHE_SIZE:
+            self._cache.clear()
+        new = [k for k in keys if k not in self._cache]
+        for first in (True, False):
+            texts = [text for text, is_first in new if is_first == first]
+            if texts:
+                rows = self._encode(texts) if first else self.encode_words(texts)
+                self._cache.update(zip(((t, first) for t in texts), rows, strict=True))
+        return self._cache
+
+    def encode_queries(
+        self, linearizations: Sequence[Linearization], span_length: int, max_length: int
+    ) -> list[Encoded]:
+        """Encode queries, cut to ``max_length`` tokens; what a template marks as never cut is never cut.
+
+        Raises:
+            ModelError: when the uncuttable part alone is longer than ``max_length``.
+        """
+        plans = []
+        keys: set[tuple[str, bool]] = set()
+        for linearization in linearizations:
+            plan: list[tuple[Segment, bool]] = []
+            for part in (linearization.before, linearization.after):
+                for segment in part:
+                    if segment.text:
+                        plan.append((segment, not plan))
+            keys.update((s.text, first) for s, first in plan)
+            plans.append(plan)
+        ids = self._segments(keys)
+        encoded = []
+        for linearization, plan in zip(linearizations, plans, strict=True):
+            whole = [ids[s.text, first] for s, first in plan]
+            split = sum(bool(s.text) for s in linearization.before)
+            room = max_length - span_length - len(self.prefix) - len(self.suffix)
+            pieces = _cut(whole, [s.cut for s, _ in plan], room)
+            cut = sum(map(len, whole)) - sum(map(len, pieces))
+            if sum(map(len, pieces)) > room:
+                raise ModelError(
+                    f"the query '{linearization.text()[:80]}…' does not fit max_length = {max_length}: its "
+                    f"relation and a span of {span_length} alone are longer; raise text.max_length"
+                )
+            before = self.prefix + [t for piece in pieces[:split] for t in piece]
+            after = [t for piece in pieces[split:] for t in piece] + self.suffix
+            ids_T = before + [self.mask_id] * span_length + after
+            encoded.append(Encoded(ids_T, len(before), span_length, cut))
+        return encoded
+
+    def render(self, linearization: Linearization, encoded: Encoded) -> str:
+        """The text that the model sees: the linearization's own, or what its tokens say where it was cut."""
+        hole = " ".join([str(self.tokenizer.mask_token)] * encoded.span_length)
+        if not encoded.cut:
+            return linearization.text(hole)
+        end = encoded.span_start + encoded.span_length
+        before = encoded.input_ids[len(self.prefix) : encoded.span_start]
+        after = encoded.input_ids[end : len(encoded.input_ids) - len(self.suffix)]
+        decode = self.tokenizer.decode
+        return " ".join(str(x).strip() for x in (decode(before), hole, decode(after)) if x)
+
+    def collate(self, encoded: Sequence[Encoded]) -> MaskedBatch:
+        """Pad B queries to the longest."""
+        longest = max(len(e.input_ids) for e in encoded)
+        input_ids = torch.full((len(encoded), longest), self.pad_id)
+        attention = torch.zeros_like(input_ids)
+        for i, e in enumerate(encoded):
+            input_ids[i, : len(e.input_ids)] = torch.tensor(e.input_ids)
+            attention[i, : len(e.input_ids)] = 1
+        starts = torch.tensor([e.span_start for e in encoded])
+        return MaskedBatch(input_ids, attention, starts, encoded[0].span_length)
+
+    def candidates(
+        self, surfaces: Sequence[str], span_length: int | None, end_of_name: bool, chunk: int = 65536
+    ) -> Candidates:
+        """Tokenize names into bags of at most ``span_length`` tokens (None: as long as they are).
+
+        A name without any token (an empty or unprintable one) is the unknown token.
+        """
+        end = [self.end_id] if end_of_name else []
+        unknown = self.tokenizer.unk_token_id
+        limit = span_length if span_length is not None else int(1e9)
+        parts: list[IntArray] = []
+        lengths = np.zeros(len(surfaces), np.int64)
+        truncated = np.zeros(len(surfaces), np.bool_)
+        for start in range(0, len(surfaces), chunk):
+            flat: list[int] = []
+            for i, row in enumerate(self.encode_words(surfaces[start : start + chunk]), start):
+                row = (row or [int(unknown if unknown is not None else self.mask_id)]) + end
+                truncated[i] = len(row) > limit
+                row = row[:limit]
+                lengths[i] = len(row)
+                flat += row
+            parts.append(np.array(flat, np.int64))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return Candidates(np.concatenate(parts) if parts else np.zeros(0, np.int64), offsets, truncated)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Ids as the tokenizer's own pieces."""
+        return [str(piece) for piece in self.tokenizer.convert_ids_to_tokens(list(ids))]
+
+
+def _cut(pieces: list[list[int]], cuts: list[int], room: int) -> list[list[int]]:
+    """Take tokens off the ends of cuttable pieces, highest ``cut`` first, until they fit or none is left."""
+    over = sum(map(len, pieces)) - room
+    pieces = list(pieces)
+    for priority in sorted({c for c in cuts if c}, reverse=True):
+        for i in reversed([i for i, c in enumerate(cuts) if c == priority]):
+            if over <= 0:
+                return pieces
+            drop = min(over, len(pieces[i]))
+            pieces[i] = pieces[i][: len(pieces[i]) - drop]
+            over -= drop
+    return pieces
+
+
+def auto_span_length(lengths: IntArray, share: float = 0.995) -> int:
+    """The shortest span that holds this share of the names."""
+    return int(np.quantile(lengths, share, method="inverted_cdf"))
+
+
+def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> Any:
+    """A cased byte-level BPE tokenizer trained on texts, with at most so many tokens.
+
+    Byte-level, so that no unseen name is unknown; and BPE, whose training is the same on every machine
+    (WordPiece numbers its continuation pieces in an order that changes from process to process).
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=max(vocabulary, len(special) + len(alphabet)),
+            special_tokens=special,
+            initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", core.token_to_id("[CLS]")), ("[SEP]", core.token_to_id("[SEP]"))],
+    )
+    names = dict(
+        zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, **names)
+
+
+def load_tokenizer(path: str | Path) -> SpanTokenizer:
+    """The tokenizer of a model folder or hub name.
+
+    Raises:
+        ModelError: when there is none, or it cannot be used.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return SpanTokenizer(AutoTokenizer.from_pretrained(str(path)))
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a broken folder makes the libraries raise
+        reason = str(error).split("\n", 1)[0][:200]
+        raise ModelError(f"no tokenizer can be loaded from '{path}': {reason}") from None

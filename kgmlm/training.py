@@ -1,0 +1,487 @@
+"""The training loop: schedule, checkpoints, exact resume, early stopping.
+
+Validation comes in as a callback; this room knows nothing of evaluation.
+
+The stream of micro-batches is a function of the seed and of the position in it, so a checkpoint is a step
+number, weights, optimizer moments and random states, and a resumed run has the losses of an unbroken one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from kgmlm import files
+from kgmlm.config import Settings, TextSettings, TrainingSettings
+from kgmlm.kg import ConfigError, GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.linearization import get_template
+from kgmlm.modeling import SpanModel, create_model, load_model
+from kgmlm.ranker import Ranker, Vocabulary
+from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, save_weights
+from kgmlm.scoring import entity_loss, score_candidates, token_loss
+from kgmlm.tokenization import MaskedBatch, SpanTokenizer, load_tokenizer, train_tokenizer
+
+BUCKET = 50  # batches that are sorted by length together
+Status = Literal["finished", "stopped early", "max steps", "interrupted"]
+
+
+class Reporter(Protocol):
+    """Who watches: a progress bar, or nobody."""
+
+    def start(self, total: int, done: int) -> None:
+        """Training begins at step ``done`` of ``total``."""
+
+    def step(self, step: int, loss: float) -> None:
+        """An optimizer step is done."""
+
+    def validated(self, mrr: float, best: float) -> None:
+        """A validation is done."""
+
+
+class Silent:
+    """A reporter that says nothing."""
+
+    def start(self, total: int, done: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int, loss: float) -> None:
+        """Nothing."""
+
+    def validated(self, mrr: float, best: float) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended. ``signal`` is the number of the signal that interrupted it, if one did."""
+
+    status: Status
+    step: int
+    minutes: float
+    best_mrr: float | None
+    signal: int | None = None
+
+
+def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
+    """What a scratch tokenizer reads: training entities and relations only, and the template's words."""
+    surfaces, descriptions = (graph.entities.column(c) for c in ("surface", "description"))
+    for entity in np.flatnonzero(graph.seen_N):
+        yield surfaces[entity]
+        if text.descriptions and descriptions[entity]:
+            yield descriptions[entity]
+    template = get_template(text.template)
+    _, first = np.unique(graph.splits["train"][:, 1], return_index=True)
+    for query in graph.queries("train")[0][np.concatenate([first, first + len(graph.splits["train"])])]:
+        yield template(graph.context, query, text.descriptions).text("")
+
+
+def start_run(
+    path: Path, graph: KnowledgeGraph, model_name: str, settings: Settings, *, overwrite: bool = False
+) -> tuple[Run, Ranker]:
+    """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
+
+    Args:
+        model_name: "scratch", a Hugging Face name, or a folder.
+
+    Raises:
+        ModelError: when the model cannot be used.
+        RunError: when the folder is in the way.
+    """
+    check_output(path, overwrite)
+    seed = settings.training.seed
+    if model_name == "scratch":
+        texts = scratch_texts(graph, settings.text)
+        tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
+        model = create_model(
+            len(tokenizer.tokenizer), tokenizer.pad_id, settings.scratch, settings.text.max_length, seed
+        )
+    else:
+        model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
+        # Absolute, so that the run can be resumed from another working folder.
+        model_name = str(Path(model_name).resolve()) if Path(model_name).exists() else model_name
+    surfaces = graph.entities.column("surface")
+    vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
+    ranker = Ranker(graph.context, tokenizer, model, settings.text, settings.scoring, vocabulary)
+    run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite)
+    # Kept until the first validation, so that a run interrupted early can go on.
+    run.save_model(model, tokenizer)
+    return run, ranker
+
+
+def peak_learning_rate(run: Run) -> float:
+    """The run's peak learning rate; "auto" is higher for models from scratch."""
+    rate = run.settings.training.learning_rate
+    if rate == "auto":
+        return 2e-3 if run.record["model"] == "scratch" else 3e-4
+    return rate
+
+
+class BatchStream:
+    """Micro-batches of the distinct training queries, bucketed by length, by epoch and position.
+
+    Args:
+        share: (rank, world size) of this process; every process gets equally many batches.
+    """
+
+    def __init__(
+        self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, share: tuple[int, int]
+    ):
+        self.ranker = ranker
+        self.settings = settings
+        self.share = share
+        self.queries: Queries
+        self.answers: GroupedAnswers
+        self.queries, self.answers = graph.unique_queries("train")
+        batches = math.ceil(len(self.queries) / settings.batch_size)
+        self.per_epoch = max(1, batches // share[1])
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
+        rng = np.random.default_rng([self.settings.seed, epoch])
+        order = rng.permutation(len(self.queries))
+        size = self.settings.batch_size
+        rank, world = self.share
+        number = -1
+        for start in range(0, len(order), BUCKET * size):
+            rows = order[start : start + BUCKET * size]
+            count = math.ceil(len(rows) / size)
+            shuffled = rng.permutation(count)
+            mine = [i for i in range(count) if (start // size + i) % world == rank]
+            if number + len(mine) < skip:
+                number += len(mine)
+                continue
+            encoded = self.ranker.encode(self.queries[rows])
+            by_length = np.argsort([len(e.input_ids) for e in encoded], kind="stable")
+            for i in mine:
+                number += 1
+                if number >= self.per_epoch:
+                    return
+                if number < skip:
+                    continue
+                at = by_length[shuffled[i] * size : (shuffled[i] + 1) * size]
+                yield rows[at], self.ranker.tokenizer.collate([encoded[j] for j in at])
+
+    def from_position(self, position: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
+        """The stream from one micro-batch on; it ends after the last epoch."""
+        for epoch in range(position // self.per_epoch, self.settings.epochs):
+            yield from self._epoch(epoch, position - epoch * self.per_epoch if position else 0)
+            position = 0
+
+
+class Losses:
+    """The objective of a run, as a function of a batch."""
+
+    def __init__(
+        self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, stream: BatchStream
+    ):
+        self.ranker = ranker
+        self.settings = settings
+        self.answers = stream.answers
+        # Entities that training triples do not have are never negatives.
+        self.entities = np.flatnonzero(graph.seen_N)
+        self.table = ranker.table(self.entities) if settings.objective == "entity" else None
+
+    def __call__(
+        self, model: Callable[[MaskedBatch], Any], rows: IntArray, batch: MaskedBatch
+    ) -> torch.Tensor:
+        """The loss of one micro-batch, a scalar."""
+        device = self.ranker.model.device
+        span = model(batch.to(device))
+        positions, ids = self.answers.take(rows)
+        if self.table is not None:
+            columns = np.searchsorted(self.entities, ids)
+            scores_BN = self.ranker.scores(span, self.table)
+        else:
+            distinct, columns = np.unique(ids, return_inverse=True)
+            table = self.ranker.table(distinct)
+            log_normalizer = self.ranker.normalizer(span)
+            scores_BN = score_candidates(self.ranker.model, span, log_normalizer, table, "mean")
+        answers = (torch.from_numpy(positions).to(device), torch.from_numpy(columns).to(device))
+        if self.settings.objective == "entity":
+            return entity_loss(scores_BN, answers, self.settings.temperature)
+        return token_loss(scores_BN, answers)
+
+
+@dataclass
+class State:
+    """What a checkpoint holds beside weights, moments and random states."""
+
+    step: int = 0
+    best_mrr: float | None = None
+    bad_validations: int = 0
+    minutes: float = 0.0
+
+
+def _optimizer(model: SpanModel, settings: TrainingSettings, learning_rate: float) -> torch.optim.AdamW:
+    """Fused AdamW; no weight decay on biases and norms."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+
+
+def save_checkpoint(run: Path, model: SpanModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Write a resumable state atomically, in safetensors, then drop the older ones."""
+    from safetensors.torch import save_file
+
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"rng.cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{k}": v.contiguous() for k, v in values.items()}
+    folder = run / "checkpoints"
+    name = f"step-{state.step:08d}"
+    with files.atomic_folder(folder / name) as temporary:
+        save_weights(model, temporary / "model")
+        try:
+            save_file(tensors, temporary / "state.safetensors")
+        except Exception as error:
+            raise OSError(f"{folder}: the checkpoint cannot be written: {error}") from None
+        (temporary / "state.json").write_text(json.dumps(state.__dict__), "utf-8")
+    for old in folder.iterdir():
+        if old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """The newest complete checkpoint of a run folder."""
+    return max((run / "checkpoints").glob("step-*"), default=None)
+
+
+def load_checkpoint(folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer) -> State:
+    """Restore weights, moments and random states; returns the rest."""
+    from safetensors.torch import load_file, load_model
+
+    try:
+        state = State(**json.loads((folder / "state.json").read_text("utf-8")))
+        tensors = load_file(folder / "state.safetensors")
+        load_model(model.mlm, folder / "model" / "model.safetensors")
+    except Exception as error:
+        raise RunError(f"{folder} cannot be read: {str(error).splitlines()[0]}") from None
+    moments: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, key = name.split(".")
+            moments.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    torch.set_rng_state(tensors["rng.cpu"])
+    if torch.cuda.is_available():
+        states = [tensors[k] for k in sorted(tensors) if k.startswith("rng.cuda.")]
+        if len(states) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(states)
+    return state
+
+
+@contextmanager
+def _catch_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+class MetricsLog:
+    """``metrics.jsonl``: one object a step and one a validation; what lies behind a resumed step is cut."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        kept = []
+        if path.exists():
+            for line in path.read_text("utf-8").splitlines():
+                try:
+                    if json.loads(line)["step"] <= step:
+                        kept.append(line + "\n")
+                except (ValueError, KeyError):
+                    break  # a line that a crash cut short
+        files.write_atomic(path, "".join(kept) if step else "")
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, **values: float) -> None:
+        """Append one object."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _precision(settings: TrainingSettings) -> str:
+    if settings.precision == "auto":
+        return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    return "bf16" if settings.precision == "bf16" else "no"
+
+
+def train(
+    run: Run,
+    ranker: Ranker,
+    validate: Callable[[Ranker], Mapping[str, float]] | None = None,
+    *,
+    max_steps: int | None = None,
+    resume: bool = False,
+    tracker: str | None = None,
+    reporter: Reporter | None = None,
+) -> Outcome:
+    """Train a run's model.
+
+    The best model by validation MRR is kept in ``RUN/model`` (the last one where there is no validation).
+    SIGINT and SIGTERM save a checkpoint and return with status "interrupted".
+
+    Args:
+        validate: returns metrics with an ``mrr``; None for graphs without a validation split.
+        max_steps: stop there, the schedule still laid for all epochs, so that a resumed run goes on as
+            if it had never stopped.
+        resume: go on from the newest checkpoint, or from the start where there is none.
+        tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
+
+    Raises:
+        ConfigError: when the loss is no longer finite.
+        OSError: when the disk is full; the last checkpoint is then intact.
+    """
+    from accelerate import Accelerator
+    from transformers import get_linear_schedule_with_warmup
+
+    settings = run.settings.training
+    reporter = reporter or Silent()
+    accelerator = Accelerator(
+        mixed_precision=_precision(settings),
+        gradient_accumulation_steps=settings.accumulation,
+        log_with=tracker,
+        project_dir=run.path / "logs" if tracker else None,
+    )
+    if tracker:
+        accelerator.init_trackers("kgmlm")
+    torch.manual_seed(settings.seed)
+    model = ranker.model.to(accelerator.device)
+    optimizer = _optimizer(model, settings, peak_learning_rate(run))
+    stream = BatchStream(ranker, run.graph, settings, (accelerator.process_index, accelerator.num_processes))
+    total = max(1, settings.epochs * stream.per_epoch // settings.accumulation)
+    last = min(total, max_steps or total)
+    checkpoint = latest_checkpoint(run.path) if resume else None
+    state = load_checkpoint(checkpoint, model, optimizer) if checkpoint else State()
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"] = peak_learning_rate(
+            run
+        )  # what a schedule that starts midway asks for
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, round(settings.warmup * total), total, last_epoch=state.step - 1
+    )
+    prepared = accelerator.prepare(model)
+    wrapped_optimizer = accelerator.prepare(optimizer)
+    losses = Losses(ranker, run.graph, settings, stream)
+    log = MetricsLog(run.path / "metrics.jsonl", state.step)
+    started = time.monotonic() - 60 * state.minutes
+    saved = time.monotonic()
+    status: Status = "finished"
+
+    def minutes() -> float:
+        return (time.monotonic() - started) / 60
+
+    def save() -> None:
+        nonlocal saved, run
+        state.minutes = minutes()
+        if accelerator.is_main_process:
+            save_checkpoint(run.path, model, optimizer, state)
+        saved = time.monotonic()
+
+    def validation() -> None:
+        if validate is None:
+            return
+        metrics = validate(ranker)
+        mrr = metrics["mrr"]
+        log.write(
+            step=state.step, minutes=round(minutes(), 3), **{f"valid_{k}": v for k, v in metrics.items()}
+        )
+        accelerator.log({f"valid_{k}": v for k, v in metrics.items()}, step=state.step)
+        if state.best_mrr is None or mrr > state.best_mrr:
+            state.best_mrr, state.bad_validations = mrr, 0
+            if accelerator.is_main_process:
+                run.save_model(model, ranker.tokenizer)
+        else:
+            state.bad_validations += 1
+        reporter.validated(mrr, state.best_mrr)
+        model.train()
+
+    every = max(1, settings.eval_every * stream.per_epoch // settings.accumulation)
+    reporter.start(total, state.step)
+    with _catch_signals() as caught:
+        try:
+            model.train()
+            accumulated = 0.0
+            validated_at = -1
+            batches = stream.from_position(state.step * settings.accumulation)
+            while state.step < last:
+                rows, batch = next(batches)
+                with accelerator.accumulate(prepared):
+                    loss = losses(prepared, rows, batch)
+                    accelerator.backward(loss)
+                    accumulated += loss.item() / settings.accumulation
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), settings.clip)
+                    wrapped_optimizer.step()
+                    wrapped_optimizer.zero_grad()
+                if not accelerator.sync_gradients:
+                    continue
+                if not math.isfinite(accumulated):
+                    raise ConfigError(
+                        f"the loss is {accumulated} at step {state.step + 1}; lower training.learning_rate"
+                    )
+                state.step += 1
+                rate = schedule.get_last_lr()[0]
+                schedule.step()
+                log.write(step=state.step, loss=accumulated, learning_rate=rate)
+                accelerator.log({"loss": accumulated, "learning_rate": rate}, step=state.step)
+                reporter.step(state.step, accumulated)
+                accumulated = 0.0
+                if caught:
+                    status = "interrupted"
+                    break
+                if state.step % every == 0 and state.step < last:
+                    validation()
+                    validated_at = state.step
+                    if settings.patience and state.bad_validations >= settings.patience:
+                        status = "stopped early"
+                        break
+                if time.monotonic() - saved > 60 * settings.checkpoint_minutes:
+                    save()
+            if status == "finished" and state.step < total:
+                status = "max steps"
+            if status != "interrupted" and validated_at != state.step:
+                validation()
+            if status in ("interrupted", "max steps"):
+                save()
+            if validate is None and status != "interrupted" and accelerator.is_main_process:
+                run.save_model(model, ranker.tokenizer)
+        finally:
+            log.close()
+            accelerator.end_training()
+    if accelerator.is_main_process:
+        run.update(status=status, step=state.step, minutes=round(minutes(), 2), best_valid_mrr=state.best_mrr)
+        if status in ("finished", "stopped early"):
+            discard_checkpoints(run.path)
+    return Outcome(status, state.step, minutes(), state.best_mrr, caught[0] if caught else None)

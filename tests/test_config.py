@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kgmlm.config import Settings, dump_settings, load_protocol, load_settings
+from kgmlm.kg import ConfigError
+
+
+def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
+    settings = load_settings(None, ["training.epochs=3", "scoring.end_of_name=true", "text.template=natural"])
+    path = tmp_path / "config.toml"
+    path.write_text(dump_settings(settings))
+    assert load_settings(path) == settings
+    assert settings.training.epochs == 3
+    assert settings.scoring.end_of_name is True
+    assert settings.text.template == "natural"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoch=3", "unknown key 'training.epoch'"),
+        ("training.epochs=0", "training.epochs"),
+        ("training.objective=guess", "training.objective"),
+        ("epochs", "KEY=VALUE"),
+        ("training.epochs.x=1", "training.epochs"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings(None, [override])
+
+
+def test_an_unknown_key_in_a_file_names_file_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[scoring]\nspan = 4\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: unknown key 'scoring\.span'"):
+        load_settings(path)
+
+
+@pytest.mark.parametrize("text", ["[scoring", "\xff"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match="TOML"):
+        load_settings(path)
+
+
+def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no settings file"):
+        load_settings(tmp_path / "none.toml")
+
+
+def test_protocol_takes_overrides_but_not_none() -> None:
+    assert load_protocol(None, split="valid", max_triples=None).split == "valid"
+    assert load_protocol(None, split=None).split == "test"
+
+
+def test_settings_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().training.epochs = 4  # type: ignore[misc]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kgmlm.interop import from_pykeen, to_factory, to_pykeen_model
+from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.prediction import open_predictor
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_pykeen_dataset_becomes_the_same_graph(real: object) -> None:
+    from pykeen.datasets import UMLS
+
+    from kgmlm.datasets import labeled, load_graph
+
+    theirs, ours = from_pykeen(UMLS(), "umls"), load_graph("umls")
+    for split in ("train", "valid", "test"):
+        assert sorted(labeled(theirs, theirs.splits[split])) == sorted(labeled(ours, ours.splits[split]))
+    assert theirs.entities.column("name") == ours.entities.column("name")
+
+
+def test_a_factory_becomes_a_training_split() -> None:
+    from pykeen.triples import TriplesFactory
+
+    rows = np.array([["NA", "r", "00001740"], ['"x', "r", "NA"]])
+    factory = TriplesFactory.from_labeled_triples(rows, filter_out_candidate_inverse_relations=False)
+    graph = from_pykeen(factory, names={"NA": "sodium"})
+    assert list(graph.splits) == ["train"]
+    assert graph.entities.column("label") == ['"x', "00001740", "NA"]
+    assert graph.entities.column("name") == ['"x', "00001740", "sodium"]
+
+
+def test_a_factory_without_labels_is_refused() -> None:
+    import torch
+    from pykeen.triples import CoreTriplesFactory
+
+    with pytest.raises(DataError, match="needs text"):
+        from_pykeen(CoreTriplesFactory.create(torch.tensor([[0, 0, 1]])))
+
+
+def test_a_factory_keeps_every_triple_and_id(toy: KnowledgeGraph) -> None:
+    factory = to_factory(toy, "test")
+    assert factory.num_entities == len(toy.entities)
+    assert sorted(map(tuple, factory.mapped_triples.tolist())) == sorted(
+        map(tuple, toy.splits["test"].tolist())
+    )
+
+
+@pytest.mark.parametrize(("known", "side"), [({"head": "france"}, "tail"), ({"tail": "paris"}, "head")])
+def test_pykeens_predict_target_uses_a_run(toy_run: Path, known: dict[str, str], side: str) -> None:
+    from pykeen.predict import predict_target
+
+    predictor = open_predictor(toy_run, "cpu")
+    table = predict_target(
+        model=to_pykeen_model(predictor),
+        relation="capital",
+        triples_factory=to_factory(predictor.graph, "train"),
+        head=known.get("head"),
+        tail=known.get("tail"),
+    ).df
+    ours = predictor.rank(relation="capital", k=31, head=known.get("head"), tail=known.get("tail"))
+    columns = [f"{side}_id", "score", f"{side}_label"]
+    assert list(table.columns) == columns
+    np.testing.assert_allclose(table["score"], ours["score"], atol=1e-5)
+    assert set(table[f"{side}_label"][:3]) == set(ours[f"{side}_label"][:3])

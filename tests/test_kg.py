@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kgmlm.kg import DataError, EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, both_sides
+
+
+def test_an_entity_without_a_name_is_named_by_its_label() -> None:
+    table = EntityTable(["a", "b"], ["Anna", ""], ["first", ""])
+    assert (table[0].name, table[1].name, table[1].surface) == ("Anna", "b", "b")
+
+
+def test_labels_that_repeat_are_refused() -> None:
+    with pytest.raises(DataError, match="occurs twice"):
+        EntityTable(["a", "a"])
+
+
+def test_queries_carry_no_answer(toy: KnowledgeGraph) -> None:
+    queries, answers = toy.queries("test")
+    n = len(toy.triples("test"))
+    assert len(queries) == len(answers) == 2 * n
+    h, r, t = toy.triples("test")[0]
+    assert queries[0] == Query(int(t), int(r), "head")
+    assert queries[n] == Query(int(h), int(r), "tail")
+    assert (answers[0], answers[n]) == (h, t)
+
+
+def test_context_has_training_triples_only(toy: KnowledgeGraph) -> None:
+    assert set(vars(toy.context)) == {"entities", "relations", "train"}
+    assert toy.context.train is toy.splits["train"]
+
+
+def test_unique_queries_hold_all_and_only_the_training_answers(toy: KnowledgeGraph) -> None:
+    queries, answers = toy.unique_queries("train")
+    expected: dict[Query, set[int]] = {}
+    for query, answer in zip(*toy.queries("train"), strict=True):
+        expected.setdefault(query, set()).add(int(answer))
+    assert len(queries) == len(expected)
+    positions, ids = answers.take(np.arange(len(queries)))
+    found: dict[Query, set[int]] = {}
+    for position, answer in zip(positions, ids, strict=True):
+        found.setdefault(queries[position], set()).add(int(answer))
+    assert found == expected
+
+
+triple = st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 5))
+
+
+@given(st.lists(triple, min_size=1, max_size=40), st.lists(triple, min_size=1, max_size=10))
+def test_filter_index_finds_what_a_scan_finds(
+    known: list[tuple[int, ...]], asked: list[tuple[int, ...]]
+) -> None:
+    index = FilterIndex(np.array(known), 6)
+    queries, _ = both_sides(np.array(asked))
+    rows, ids = index.lookup(queries)
+    found = {(int(r), int(i)) for r, i in zip(rows, ids, strict=True)}
+    scan = {
+        (row, answer)
+        for row, q in enumerate(queries)
+        for h, r, t in known
+        for entity, answer in [(h, t) if q.target == "tail" else (t, h)]
+        if (r, entity) == (q.relation, q.entity)
+    }
+    assert found == scan
+    assert len(rows) == len(found)
+
+
+def test_a_filter_of_nothing_finds_nothing() -> None:
+    rows, ids = FilterIndex(np.zeros((0, 3), np.int64), 5).lookup(Queries.of([Query(1, 0, "tail")]))
+    assert len(rows) == len(ids) == 0
+
+
+def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:
+    with pytest.raises(DataError, match="kgmlm data split"):
+        toy.triples("dev")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import kgmlm
+from kgmlm.kg import KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.prediction import Predictor, Resolver, open_predictor
+
+
+@pytest.fixture(scope="module")
+def predictor(toy_run: Path) -> Predictor:
+    return open_predictor(toy_run, "cpu")
+
+
+def test_labels_win_over_names_and_case_is_forgiven(toy: KnowledgeGraph) -> None:
+    resolver = Resolver(toy)
+    assert toy.entities[resolver.entity("NA")].name == "Namibia"
+    assert toy.entities[resolver.entity("namibia")].label == "NA"
+    assert toy.entities[resolver.entity("東京")].label == "tokyo"
+    assert toy.relations[resolver.relation("has the capital")].label == "capital"
+
+
+def test_an_ambiguous_name_lists_its_candidates(toy: KnowledgeGraph) -> None:
+    with pytest.raises(QueryError, match=r"2 entities.*georgia_country.*Caucasus.*georgia_state"):
+        Resolver(toy).entity("Georgia")
+
+
+def test_an_unknown_name_suggests_the_nearest(toy: KnowledgeGraph) -> None:
+    with pytest.raises(QueryError, match="did you mean 'portugal'"):
+        Resolver(toy).entity("Portugl")
+    with pytest.raises(QueryError, match=r"no relation.*did you mean"):
+        Resolver(toy).relation("located")
+
+
+@pytest.mark.parametrize("sides", [{}, {"head": "france", "tail": "paris"}])
+def test_a_query_has_one_known_entity(toy: KnowledgeGraph, sides: dict[str, str]) -> None:
+    with pytest.raises(QueryError, match="either a head"):
+        Resolver(toy).query("capital", **sides)
+
+
+def test_three_lines_of_python_give_a_table_with_pykeens_columns(toy_run: Path) -> None:
+    predictor = kgmlm.open_predictor(toy_run)
+    table = predictor.rank(head="france", relation="capital", k=5)
+    assert list(table.columns) == ["tail_id", "score", "tail_label", "tail_name", "rank", "known"]
+    assert len(table) == 5
+    assert table["score"].is_monotonic_decreasing
+    heads = predictor.rank(tail="paris", relation="capital", k=3)
+    assert list(heads.columns)[:3] == ["head_id", "score", "head_label"]
+
+
+def test_the_ranking_is_that_of_the_scores(predictor: Predictor) -> None:
+    query = Query(
+        predictor.graph.entities.index["france"], predictor.graph.relations.index["capital"], "tail"
+    )
+    ((_, scores),) = predictor.ranker.rank(Queries.of([query]))
+    ((_, found),) = predictor.predict([query], k=99)
+    assert len(found) == len(predictor.graph.entities)
+    assert [p.id for p in found] == torch.argsort(scores[0], descending=True, stable=True).tolist()
+    assert [p.rank for p in found] == list(range(1, len(found) + 1))
+
+
+def test_known_marks_all_splits_and_novel_hides_them(predictor: Predictor) -> None:
+    graph = predictor.graph
+    query = Query(graph.entities.index["austria"], graph.relations.index["capital"], "tail")
+    ((_, found),) = predictor.predict([query], k=99)
+    assert [p.label for p in found if p.known] == ["vienna"], "a test triple is known too"
+    ((_, novel),) = predictor.predict([query], k=99, novel=True)
+    assert [p.label for p in novel] == [p.label for p in found if not p.known]
+
+
+def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
+    query = Query(
+        predictor.graph.entities.index["usa"], predictor.graph.relations.index["located_in"], "tail"
+    )
+    ((_, found),) = predictor.predict([query], k=31, explain=True)
+    for p in found:
+        assert p.tokens is not None
+        assert [t["position"] for t in p.tokens] == list(range(len(p.tokens)))
+        mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
+        assert mean == pytest.approx(p.score, abs=1e-5)
+        pieces = predictor.ranker.tokenizer.tokens([t["id"] for t in p.tokens])
+        assert pieces == [t["token"] for t in p.tokens]
+
+
+def test_many_queries_come_back_under_their_positions(predictor: Predictor) -> None:
+    graph = predictor.graph
+    queries = [Query(e, r, t) for e in range(5) for r in range(2) for t in ("head", "tail")]
+    together = dict(predictor.predict(queries, k=3, batch_size=4))
+    assert sorted(together) == list(range(len(queries)))
+    for i, query in enumerate(queries):
+        ((_, alone),) = predictor.predict([query], k=3)
+        assert [p.score for p in together[i]] == pytest.approx([p.score for p in alone], abs=1e-5)
+    assert len(graph.entities) == 31

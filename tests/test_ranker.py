@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.config import TextSettings
+from kgmlm.datasets import TextColumns, build_graph, labeled
+from kgmlm.kg import KnowledgeGraph, ModelError, Queries
+from kgmlm.ranker import Ranker
+
+
+def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
+    scores = torch.full((len(queries), len(ranker.context.entities)), float("nan"))
+    for rows, part in ranker.rank(queries, **options):  # type: ignore[arg-type]
+        scores[rows] = part
+    assert scores.isfinite().all(), "every query must be scored"
+    return scores
+
+
+def test_batch_size_makes_no_difference(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker, (queries, _) = make_ranker(), toy.queries("train")
+    torch.testing.assert_close(
+        scores_of(ranker, queries, batch_size=64),
+        scores_of(ranker, queries, batch_size=1),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_a_restricted_softmax_is_frozen_on_training_tokens(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(softmax="entities")
+    tokens = ranker.vocabulary.softmax_tokens
+    assert tokens is not None
+    seen = np.flatnonzero(toy.seen_N)
+    assert set(tokens) == set(ranker.candidates.take(seen).token_ids)
+    unseen = ranker.candidates.take(np.flatnonzero(~toy.seen_N))
+    assert set(unseen.token_ids) - set(tokens), "the unseen names have tokens of their own"
+    scores_of(ranker, toy.queries("test")[0])
+
+
+def test_the_span_is_fixed_by_training_entities(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker()
+    seen = np.flatnonzero(toy.seen_N)
+    assert ranker.vocabulary.span_length == ranker.candidates.take(seen).lengths_N.max()
+    assert make_ranker(span_length=2).vocabulary.span_length == 2
+    assert make_ranker(span_length=2).candidates.truncated_N.any()
+
+
+def test_scores_depend_on_text_alone(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    """Renaming labels and so reordering ids, and emptying the test split, changes no score."""
+    ranker = make_ranker()
+    rename = {label: f"x{(i * 7) % 31:02}" for i, label in enumerate(toy.entities.column("label"))}
+    texts = TextColumns(
+        names={rename[e.label]: e.name for e in map(toy.entities.__getitem__, range(len(toy.entities)))},
+        descriptions={
+            rename[e.label]: e.description for e in map(toy.entities.__getitem__, range(len(toy.entities)))
+        },
+        relations={r.label: r.name for r in toy.relations},
+    )
+    train = [(rename[h], r, rename[t]) for h, r, t in labeled(toy, toy.splits["train"])]
+    other = build_graph("renamed", {"train": train}, texts, extra_entities=rename.values())
+    twin = Ranker(
+        other.context, ranker.tokenizer, ranker.model, ranker.text, ranker.scoring, ranker.vocabulary
+    )
+    queries, _ = toy.queries("train")
+    there = np.array([other.entities.index[rename[label]] for label in toy.entities.column("label")])
+    moved = Queries(there[queries.entity_B], queries.relation_B, queries.tail_B)
+    torch.testing.assert_close(
+        scores_of(twin, moved)[:, there], scores_of(ranker, queries), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_length_that_the_model_has_no_positions_for_is_refused(make_ranker: Callable[..., Ranker]) -> None:
+    with pytest.raises(ModelError, match="64 positions"):
+        make_ranker(TextSettings(max_length=65))
+
+
+def test_progress_counts_every_query_once(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    counts: list[int] = []
+    queries, _ = toy.queries("train")
+    list(make_ranker().rank(queries, batch_size=7, advance=counts.append))
+    assert sum(counts) == len(queries)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kgmlm.datasets import labeled
+from kgmlm.kg import KnowledgeGraph, RunError
+from kgmlm.runs import check_output, open_run, read_graph, write_graph
+
+
+def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    write_graph(toy, tmp_path / "graph")
+    copy = read_graph(tmp_path / "graph", "toy", {})
+    assert list(copy.splits) == list(toy.splits)
+    for split in toy.splits:
+        assert np.array_equal(copy.splits[split], toy.splits[split])
+        assert labeled(copy, copy.splits[split]) == labeled(toy, toy.splits[split])
+    assert copy.entities.table.equals(toy.entities.table)
+
+
+def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(toy_run, moved)
+    run = open_run(moved)
+    text = "".join(p.read_text("utf-8", "ignore") for p in moved.rglob("*") if p.suffix in (".json", ".toml"))
+    assert str(toy_run) not in text
+    assert len(run.ranker("cpu").candidates) == len(run.graph.entities)
+
+
+def test_a_run_records_what_it_needs_to_be_repeated(toy_run: Path) -> None:
+    record = json.loads((toy_run / "run.json").read_text())
+    assert record["dataset"] == "toy"
+    assert all(len(v) == 64 for v in record["sources"].values())
+    assert {"torch", "transformers", "kgmlm", "python"} <= record["versions"].keys()
+    assert record["status"] == "finished"
+    assert record["span_length"] >= 1
+    assert (toy_run / "config.toml").read_text().count("[") >= 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: shutil.rmtree(p), "does not exist"),
+        (lambda p: (p / "run.json").unlink(), "is not a run folder"),
+        (lambda p: (p / "run.json").write_text("{"), "is damaged"),
+        (lambda p: (p / "run.json").write_text("{}"), "is damaged"),
+        (lambda p: (p / "graph" / "triples.parquet").unlink(), "is damaged"),
+        (lambda p: (p / "graph" / "entities.parquet").write_bytes(b"x"), "is damaged"),
+    ],
+)
+def test_a_damaged_run_is_one_sentence(toy_run: Path, tmp_path: Path, damage: object, message: str) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_run, copy)
+    damage(copy)  # type: ignore[operator]
+    with pytest.raises(RunError, match=message) as caught:
+        open_run(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_format_is_refused(toy_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_run, copy)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**record, "format": 99}))
+    with pytest.raises(RunError, match="newer kgmlm"):
+        open_run(copy)
+
+
+def test_a_run_without_a_model_says_how_to_go_on(toy_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_run, copy, ignore=shutil.ignore_patterns("model"))
+    with pytest.raises(RunError, match="--resume"):
+        open_run(copy).ranker()
+
+
+def test_nothing_is_overwritten_unasked(toy_run: Path, tmp_path: Path) -> None:
+    check_output(tmp_path, overwrite=False)
+    with pytest.raises(RunError, match="--overwrite"):
+        check_output(toy_run, overwrite=False)
+    check_output(toy_run, overwrite=True)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunError, match="is not a run"):
+        check_output(tmp_path, overwrite=True)

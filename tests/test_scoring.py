@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, build
+
+from kgmlm.kg import KnowledgeGraph
+from kgmlm.linearization import Linearization, Segment
+from kgmlm.modeling import SpanModel
+from kgmlm.ranker import Ranker
+from kgmlm.scoring import PairTable, entity_loss, score_candidates, token_log_probs, token_loss
+from kgmlm.tokenization import SpanTokenizer
+
+NAMES = ["Georgia", "New York", "New York City", "disease or syndrome", "virus", "virus", "Paris, in France"]
+
+
+def brute_force(mlm: object, tokenizer: object, text: str, names: list[str], span: int, *,
+                end: bool, total: bool, allowed: list[int] | None) -> list[float]:  # fmt: skip
+    """An independent loop: one full forward, Python arithmetic, no code of the package."""
+    ids = tokenizer(f"{text} " + " ".join([tokenizer.mask_token] * span))["input_ids"]  # type: ignore[operator, attr-defined]
+    logits = mlm(torch.tensor([ids])).logits[0].double()  # type: ignore[operator]
+    start = ids.index(tokenizer.mask_token_id)  # type: ignore[attr-defined]
+    scores = []
+    for name in names:
+        whole = tokenizer(f"{text} {name}", add_special_tokens=False)["input_ids"]  # type: ignore[operator]
+        tokens = whole[len(tokenizer(text, add_special_tokens=False)["input_ids"]) :]  # type: ignore[operator]
+        tokens = (tokens + ([tokenizer.sep_token_id] if end else []))[:span]  # type: ignore[attr-defined]
+        value = 0.0
+        for i, token in enumerate(tokens):
+            row = logits[start + i]
+            among = row if allowed is None else row[allowed]
+            value += float(row[token]) - math.log(sum(math.exp(float(x)) for x in among))
+        scores.append(value if total else value / len(tokens))
+    return scores
+
+
+@pytest.mark.parametrize("allowed", [None, [5, 9, 11, 40]])
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("family", ["bert", "roberta", "albert", "electra"])
+def test_scores_equal_a_brute_force_loop(
+    family: str, end: bool, normalization: str, allowed: list[int] | None
+) -> None:
+    mlm, hf_tokenizer = build(family)
+    tokenizer, model = SpanTokenizer(hf_tokenizer), SpanModel(mlm)
+    candidates = tokenizer.candidates(NAMES, 5, end)
+    text = "virus | causes |"
+    with torch.no_grad():
+        batch = tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(text),))], 5, 64))
+        span = model(batch)
+        log_z = model.log_normalizer(span, None if allowed is None else torch.tensor(allowed))
+        scores = score_candidates(model, span, log_z, PairTable.of(candidates), normalization)[0]  # type: ignore[arg-type]
+        expected = brute_force(
+            mlm, hf_tokenizer, text, NAMES, 5, end=end, total=normalization == "sum", allowed=allowed
+        )
+    np.testing.assert_allclose(scores.numpy(), expected, atol=1e-5, rtol=1e-5)
+    assert scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_explanations_sum_to_the_score(family: str) -> None:
+    mlm, hf_tokenizer = build(family)
+    tokenizer, model = SpanTokenizer(hf_tokenizer), SpanModel(mlm)
+    candidates = tokenizer.candidates(NAMES, 5, end_of_name=False)
+    texts = [Linearization((Segment(t),)) for t in ("virus | causes |", "Georgia |")]
+    with torch.no_grad():
+        span = model(tokenizer.collate(tokenizer.encode_queries(texts, 5, 64)))
+        log_z = model.log_normalizer(span)
+        scores = score_candidates(model, span, log_z, PairTable.of(candidates))
+        tokens = token_log_probs(model, span, log_z, candidates)
+    means = [[sum(bag) / len(bag) for bag in row] for row in tokens]
+    np.testing.assert_allclose(scores.numpy(), means, atol=1e-5)
+
+
+def test_equal_names_tie_exactly(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker = make_ranker()
+    two = [toy.entities.index[x] for x in ("georgia_country", "georgia_state")]
+    for _, scores in ranker.rank(toy.queries("test")[0]):
+        assert torch.equal(scores[:, two[0]], scores[:, two[1]])
+
+
+def test_scores_of_some_candidates_are_those_of_all(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker()
+    queries, _ = toy.queries("test")
+    ids = np.array([7, 2, 2, 19])
+    everything, some = torch.zeros(len(queries), len(toy.entities)), torch.zeros(len(queries), 4)
+    for rows, scores in ranker.rank(queries):
+        everything[rows] = scores
+    for rows, scores in ranker.rank(queries, ids, batch_size=3):
+        some[rows] = scores
+    torch.testing.assert_close(some, everything[:, ids], atol=1e-5, rtol=1e-5)
+
+
+def test_an_entity_softmax_prefers_all_true_answers_alike() -> None:
+    scores = torch.zeros(1, 4, requires_grad=True)
+    loss = entity_loss(scores, (torch.tensor([0, 0]), torch.tensor([1, 3])), 0.5)
+    assert loss.item() == pytest.approx(math.log(4))
+    loss.backward()
+    assert scores.grad is not None
+    assert scores.grad[0, 1] == scores.grad[0, 3] < 0 < scores.grad[0, 0]
+
+
+def test_the_entity_loss_weighs_queries_alike() -> None:
+    scores = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    rows, columns = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 4])
+    log_p = (scores / 0.25).log_softmax(1)
+    expected = -(log_p[0, :3].mean() + log_p[1, 4]) / 2
+    torch.testing.assert_close(entity_loss(scores, (rows, columns), 0.25), expected)
+
+
+def test_the_token_loss_is_cross_entropy_on_the_gold_span(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker()
+    queries, answers = toy.queries("train")
+    queries, answers = queries[:4], answers[:4]
+    batch = ranker.tokenizer.collate(ranker.encode(queries))
+    table = ranker.table(answers)
+    with torch.no_grad():
+        full = ranker.model.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT).logits
+        expected = []
+        for b, answer in enumerate(answers):
+            gold = torch.from_numpy(ranker.candidates.tokens(answer))
+            at = batch.span_start_B[b] + torch.arange(len(gold))
+            expected.append(torch.nn.functional.cross_entropy(full[b, at], gold))
+        scores = ranker.scores(ranker.model(batch), table)
+        loss = token_loss(scores, (torch.arange(4), torch.arange(4)))
+    torch.testing.assert_close(loss, torch.stack(expected).mean(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_SETTINGS, Cli
+
+from kgmlm.config import Settings, load_settings
+from kgmlm.kg import ConfigError, KnowledgeGraph
+from kgmlm.ranker import Ranker
+from kgmlm.runs import open_run
+from kgmlm.training import BatchStream, Losses, Outcome, latest_checkpoint, start_run, train
+
+BASE = [
+    "scratch.hidden_size=32", "scratch.heads=2", "scratch.vocabulary=400", "scratch.dropout=0.1",
+    "training.batch_size=8", "training.epochs=6", "training.eval_every=2",
+]  # fmt: skip
+
+
+def settings(*more: str) -> Settings:
+    return load_settings(None, [*BASE, *more])
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+class Validation:
+    """Figures given in advance."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = list(values)
+
+    def __call__(self, ranker: Ranker) -> Mapping[str, float]:
+        return {"mrr": self.values.pop(0) if self.values else 0.0}
+
+
+def go(path: Path, toy: KnowledgeGraph, *more: str, **options: Any) -> Outcome:
+    run, ranker = start_run(path, toy, "scratch", settings(*more))
+    return train(run, ranker, **options)
+
+
+def test_the_loss_falls_and_the_answers_rise(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    outcome = go(tmp_path / "run", toy, "training.epochs=30")
+    found = losses(tmp_path / "run")
+    assert outcome.status == "finished"
+    assert np.mean(found[-5:]) < 0.7 * np.mean(found[:5])
+
+
+def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    """A model trained on random answers ranks the true ones no better than chance would."""
+    from dataclasses import replace
+
+    from kgmlm.config import Protocol
+    from kgmlm.evaluation import evaluate
+
+    train_triples = toy.splits["train"].copy()
+    train_triples[:, 2] = np.random.default_rng(0).integers(0, len(toy.entities), len(train_triples))
+    shuffled = replace(toy, splits={"train": train_triples})
+    mrr = {}
+    for name, graph in (("true", toy), ("shuffled", shuffled)):
+        run, ranker = start_run(tmp_path / name, graph, "scratch", settings("training.epochs=40"))
+        train(run, ranker)
+        mrr[name] = evaluate(ranker, toy, Protocol(split="train")).report["metrics"]["mrr"]
+    assert mrr["shuffled"] < 0.6 * mrr["true"]
+
+
+@pytest.mark.parametrize("objective", ["entity", "token"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
+    toy: KnowledgeGraph, tmp_path: Path, objective: str, accumulation: int
+) -> None:
+    more = [f"training.objective={objective}", f"training.accumulation={accumulation}"]
+    go(tmp_path / "whole", toy, *more)
+    assert go(tmp_path / "parts", toy, *more, max_steps=7).status == "max steps"
+    for stop in (11, None):
+        run = open_run(tmp_path / "parts")
+        outcome = train(run, run.ranker(), max_steps=stop, resume=True)
+    assert outcome.status == "finished"
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    weights = [open_run(tmp_path / n).ranker().model.state_dict() for n in ("whole", "parts")]
+    assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
+    assert latest_checkpoint(tmp_path / "parts") is None, "a finished run needs no checkpoint"
+
+
+def test_entities_unseen_in_training_are_no_negatives(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    ranker = make_ranker()
+    stream = BatchStream(ranker, toy, settings().training, (0, 1))
+    assert (
+        Losses(ranker, toy, settings().training, stream).entities.tolist()
+        == np.flatnonzero(toy.seen_N).tolist()
+    )
+
+
+def test_the_stream_has_every_query_once_an_epoch(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    stream = BatchStream(make_ranker(), toy, settings("training.epochs=2").training, (0, 1))
+    rows = [r.tolist() for r, _ in stream.from_position(0)]
+    assert len(rows) == 2 * stream.per_epoch
+    for epoch in (rows[: stream.per_epoch], rows[stream.per_epoch :]):
+        assert sorted(i for batch in epoch for i in batch) == list(range(len(stream.queries)))
+    assert rows[: stream.per_epoch] != rows[stream.per_epoch :]
+    for position in (1, stream.per_epoch - 1, stream.per_epoch, stream.per_epoch + 3):
+        assert [r.tolist() for r, _ in stream.from_position(position)] == rows[position:]
+
+
+def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
+    ranker = make_ranker()
+    parts = [BatchStream(ranker, toy, settings("training.epochs=1").training, (r, 3)) for r in range(3)]
+    rows = [[r.tolist() for r, _ in part.from_position(0)] for part in parts]
+    assert len({len(r) for r in rows}) == 1, "every process has as many batches"
+    flat = [i for part in rows for batch in part for i in batch]
+    assert len(flat) == len(set(flat))
+
+
+def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    outcome = go(tmp_path / "run", toy, validate=Validation(0.3, 0.9, 0.5))
+    assert outcome.best_mrr == 0.9
+    run = open_run(tmp_path / "run")
+    assert run.record["best_valid_mrr"] == 0.9
+    go(tmp_path / "other", toy, validate=Validation(0.3, 0.9, 0.95))
+    best, last = (open_run(tmp_path / n).ranker().model.state_dict() for n in ("run", "other"))
+    assert any(not torch.equal(best[k], last[k]) for k in best)
+
+
+def test_training_stops_early(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    outcome = go(
+        tmp_path / "run",
+        toy,
+        "training.patience=2",
+        "training.eval_every=1",
+        validate=Validation(0.5, 0.4, 0.3, 0.9),
+    )
+    assert outcome.status == "stopped early"
+    assert outcome.best_mrr == 0.5
+
+
+def test_a_loss_that_explodes_says_what_to_do(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lower training\.learning_rate"):
+        go(tmp_path / "run", toy, "training.learning_rate=1e30", "training.clip=1e30", "training.warmup=0")
+
+
+def test_the_run_is_a_hugging_face_folder(toy_run: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    mlm, info = AutoModelForMaskedLM.from_pretrained(toy_run / "model", output_loading_info=True)
+    assert not info["missing_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(toy_run / "model")
+    inputs = tokenizer(f"France {tokenizer.mask_token}", return_tensors="pt")
+    assert mlm(**inputs).logits.shape[-1] == len(tokenizer)
+    names = {p.suffix for p in toy_run.rglob("*") if p.is_file()}
+    assert not names & {".pt", ".bin", ".pkl"}, "safetensors only"
+
+
+def test_tensorboard_gets_the_curves(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    go(tmp_path / "run", toy, "training.epochs=1", tracker="tensorboard")
+    assert list((tmp_path / "run" / "logs").rglob("events.*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_a_resume_goes_on_to_the_same_losses(
+    cli: Cli, tmp_path: Path, number: signal.Signals
+) -> None:
+    base = [
+        "train",
+        "--dataset",
+        "toy",
+        "--model",
+        "scratch",
+        "-q",
+        *TINY_SETTINGS,
+        "--set",
+        "training.epochs=150",
+    ]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert cli(*base, "--output", whole).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kgmlm.cli", *base, "--output", str(broken)],
+        stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+    )  # fmt: skip
+    log = broken / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count('"loss"') >= 20) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    assert "--resume" in errors
+    assert latest_checkpoint(broken) is not None
+    assert 20 <= len(losses(broken)) < len(losses(whole))
+    resumed = cli("train", "--output", broken, "--resume", "-q")
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses(broken) == losses(whole)
