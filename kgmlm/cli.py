@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from kgmlm.evaluation import Evaluation
@@ -89,6 +90,13 @@ def _print_json(value: Any) -> None:
 
 def _tell(message: str) -> None:
     print(message, file=sys.stderr)
+
+
+def _stdout() -> Console:
+    """Where tables go; wide enough for names where no terminal sets the width."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 @contextmanager
@@ -209,17 +217,16 @@ def train(
             raise RunError(
                 f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
             )
-        if run.record["status"] in ("finished", "stopped early"):
-            raise RunError(f"{output} has {run.record['status']} already; there is nothing to resume")
     from kgmlm.datasets import load_graph
     from kgmlm.evaluation import evaluate as run_evaluation
-    from kgmlm.training import start_run
+    from kgmlm.training import latest_checkpoint, resume_run, start_run
     from kgmlm.training import train as run_training
 
     _quiet_transformers()
     if resume:
-        ranker = run.ranker()
-        _tell(f"resuming {output} at step {run.record['step']}")
+        run, ranker = resume_run(output)
+        checkpoint = latest_checkpoint(output)
+        _tell(f"resuming {output} from {checkpoint.name if checkpoint else 'its start'}")
     else:
         assert dataset is not None
         assert model is not None
@@ -259,7 +266,6 @@ def train(
 
 def _table(evaluation: Evaluation) -> None:
     """The metrics of an evaluation as a table for people."""
-    from rich.console import Console
     from rich.table import Table
 
     report = evaluation.report
@@ -293,7 +299,7 @@ def _table(evaluation: Evaluation) -> None:
         table.add_row("both, seen only", *cells(position["neither"], ""))
         table.add_row("both, unseen", *cells(position["any"], ""))
         table.add_row("as PyKEEN", *cells(report["pykeen_comparable"]["metrics"], "both.realistic."))
-    Console().print(table)
+    _stdout().print(table)
 
 
 @app.command()
@@ -488,7 +494,6 @@ def _print_predictions(
             for p in results[position]:
                 writer.writerow([*lead, p.rank, p.label, p.name, f"{p.score:.6f}", str(p.known).lower()])
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -506,7 +511,7 @@ def _print_predictions(
             tokens = " ".join(f"{t['token']} {t['log_likelihood']:.2f}" for t in p.tokens or ())
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(c) for c in cells + ([tokens] if explained else [])))
-        Console().print(table)
+        _stdout().print(table)
 
 
 @app.command()
@@ -587,7 +592,6 @@ def data_list(as_json: Json = False) -> None:
     if as_json:
         _print_json([{"name": c.name, "title": c.title, **c.counts.model_dump()} for c in cards])
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -596,7 +600,7 @@ def data_list(as_json: Json = False) -> None:
     for card in cards:
         counts = card.counts.model_dump()
         table.add_row(card.name, *(f"{counts[c.header]:,}" for c in table.columns[1:]))  # type: ignore[index]
-    Console().print(table)
+    _stdout().print(table)
 
 
 @data_app.command("prepare")

@@ -111,19 +111,20 @@ class Run:
     def save_model(self, model: SpanModel, tokenizer: SpanTokenizer) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole."""
         with files.atomic_folder(self.model_folder) as folder:
-            save_weights(model, folder)
-            tokenizer.tokenizer.save_pretrained(folder)
+            save_model(model, tokenizer, folder)
 
-    def ranker(self, device: str | None = None) -> Ranker:
+    def ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
         """A ready ranker with the run's best model.
 
         Args:
+            folder: another model of this run, such as a checkpoint's.
             device: such as "cpu" or "cuda"; None takes a GPU where there is one.
 
         Raises:
             RunError: when training has left no model yet.
         """
-        if not (self.model_folder / "config.json").is_file():
+        folder = folder or self.model_folder
+        if not (folder / "config.json").is_file():
             raise RunError(
                 f"{self.path} has no trained model yet; `kgmlm train --output {self.path} --resume` goes on"
             )
@@ -133,14 +134,14 @@ class Run:
         from kgmlm.ranker import Ranker
         from kgmlm.tokenization import load_tokenizer
 
-        model = load_model(self.model_folder)
+        model = load_model(folder)
         try:
             model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
         return Ranker(
             self.graph.context,
-            load_tokenizer(self.model_folder),
+            load_tokenizer(folder),
             model,
             self.settings.text,
             self.settings.scoring,
@@ -148,14 +149,15 @@ class Run:
         )
 
 
-def save_weights(model: SpanModel, folder: Path) -> None:
-    """Save a model; a full disk is an ``OSError`` whichever library met it."""
+def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
+    """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it."""
     from safetensors import SafetensorError
 
     try:
         model.save(folder)
     except SafetensorError as error:
         raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
+    tokenizer.tokenizer.save_pretrained(folder)
 
 
 def check_output(path: Path, overwrite: bool) -> None:

@@ -29,12 +29,13 @@ from kgmlm.kg import ConfigError, GroupedAnswers, IntArray, KnowledgeGraph, Quer
 from kgmlm.linearization import get_template
 from kgmlm.modeling import SpanModel, create_model, load_model
 from kgmlm.ranker import Ranker, Vocabulary
-from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, save_weights
+from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
 from kgmlm.scoring import entity_loss, score_candidates, token_loss
 from kgmlm.tokenization import MaskedBatch, SpanTokenizer, load_tokenizer, train_tokenizer
 
 BUCKET = 50  # batches that are sorted by length together
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
+ENDED = ("finished", "stopped early")
 
 
 class Reporter(Protocol):
@@ -114,10 +115,22 @@ def start_run(
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
     ranker = Ranker(graph.context, tokenizer, model, settings.text, settings.scoring, vocabulary)
-    run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite)
-    # Kept until the first validation, so that a run interrupted early can go on.
-    run.save_model(model, tokenizer)
-    return run, ranker
+    return create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite), ranker
+
+
+def resume_run(path: Path) -> tuple[Run, Ranker]:
+    """Open an interrupted run at its newest checkpoint.
+
+    Raises:
+        RunError: when it is no run, has ended, or has no checkpoint.
+    """
+    run = open_run(path)
+    if run.record["status"] in ENDED:
+        raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
+    checkpoint = latest_checkpoint(path)
+    if checkpoint is None:
+        raise RunError(f"{path} has no checkpoint to resume from; start again with --overwrite")
+    return run, run.ranker(folder=checkpoint / "model")
 
 
 def peak_learning_rate(run: Run) -> float:
@@ -233,7 +246,7 @@ def _optimizer(model: SpanModel, settings: TrainingSettings, learning_rate: floa
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
-def save_checkpoint(run: Path, model: SpanModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+def save_checkpoint(run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Write a resumable state atomically, in safetensors, then drop the older ones."""
     from safetensors.torch import save_file
 
@@ -245,7 +258,7 @@ def save_checkpoint(run: Path, model: SpanModel, optimizer: torch.optim.Optimize
     folder = run / "checkpoints"
     name = f"step-{state.step:08d}"
     with files.atomic_folder(folder / name) as temporary:
-        save_weights(model, temporary / "model")
+        save_model(ranker.model, ranker.tokenizer, temporary / "model")
         try:
             save_file(tensors, temporary / "state.safetensors")
         except Exception as error:
@@ -262,7 +275,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def load_checkpoint(folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer) -> State:
-    """Restore weights, moments and random states; returns the rest."""
+    """Restore moments and random states, and the weights unless the model has them; returns the rest."""
     from safetensors.torch import load_file, load_model
 
     try:
@@ -356,7 +369,7 @@ def train(
         validate: returns metrics with an ``mrr``; None for graphs without a validation split.
         max_steps: stop there, the schedule still laid for all epochs, so that a resumed run goes on as
             if it had never stopped.
-        resume: go on from the newest checkpoint, or from the start where there is none.
+        resume: go on from the newest checkpoint; ``ranker`` comes from :func:`resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
 
     Raises:
@@ -406,12 +419,13 @@ def train(
         nonlocal saved, run
         state.minutes = minutes()
         if accelerator.is_main_process:
-            save_checkpoint(run.path, model, optimizer, state)
+            save_checkpoint(run.path, ranker, optimizer, state)
         saved = time.monotonic()
 
     def validation() -> None:
         if validate is None:
             return
+        save()  # a model that is better than the checkpoint's must not outlive a crash without it
         metrics = validate(ranker)
         mrr = metrics["mrr"]
         log.write(
@@ -431,6 +445,8 @@ def train(
     reporter.start(total, state.step)
     with _catch_signals() as caught:
         try:
+            if not state.step:
+                save()
             model.train()
             accumulated = 0.0
             validated_at = -1
@@ -482,6 +498,6 @@ def train(
             accelerator.end_training()
     if accelerator.is_main_process:
         run.update(status=status, step=state.step, minutes=round(minutes(), 2), best_valid_mrr=state.best_mrr)
-        if status in ("finished", "stopped early"):
+        if status in ENDED:
             discard_checkpoints(run.path)
     return Outcome(status, state.step, minutes(), state.best_mrr, caught[0] if caught else None)

@@ -16,10 +16,10 @@ import torch
 from conftest import TINY_SETTINGS, Cli
 
 from kgmlm.config import Settings, load_settings
-from kgmlm.kg import ConfigError, KnowledgeGraph
+from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
-from kgmlm.training import BatchStream, Losses, Outcome, latest_checkpoint, start_run, train
+from kgmlm.training import BatchStream, Losses, Outcome, latest_checkpoint, resume_run, start_run, train
 
 BASE = [
     "scratch.hidden_size=32", "scratch.heads=2", "scratch.vocabulary=400", "scratch.dropout=0.1",
@@ -85,13 +85,38 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
     go(tmp_path / "whole", toy, *more)
     assert go(tmp_path / "parts", toy, *more, max_steps=7).status == "max steps"
     for stop in (11, None):
-        run = open_run(tmp_path / "parts")
-        outcome = train(run, run.ranker(), max_steps=stop, resume=True)
+        run, ranker = resume_run(tmp_path / "parts")
+        outcome = train(run, ranker, max_steps=stop, resume=True)
     assert outcome.status == "finished"
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     weights = [open_run(tmp_path / n).ranker().model.state_dict() for n in ("whole", "parts")]
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
     assert latest_checkpoint(tmp_path / "parts") is None, "a finished run needs no checkpoint"
+
+
+def test_a_run_broken_off_before_its_first_validation_has_a_checkpoint_but_no_model(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    def broken(ranker: Ranker) -> Mapping[str, float]:
+        raise RuntimeError("power cut")
+
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(run, ranker, validate=broken)
+    with pytest.raises(RunError, match="no trained model yet"):
+        open_run(tmp_path / "run").ranker()
+    go(tmp_path / "whole", toy, validate=Validation(0.1))
+    train(*resume_run(tmp_path / "run"), validate=Validation(0.1), resume=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_what_cannot_be_resumed_says_why(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    with pytest.raises(RunError, match="no checkpoint to resume from"):
+        resume_run(tmp_path / "run")
+    go(tmp_path / "done", toy, "training.epochs=1")
+    with pytest.raises(RunError, match="finished already"):
+        resume_run(tmp_path / "done")
 
 
 def test_entities_unseen_in_training_are_no_negatives(

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MODULES = {p.stem for p in (ROOT / "kgmlm").glob("*.py")} - {"__init__"}
+
+
+def test_the_map_lists_exactly_the_modules_that_exist() -> None:
+    tables = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("## The map")[1].split("## Shapes")[0]
+    rooms, lines = tables.split("| module | one line |")
+    assert set(re.findall(r"`(\w+)`", rooms.split("|---|---|")[1])) == MODULES
+    assert set(re.findall(r"^\| `(\w+)` \|", lines, re.M)) == MODULES
+
+
+def test_the_map_has_the_order_that_the_linter_enforces() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    layers = [set(row.split(" | ")) for row in config["tool"]["importlinter"]["contracts"][0]["layers"]]
+    table = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("| rooms | modules |")[1].split("\n\n")[0]
+    rows = [set(re.findall(r"`(\w+)`", line)) for line in table.splitlines() if "`" in line]
+    assert rows == layers
+
+
+def test_every_module_has_its_tests() -> None:
+    tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("test_*.py")}
+    assert tested >= MODULES
+
+
+def test_recipes_and_protocols_are_valid() -> None:
+    from kgmlm.config import load_protocol, load_settings
+
+    recipes, protocols = (list((ROOT / "eval" / f).glob("*.toml")) for f in ("recipes", "protocols"))
+    assert recipes
+    assert protocols
+    for path in recipes:
+        load_settings(path)
+    for path in protocols:
+        load_protocol(path)
+
+
+def test_every_locked_version_is_plain() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
