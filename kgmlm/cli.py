@@ -319,12 +319,11 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Report filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart."""
-    from kgmlm import files
+    from kgmlm import files, runs
     from kgmlm.config import load_protocol
-    from kgmlm.runs import open_run
 
     settings = load_protocol(protocol, split=split, max_triples=max_triples)
-    opened = open_run(run)
+    opened = runs.open_run(run)
     opened.graph.triples(settings.split)
     from kgmlm.evaluation import evaluate as run_evaluation
 
@@ -339,15 +338,13 @@ def evaluate(
             batch_size=batch_size,
             advance=lambda n, total: progress.update(task, advance=n, total=total),
         )
-    keys = ("model", "seed", "step", "status", "minutes", "sources")
+    keys = ("model", "seed", "step", "status", "minutes", "sources", "versions", "hardware", "command")
     report = {
         **result.report,
-        "run": {
-            **{k: opened.record[k] for k in keys},
-            "versions": opened.record["versions"],
-            "settings": opened.settings.model_dump(mode="json"),
-        },
-        "hardware": _hardware(),
+        "run": {k: opened.record.get(k) for k in keys}
+        | {"settings": opened.settings.model_dump(mode="json")},
+        "hardware": runs.hardware(),
+        "command": runs.command(),
     }
     result.write_ranks(ranks or run / "ranks" / f"{settings.split}.parquet")
     if output:
@@ -359,15 +356,6 @@ def evaluate(
     truncated = report["candidates"]["names_truncated"]
     if truncated:
         _tell(f"{truncated} names are longer than the span and were cut to it")
-
-
-def _hardware() -> dict[str, Any]:
-    import platform
-
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -39,14 +42,40 @@ FORMAT = 1
 
 
 def versions() -> dict[str, str]:
-    """Versions of what numbers depend on."""
+    """Versions of what numbers depend on; of a checkout, the commit too ("+" where files differ from it)."""
     found = {"kgmlm": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "tokenizers", "accelerate", "numpy", "pykeen"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """The commit that this package is a checkout of, if it is one."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return {}
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"git": done.stdout.strip()}
+
+
+def hardware() -> dict[str, Any]:
+    """What a run or a report was made on."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def command() -> str:
+    """The command line of this process, for the record."""
+    return shlex.join([Path(sys.argv[0]).stem, *sys.argv[1:]])
 
 
 def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
@@ -195,6 +224,8 @@ def create_run(
         "span_length": vocabulary.span_length,
         "softmax_tokens": None if tokens is None else tokens.tolist(),
         "versions": versions(),
+        "hardware": hardware(),
+        "command": command(),
         "status": "started",
         "step": 0,
         "minutes": 0.0,

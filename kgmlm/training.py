@@ -110,8 +110,6 @@ def start_run(
         )
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
-        # Absolute, so that the run can be resumed from another working folder.
-        model_name = str(Path(model_name).resolve()) if Path(model_name).exists() else model_name
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
     ranker = Ranker(graph.context, tokenizer, model, settings.text, settings.scoring, vocabulary)
