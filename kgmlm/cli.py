@@ -654,8 +654,12 @@ def _print_check(report: dict[str, Any]) -> None:
     def pairs(values: dict[str, Any]) -> str:
         return ", ".join(f"{k} {v:,}" for k, v in values.items()) or "none"
 
+    def listed(items: list[str], most: int = 5) -> list[str]:
+        more = [f"and {len(items) - most:,} more"] if len(items) > most else []
+        return [*items[:most], *more] or ["none"]
+
     top = report["ceiling"]
-    lines = {
+    lines: dict[str, str | list[str]] = {
         "entities": f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
         "relations": f"{report['relations']:,}",
         "triples": pairs(report["triples"]),
@@ -671,14 +675,12 @@ def _print_check(report: dict[str, Any]) -> None:
         },
         **{f"{split} triples in training": pairs(counts) for split, counts in report["leakage"].items()},
         **{
-            f"{kind} relations": "; ".join(
-                f"{' / '.join(o['relations'])} ({o['share']:.0%} of {o['pairs']:,})" for o in found[:8]
+            f"{kind} relations": listed(
+                [f"{' / '.join(o['relations'])} ({o['share']:.0%} of {o['pairs']:,})" for o in found]
             )
-            + (f"; and {len(found) - 8} more" if len(found) > 8 else "")
-            or "none"
             for kind, found in report["overlapping_relations"].items()
         },
-        "longest names": "; ".join(report["longest_names"][:3]),
+        "longest names": listed(report["longest_names"][:3]),
     }
     if "name_tokens" in report:
         tokens = report["name_tokens"]
@@ -692,7 +694,8 @@ def _print_check(report: dict[str, Any]) -> None:
     width = max(map(len, lines))
     print(f"{report['dataset']}")
     for key, value in lines.items():
-        print(f"  {key:<{width}}  {value}")
+        for number, line in enumerate([value] if isinstance(value, str) else value):
+            print(f"  {'' if number else key:<{width}}  {line}")
 
 
 @data_app.command("show")

@@ -225,14 +225,14 @@ class SpanTokenizer:
 
     def collate(self, encoded: Sequence[Encoded]) -> MaskedBatch:
         """Pad B queries to the longest."""
-        longest = max(len(e.input_ids) for e in encoded)
-        input_ids = torch.full((len(encoded), longest), self.pad_id)
-        attention = torch.zeros_like(input_ids)
-        for i, e in enumerate(encoded):
-            input_ids[i, : len(e.input_ids)] = torch.tensor(e.input_ids)
-            attention[i, : len(e.input_ids)] = 1
+        lengths_B = np.array([len(e.input_ids) for e in encoded])
+        attention = np.arange(lengths_B.max()) < lengths_B[:, None]
+        input_ids = np.full(attention.shape, self.pad_id, np.int64)
+        input_ids[attention] = np.concatenate([e.input_ids for e in encoded])
         starts = torch.tensor([e.span_start for e in encoded])
-        return MaskedBatch(input_ids, attention, starts, encoded[0].span_length)
+        return MaskedBatch(
+            torch.from_numpy(input_ids), torch.from_numpy(attention).long(), starts, encoded[0].span_length
+        )
 
     def candidates(
         self, surfaces: Sequence[str], span_length: int | None, end_of_name: bool, chunk: int = 65536

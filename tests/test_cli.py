@@ -6,10 +6,13 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import TINY_SETTINGS, Cli
+
+from kgmlm.kg import KnowledgeGraph
 
 HEAVY = ("torch", "transformers", "pykeen", "faiss", "pandas", "accelerate", "pyarrow", "numpy")
 
@@ -153,6 +156,16 @@ def test_data_check_counts(cli: Cli) -> None:
     assert report["triples"] == {"train": 5216, "valid": 652, "test": 661}
     people = cli("data", "check", "toy").stdout
     assert "2 entities; ceiling on test" in people
+
+
+@pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
+def test_the_documented_checks_are_what_check_prints(
+    cli: Cli, real: Callable[[str], KnowledgeGraph], name: str
+) -> None:
+    real(name)  # skips where the files are not at hand
+    page = Path(__file__).parent.parent / "docs" / "data-checks.md"
+    printed = cli("data", "check", name).stdout
+    assert f"$ kgmlm data check {name}\n{printed}```" in page.read_text("utf-8")
 
 
 def own_folder(path: Path, triples: int = 30) -> Path:
