@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kgmlm import files
@@ -86,13 +87,32 @@ def read_card(name: str) -> Card:
     Raises:
         DataError: when there is none of that name, or it is malformed.
     """
-    path = cards_folder() / name / "card.toml"
     if name not in card_names():
         raise DataError(f"'{name}' is neither a folder nor a built-in dataset ({', '.join(card_names())})")
+    return _parse(cards_folder() / name / "card.toml")
+
+
+def folder_card(folder: Path) -> Card | None:
+    """The card of a dataset folder, if it has one.
+
+    Raises:
+        DataError: when it is malformed.
+    """
+    path = folder / "card.toml"
+    return _parse(path) if path.is_file() else None
+
+
+def write_card(card: Card, folder: Path) -> None:
+    """Write a card into a dataset folder."""
+    values = card.model_dump(mode="json", exclude_defaults=True)
+    (folder / "card.toml").write_text(tomli_w.dumps(values), "utf-8")
+
+
+def _parse(path: Path) -> Card:
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
         return Card.model_validate(values)
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise DataError(f"{path} is not a valid card: {error}") from None
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kgmlm.kg import ConfigError
 
 _T = TypeVar("_T", bound=BaseModel)
+CandidateSet = Literal["all", "graph", "split", "train"]
 
 
 class _Strict(BaseModel):
@@ -33,11 +34,21 @@ class ScratchSettings(_Strict):
 
 
 class TextSettings(_Strict):
-    """How a query is written. ``max_length`` counts all tokens, special ones and masks included."""
+    """How a query is written.
+
+    Attributes:
+        max_length: of all tokens, special ones and masks included.
+        neighbors: how many training triples of the query's entity its text tells, those that answer the
+            query withheld. They lengthen the text; give them room in ``max_length``.
+        neighbor_dropout: in training, the chance that a neighbor is left out, and that all are, so that
+            entities without neighbors stay familiar.
+    """
 
     template: str = "plain"
     max_length: int = Field(64, ge=8)
     descriptions: bool = True
+    neighbors: int = Field(0, ge=0)
+    neighbor_dropout: float = Field(0.3, ge=0, lt=1)
 
 
 class ScoringSettings(_Strict):
@@ -112,16 +123,26 @@ class Protocol(_Strict):
     """How a run is evaluated.
 
     Attributes:
-        split: whose triples are the queries.
-        candidates: "all" entities of the graph, or "train" entities only, as PyKEEN does; with
-            "train", triples with another entity are left out and counted.
-        filter: splits whose triples are known answers. The evaluated split is always among them.
-        max_triples: a seeded sample of the split; 0 is all of it.
+        split: whose triples are asked.
+        triples: "all" of them, or those with an entity that training has not ("unseen"), or the rest
+            ("seen").
+        candidates: "all" entities of all splits (and, where another graph than the run's own is evaluated,
+            the run's entities too); those of the evaluated "graph" only; those of the evaluated "split"
+            only; or those of the run's "train" triples only, as PyKEEN does. Triples with an entity
+            outside the set are left out and counted.
+        filter: splits whose triples are known answers.
+        negatives: 0 ranks among the whole set; k ranks among k candidates of it.
+        negatives_by: "drawing" k known not to be answers, seeded (GraIL); or "expectation", the closed
+            form of Hits@k over all draws with pessimistic ties (NBFNet). Neither compares with the other.
+        max_triples: a seeded sample of the triples; 0 is all of them.
     """
 
     split: str = "test"
-    candidates: Literal["all", "train"] = "all"
+    triples: Literal["all", "unseen", "seen"] = "all"
+    candidates: CandidateSet = "all"
     filter: tuple[str, ...] = ("train", "valid", "test")
+    negatives: int = Field(0, ge=0)
+    negatives_by: Literal["drawing", "expectation"] = "drawing"
     max_triples: int = Field(0, ge=0)
     seed: int = Field(0, ge=0)
 

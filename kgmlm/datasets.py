@@ -16,7 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from kgmlm import files
-from kgmlm.cards import Sources, card_names, cards_folder, read_card
+from kgmlm.cards import (
+    Card,
+    Counts,
+    Sources,
+    card_names,
+    cards_folder,
+    folder_card,
+    read_card,
+    write_card,
+)
 from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable
 
 LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
@@ -199,6 +208,25 @@ def _with_humanized(texts: TextColumns, splits: LabeledSplits) -> TextColumns:
     return texts
 
 
+ENTITY_COLUMNS = (("label", "name"), ("description", "surface"))
+
+
+def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
+    """New entities for a graph, from a table like a dataset folder's ``entities``.
+
+    A name that is empty is the label with blanks for underscores; descriptions may be empty.
+
+    Raises:
+        DataError: naming file and line, for a label that the graph has or that occurs twice.
+    """
+    columns = files.read_texts(path, *ENTITY_COLUMNS, taken=graph.entities.index)
+    if not columns["label"]:
+        raise DataError(f"{path} has no entities below its header")
+    names = [n or humanize(x) for x, n in zip(columns["label"], columns["name"], strict=True)]
+    surfaces = columns["surface"] if any(columns["surface"]) else None
+    return EntityTable(columns["label"], names, columns["description"], surfaces)
+
+
 def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
@@ -218,7 +246,7 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
     extra: list[str] = []
     if path := files.find_table(folder, "entities"):
         paths["entities"] = path
-        columns = files.read_texts(path, ("label", "name"), ("description", "surface"))
+        columns = files.read_texts(path, *ENTITY_COLUMNS)
         extra = columns["label"]
         texts.names = {x: n or humanize(x) for x, n in zip(extra, columns["name"], strict=True)}
         texts.descriptions = dict(zip(extra, columns["description"], strict=True))
@@ -228,7 +256,7 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
         columns = files.read_texts(path, ("label", "name"), ())
         texts.relations = dict(zip(columns["label"], columns["name"], strict=True))
     return build_graph(
-        name or folder.resolve().name,
+        name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
         splits,
         _with_humanized(texts, splits),
         extra_entities=extra,
@@ -280,7 +308,7 @@ def labeled(graph: KnowledgeGraph, triples: IntArray) -> list[tuple[str, str, st
     return [(e[h], graph.relations[r].label, e[t]) for h, r, t in triples.tolist()]
 
 
-def write_folder(graph: KnowledgeGraph, folder: Path) -> None:
+def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty; choose another --output")
@@ -292,6 +320,8 @@ def write_folder(graph: KnowledgeGraph, folder: Path) -> None:
         files.write_tsv(
             temporary / "relations.tsv", [("label", "name"), *((r.label, r.name) for r in graph.relations)]
         )
+        if card is not None:
+            write_card(card, temporary)
 
 
 def split_random(graph: KnowledgeGraph, valid: float, test: float, seed: int = 0) -> KnowledgeGraph:
@@ -334,3 +364,79 @@ def split_random(graph: KnowledgeGraph, valid: float, test: float, seed: int = 0
     splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
     ordered = {s: splits[s] for s in SPLITS if s in splits}
     return KnowledgeGraph(graph.name, graph.entities, graph.relations, ordered, graph.sources, graph.notes)
+
+
+def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:
+    """An entity-inductive split: validation and test have entities that training has not.
+
+    The procedure of BLP (Daza et al., 2021), on the triples of all splits. Entities are taken out in random
+    order, with their triples, as long as each neighbor has more than two neighbors, so that none is left
+    alone, and each relation keeps 100 triples (half of its triples, if that is less). The first half of
+    those taken out are the test entities, with all the triples that they had; the second half, which then
+    have no triple with a test entity left, are the validation entities. An unseen entity may be the head,
+    the tail, or both.
+
+    A small or sparse graph may yield fewer entities than asked for.
+
+    Args:
+        share: of the entities, held out for test and as many for validation.
+
+    Raises:
+        DataError: when the share is out of range or no entity can be held out for each split.
+    """
+    if not 0 < share < 0.5:
+        raise DataError(f"the share of unseen entities must be above 0 and below 0.5, not {share}")
+    triples = np.unique(graph.all_triples, axis=0)
+    left = np.bincount(triples[:, 1], minlength=len(graph.relations))
+    least = np.minimum(100, -(-left // 2))
+    touching: dict[int, set[int]] = defaultdict(set)
+    neighbors: dict[int, Counter[int]] = defaultdict(Counter)
+    for i, (h, _, t) in enumerate(triples.tolist()):
+        for entity, other in {(h, t), (t, h)}:
+            touching[entity].add(i)
+            neighbors[entity][other] += 1
+    wanted = 2 * int(share * len(touching))
+    held: list[tuple[int, set[int]]] = []
+    # Removal only lowers the counts that forbid it, so who is refused once is refused for good: one pass.
+    for entity in np.random.default_rng(seed).permutation(sorted(touching)).tolist():
+        if len(held) == wanted:
+            break
+        removed = np.bincount(triples[list(touching[entity]), 1], minlength=len(left))
+        others = [n for n in neighbors[entity] if n != entity]
+        if any(len(neighbors[n]) <= 2 for n in others) or ((left - removed < least) & (removed > 0)).any():
+            continue
+        left -= removed
+        held.append((entity, set(touching[entity])))
+        for n in others:
+            touching[n] -= touching[entity]
+            del neighbors[n][entity]
+    half = len(held) // 2
+    if not half:
+        raise DataError(f"'{graph.name}' is too small or too sparse to hold out entities")
+    where = np.zeros(len(triples), np.int64)
+    for number, part in ((1, held[half : 2 * half]), (2, held[:half])):
+        where[[i for _, rows in part for i in rows]] = number
+    if len(held) % 2:  # the odd one out goes to neither split, nor may training keep it
+        where[list(held[-1][1])] = -1
+    splits = {s: triples[where == number] for number, s in enumerate(SPLITS)}
+    name = f"{graph.name}-unseen"
+    return KnowledgeGraph(name, graph.entities, graph.relations, splits, graph.sources, graph.notes)
+
+
+def describe_split(graph: KnowledgeGraph, origin: str, how: str) -> Card:
+    """A card for a graph that was split here; license and citation are the origin's, where it has a card."""
+    source = read_card(origin) if origin in card_names() else folder_card(Path(origin))
+    counts = {s: len(graph.splits.get(s, ())) for s in SPLITS}
+    return Card(
+        name=graph.name,
+        title=f"{source.title if source else graph.name}, {how}",
+        description=f"Made by kgmlm from {source.name if source else graph.name}: {how}.",
+        license=source.license if source else "that of the original data",
+        citation=source.citation if source else "",
+        counts=Counts(
+            entities=len(graph.entities),
+            relations=len(graph.relations),
+            unseen=int((~graph.seen_N).sum()),
+            **counts,
+        ),
+    )

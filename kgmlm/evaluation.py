@@ -1,7 +1,7 @@
 """Protocol to ranks to report: filtered, both sides, seen and unseen apart.
 
 Every triple of the split is kept. Scores come from the ranker, which knows no answers; answers meet scores
-only here, in the filter and in the ranks.
+only here, in the filter and in the ranks. What counts as unseen is what the *run* was not trained on.
 """
 
 from __future__ import annotations
@@ -28,8 +28,110 @@ from kgmlm.kg import (
     KnowledgeGraph,
     both_sides,
 )
-from kgmlm.metrics import Ranks, flat_metrics, headline, rank_answers, sides, summarize
+from kgmlm.metrics import (
+    HITS_AT,
+    Ranks,
+    expected_hits,
+    flat_metrics,
+    headline,
+    rank_answers,
+    sides,
+    summarize,
+)
 from kgmlm.ranker import Ranker
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """A graph to evaluate on, and what a model was trained on.
+
+    Attributes:
+        graph: texts of the candidates, triples to ask, known answers.
+        seen_N: which entities the model's training triples have.
+        own_N: which entities belong to the evaluated graph; others are further candidates.
+    """
+
+    graph: KnowledgeGraph
+    seen_N: BoolArray
+    own_N: BoolArray
+
+    @classmethod
+    def of(cls, graph: KnowledgeGraph) -> Scope:
+        """The graph that the model was trained on."""
+        return cls(graph, graph.seen_N, np.ones(len(graph.entities), np.bool_))
+
+    @classmethod
+    def inductive(
+        cls,
+        trained: KnowledgeGraph,
+        graph: KnowledgeGraph,
+        protocol: Protocol,
+        *,
+        allow_seen_entities: bool = False,
+        allow_new_relations: bool = False,
+    ) -> Scope:
+        """Another graph than the one that the model was trained on; entities and relations meet by label.
+
+        Args:
+            allow_seen_entities: evaluate though training triples have some of the graph's entities; the
+                breakdown tells them apart.
+            allow_new_relations: read relations that training has not from their names.
+
+        Raises:
+            DataError: when the model was trained on an evaluated triple, on an entity that would count as
+                unseen, or not on a relation.
+        """
+        train = trained.splits["train"]
+        known_relations = {trained.relations[r].label for r in np.unique(train[:, 1])}
+        asked = graph.triples(protocol.split)
+        new = sorted({graph.relations[r].label for r in np.unique(asked[:, 1])} - known_relations)
+        if new and not allow_new_relations:
+            raise DataError(
+                f"the run was not trained on the relation '{new[0]}' of '{graph.name}'"
+                f"{f' nor on {len(new) - 1} others' if len(new) > 1 else ''}; "
+                "--allow-new-relations reads them from their names"
+            )
+        learned, evaluated = _labeled(trained, train), _labeled(graph, asked)
+        shared = [triple for triple in evaluated if triple in learned]
+        if shared:
+            raise DataError(
+                f"the run was trained on {len(shared):,} of the {len(evaluated):,} {protocol.split} triples "
+                f"of '{graph.name}', such as ({', '.join(shared[0])}); evaluate a run of another graph"
+            )
+        labels = trained.entities.column("label")
+        seen = {labels[i] for i in np.flatnonzero(trained.seen_N)}
+        own = graph.entities.column("label")
+        overlap = [x for x in own if x in seen]
+        if overlap and not allow_seen_entities:
+            raise DataError(
+                f"the run was trained on {len(overlap):,} of the {len(own):,} entities of '{graph.name}', "
+                f"which would count as unseen, such as '{overlap[0]}'; "
+                "--allow-seen-entities tells them apart instead"
+            )
+        if protocol.candidates in ("all", "train"):
+            further = [i for i, x in enumerate(labels) if x not in graph.entities.index]
+            graph = graph.extended(trained.entities.take(np.array(further, np.int64)))
+        everyone = graph.entities.column("label")
+        seen_N = np.array([x in seen for x in everyone], np.bool_)
+        return cls(graph, seen_N, np.arange(len(everyone)) < len(own))
+
+    def members(self, protocol: Protocol) -> BoolArray:
+        """Which entities are candidates under a protocol."""
+        if protocol.candidates == "train":
+            return self.seen_N
+        if protocol.candidates == "graph":
+            return self.own_N
+        member_N = np.ones_like(self.seen_N)
+        if protocol.candidates == "split":
+            member_N[:] = False
+            member_N[self.graph.triples(protocol.split)[:, [0, 2]].ravel()] = True
+        return member_N
+
+
+def _labeled(graph: KnowledgeGraph, triples: IntArray) -> dict[tuple[str, str, str], None]:
+    """Triples as labels, in order."""
+    e = graph.entities.column("label")
+    return {(e[h], graph.relations[r].label, e[t]): None for h, r, t in triples.tolist()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,21 +173,43 @@ class Evaluation:
         pq.write_table(table, path)
 
 
-def _brief(ranks: Ranks) -> dict[str, float]:
-    """The few figures of a slice, realistic."""
-    full = summarize(ranks)
+Figures = Callable[[Ranks], dict[str, float]]
+
+
+def _brief(protocol: Protocol) -> Figures:
+    """The few figures of a slice under a protocol: realistic, or expected where negatives are not drawn."""
     wanted = ("count", "inverse_harmonic_mean_rank", "hits_at_1", "hits_at_3", "hits_at_5", "hits_at_10",
               "arithmetic_mean_rank")  # fmt: skip
-    brief = {k: full[k] for k in wanted if k in full}
-    return brief | ({"mrr": full["inverse_harmonic_mean_rank"]} if len(ranks) else {})
+
+    def expected(ranks: Ranks) -> dict[str, float]:
+        hits = {f"hits_at_{k}": expected_hits(ranks, protocol.negatives, k) for k in HITS_AT if len(ranks)}
+        return {"count": float(len(ranks)), **hits}
+
+    def realistic(ranks: Ranks) -> dict[str, float]:
+        full = summarize(ranks)
+        brief = {k: full[k] for k in wanted if k in full}
+        return brief | ({"mrr": full["inverse_harmonic_mean_rank"]} if len(ranks) else {})
+
+    return expected if _is_expected(protocol) else realistic
 
 
-def _with_mrr(ranks: Ranks, tail_B: BoolArray) -> dict[str, float]:
+def _is_expected(protocol: Protocol) -> bool:
+    return bool(protocol.negatives) and protocol.negatives_by == "expectation"
+
+
+def _metrics(ranks: Ranks, tail_B: BoolArray, protocol: Protocol) -> dict[str, float]:
+    """All metrics of a set of ranks; ``side.expected.…`` alone where negatives are not drawn."""
+    if _is_expected(protocol):
+        figures = _brief(protocol)
+        parts = {side: figures(part) for side, part in sides(ranks, tail_B)}
+        return {f"{side}.expected.{k}": v for side, part in sorted(parts.items()) for k, v in part.items()}
     metrics = flat_metrics(ranks, tail_B)
     return ({"mrr": headline(metrics)} if len(ranks) else {}) | metrics
 
 
-def breakdown(ranks: Ranks, triples: IntArray, tail_B: BoolArray, seen_N: BoolArray) -> dict[str, Any]:
+def breakdown(
+    ranks: Ranks, triples: IntArray, tail_B: BoolArray, seen_N: BoolArray, figures: Figures
+) -> dict[str, Any]:
     """Metrics by which position of the triple is unseen, and by which role in the query is."""
     h, t = np.tile(triples[:, [0, 2]], (2, 1)).T
     new_h, new_t = ~seen_N[h], ~seen_N[t]
@@ -98,15 +222,25 @@ def breakdown(ranks: Ranks, triples: IntArray, tail_B: BoolArray, seen_N: BoolAr
             "both": new_h & new_t,
             "any": new_h | new_t,
         },
-        "role": {"answer": new_answer & ~new_known, "known": new_known & ~new_answer},
+        "role": {
+            "answer": new_answer & ~new_known,
+            "known": new_known & ~new_answer,
+            "both": new_answer & new_known,
+            "neither": ~new_answer & ~new_known,
+        },
     }
     return {
-        f"unseen_{kind}": {name: _brief(ranks[mask]) for name, mask in masks.items()}
+        f"unseen_{kind}": {name: figures(ranks[mask]) for name, mask in masks.items()}
         for kind, masks in slices.items()
     }
 
 
-def _sample(triples: IntArray, protocol: Protocol) -> IntArray:
+def _asked(scope: Scope, protocol: Protocol) -> IntArray:
+    """The triples that a protocol asks, before those outside its candidates are left out."""
+    triples = scope.graph.triples(protocol.split)
+    if protocol.triples != "all":
+        new = ~scope.seen_N[triples[:, [0, 2]]].all(1)
+        triples = triples[new if protocol.triples == "unseen" else ~new]
     if not protocol.max_triples or protocol.max_triples >= len(triples):
         return triples
     rng = np.random.default_rng(protocol.seed)
@@ -165,9 +299,34 @@ class _View:
         return Ranks(*self.ranks_3B[:, self.asked_B])
 
 
+@dataclass(frozen=True, eq=False)
+class _Drawn(_View):
+    """A view that ranks each query among its own few candidates; ``negatives`` and ``seed`` choose them."""
+
+    negatives: int = 0
+    seed: int = 0
+
+    def rank(
+        self, scores_bN: torch.Tensor, at: IntArray, answers: IntArray, known: tuple[IntArray, IntArray]
+    ) -> None:
+        rows, ids = known
+        bounds = np.searchsorted(rows, np.arange(len(at) + 1))  # a filter index answers row by row
+        for b in np.flatnonzero(self.asked_B[at]):
+            taken = np.append(ids[bounds[b] : bounds[b + 1]], answers[b])
+            rng = np.random.default_rng([self.seed, int(at[b])])  # whatever the batches
+            size = min(len(self.ids), self.negatives + len(taken))
+            drawn = rng.choice(self.ids, size, replace=False)
+            drawn = drawn[~np.isin(drawn, taken)][: self.negatives]
+            few = torch.from_numpy(np.append(drawn, answers[b])).to(scores_bN.device)
+            ranks = rank_answers(scores_bN[b, few][None], torch.tensor([len(drawn)], device=few.device))
+            self.ranks_3B[:, at[b]] = [
+                int(x[0]) for x in (ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B)
+            ]
+
+
 def evaluate(
     ranker: Ranker,
-    graph: KnowledgeGraph,
+    graph: KnowledgeGraph | Scope,
     protocol: Protocol,
     *,
     batch_size: int = 64,
@@ -175,11 +334,13 @@ def evaluate(
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
 
-    A query that several triples share is encoded once. Beside the protocol's candidates, ranks among
-    training entities alone are taken from the same scores: what PyKEEN, which drops triples with unseen
-    entities, would report.
+    A query that several triples share is encoded once. On the run's own graph, ranks among training
+    entities alone are taken from the same scores: what PyKEEN, which drops triples with unseen entities,
+    would report.
 
     Args:
+        ranker: over the entities of the graph.
+        graph: the run's own graph, or a :class:`Scope` of another.
         advance: called with (queries just done, distinct queries in all).
 
     Raises:
@@ -191,22 +352,25 @@ def evaluate(
         raise ConfigError(
             f"the filter names an unknown split '{unknown.pop()}' (there are: {', '.join(SPLITS)})"
         )
-    sampled = _sample(graph.triples(protocol.split), protocol)
-    seen_N = graph.seen_N
-    inside = seen_N[sampled[:, [0, 2]]].all(1) | (protocol.candidates == "all")
-    triples = sampled[inside]
+    scope = graph if isinstance(graph, Scope) else Scope.of(graph)
+    graph, seen_N, member_N = scope.graph, scope.seen_N, scope.members(protocol)
+    sampled = _asked(scope, protocol)
+    triples = sampled[member_N[sampled[:, [0, 2]]].all(1)]
     if not len(triples):
         raise DataError(f"the split '{protocol.split}' has no triple to evaluate under this protocol")
     queries, answers = both_sides(triples)
-    known_splits = [s for s in graph.splits if s in protocol.filter or s == protocol.split]
-    index = FilterIndex(np.concatenate([graph.splits[s] for s in known_splits]), len(graph.entities))
+    known_splits = [graph.splits[s] for s in graph.splits if s in protocol.filter]
+    index = FilterIndex(np.concatenate([np.zeros((0, 3), np.int64), *known_splits]), len(graph.entities))
     _, first, inverse = np.unique(index.keys(queries), return_index=True, return_inverse=True)
     members = np.argsort(inverse, kind="stable")  # queries, grouped by distinct query
     bounds = np.searchsorted(inverse[members], np.arange(len(first) + 1))
 
-    views = {"all": _View.of(np.ones_like(seen_N), triples), "train": _View.of(seen_N, triples)}
-    if seen_N.all():
-        views["train"] = views["all"]
+    main = _View.of(member_N, triples)
+    if protocol.negatives and protocol.negatives_by == "drawing":
+        main = _Drawn(**vars(main), negatives=protocol.negatives, seed=protocol.seed)
+    views = [main]
+    if not protocol.negatives and scope.own_N.all() and seen_N.any():
+        views.append(main if (seen_N == member_N).all() else _View.of(seen_N, triples))
     answer_scores_B = torch.zeros(len(queries))
     started = time.monotonic()
     for rows, scores_dN in ranker.rank(
@@ -219,12 +383,22 @@ def evaluate(
         true = torch.from_numpy(answers[at]).to(scores_dN.device)
         answer_scores_B[at] = scores_bN.gather(1, true[:, None])[:, 0].cpu()
         known = index.lookup(queries[at])
-        for view in {id(v): v for v in views.values()}.values():
+        for view in {id(v): v for v in views}.values():
             view.rank(scores_bN, at, answers[at], known)
     seconds = time.monotonic() - started
 
-    main, comparable = views[protocol.candidates], views["train"]
     ranks, tail_B, relation_B = main.result(), queries.tail_B, queries.relation_B
+    figures = _brief(protocol)
+    chosen = {c: [graph.entities.column(c)[i] for i in main.ids] for c in ("label", "name", "description")}
+    candidates: dict[str, Any] = {
+        "set": protocol.candidates,
+        "count": len(main.ids),
+        "names_truncated": int(ranker.candidates.truncated_N[main.ids].sum()),
+        "without_name": sum(map(str.__eq__, chosen["label"], chosen["name"])),
+        "without_description": chosen["description"].count(""),
+    }
+    if protocol.negatives:
+        candidates["negatives"] = {"count": protocol.negatives, "by": protocol.negatives_by}
     report = {
         "dataset": graph.name,
         "split": protocol.split,
@@ -232,23 +406,21 @@ def evaluate(
         "triples_left_out": len(sampled) - len(triples),
         "queries": len(first),
         "seconds": round(seconds, 2),
-        "candidates": {
-            "set": protocol.candidates,
-            "count": len(main.ids),
-            "names_truncated": int(ranker.candidates.truncated_N[main.ids].sum()),
-        },
+        "candidates": candidates,
         "protocol": protocol.model_dump(mode="json"),
-        "metrics": _with_mrr(ranks, tail_B),
-        "breakdown": breakdown(ranks, triples, tail_B, seen_N),
-        "pykeen_comparable": {
+        "metrics": _metrics(ranks, tail_B, protocol),
+        "breakdown": breakdown(ranks, triples, tail_B, seen_N, figures),
+    }
+    if len(views) > 1:
+        comparable = views[1]
+        report["pykeen_comparable"] = {
             "candidates": len(comparable.ids),
-            "metrics": _with_mrr(comparable.result(), tail_B[comparable.asked_B]),
-        },
-        "relations": {
-            graph.relations[r].label: {
-                side: _brief(part) for side, part in sides(ranks[relation_B == r], tail_B[relation_B == r])
-            }
-            for r in np.unique(relation_B)
-        },
+            "metrics": _metrics(comparable.result(), tail_B[comparable.asked_B], protocol),
+        }
+    report["relations"] = {
+        graph.relations[r].label: {
+            side: figures(part) for side, part in sides(ranks[relation_B == r], tail_B[relation_B == r])
+        }
+        for r in np.unique(relation_B)
     }
     return Evaluation(graph, triples, tail_B, ranks, answer_scores_B, report)

@@ -5,15 +5,18 @@ Labels survive byte for byte: TSV has no quoting, nothing is ever read as missin
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +67,16 @@ def _csv_line(line: str) -> list[str]:
 
 def parse_lines(data: bytes, origin: str, separator: str = "\t") -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of each line of UTF-8 text; only ``\\n`` and ``\\r\\n`` end a line."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{origin}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
-    lines = text.split("\n")
-    while lines and lines[-1] in ("", "\r"):
-        lines.pop()
-    for number, ended in enumerate(lines, 1):
-        content = ended.removesuffix("\r")
+    body = data.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
+    if not body:
+        return
+    for number, ended in enumerate(io.BytesIO(body), 1):
+        try:
+            content = ended.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{origin}:{number}: not UTF-8 text ({error.reason}); save the file as UTF-8"
+            ) from None
         yield number, content.split(separator) if separator == "\t" else _csv_line(content)
 
 
@@ -135,43 +138,58 @@ def read_triples(path: Path) -> Rows:
     return rows
 
 
-def read_texts(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, list[str]]:
+def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line or row number, fields) of a table with a header, the header first."""
+    if path.suffix != ".parquet":
+        yield from parse_lines(read_bytes(path), str(path), _separator(path))
+        return
+    table = _read_parquet(path)
+    yield 0, list(table.column_names)
+    rows = (
+        zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in table.to_batches()
+    )
+    for number, row in enumerate(chain.from_iterable(rows), 1):
+        yield number, [x or "" for x in row]
+
+
+def read_texts(
+    path: Path, required: Sequence[str], optional: Sequence[str], taken: Container[str] = ()
+) -> dict[str, list[str]]:
     """Named columns of a table with a header; optional ones that are absent come back empty.
 
+    Args:
+        taken: labels that may not occur.
+
     Raises:
-        DataError: for a missing column, a ragged line, an empty or a repeated label.
+        DataError: for a missing column, a ragged line, an empty, a repeated or a taken label.
     """
-    if path.suffix == ".parquet":
-        table = _read_parquet(path)
-        header = list(table.column_names)
-        body = [
-            (n, [x or "" for x in row])
-            for n, row in enumerate(zip(*(table.column(c).to_pylist() for c in header), strict=True), 1)
-        ]
-    else:
-        lines = list(parse_lines(read_bytes(path), str(path), _separator(path)))
-        if not lines:
-            raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
-        header, body = lines[0][1], lines[1:]
+    lines = _texts(path)
+    header = next(lines, (0, []))[1]
+    if not header:
+        raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
     missing = [c for c in required if c not in header]
     if missing:
         raise DataError(
             f"{path}: column '{missing[0]}' is missing (the first line names: {', '.join(header)})"
         )
+    where = [(c, header.index(c)) for c in (*required, *optional) if c in header]
+    columns: dict[str, list[str]] = {c: [] for c in (*required, *optional)}
     seen: dict[str, int] = {}
     at = header.index("label")
-    for number, fields in body:
+    for number, fields in lines:
         if len(fields) != len(header):
             raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
-        if not fields[at]:
+        label = fields[at]
+        if not label:
             raise DataError(f"{path}:{number}: the label is empty")
-        if fields[at] in seen:
-            raise DataError(
-                f"{path}:{number}: label '{fields[at]}' stands already on line {seen[fields[at]]}"
-            )
-        seen[fields[at]] = number
-    where = {c: header.index(c) for c in (*required, *optional) if c in header}
-    return {c: [fields[where[c]] if c in where else "" for _, fields in body] for c in (*required, *optional)}
+        if label in seen:
+            raise DataError(f"{path}:{number}: label '{label}' stands already on line {seen[label]}")
+        if label in taken:
+            raise DataError(f"{path}:{number}: label '{label}' exists in the graph already")
+        seen[label] = number
+        for column, i in where:
+            columns[column].append(fields[i])
+    return {c: values or [""] * len(seen) for c, values in columns.items()}
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:

@@ -17,7 +17,7 @@ Shapes: B queries, N entities, n triples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, overload
 
@@ -109,6 +109,27 @@ class EntityTable:
         self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
         if len(self.index) != len(labels):
             raise DataError("an entity label occurs twice in the entity table")
+
+    def extended(self, more: EntityTable) -> EntityTable:
+        """This table with other entities below it; ids of this one are kept.
+
+        Raises:
+            DataError: when a label is in both.
+        """
+        shared = next((x for x in more.index if x in self.index), None)
+        if shared is not None:
+            raise DataError(f"the entity label '{shared}' exists already")
+        joined = EntityTable([])
+        joined.table = pa.concat_tables([self.table, more.table])
+        del joined.index
+        return joined
+
+    def take(self, ids: IntArray) -> EntityTable:
+        """Some of the entities, renumbered in the order asked for."""
+        taken = EntityTable([])
+        taken.table = self.table.take(pa.array(ids))
+        del taken.index
+        return taken
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -309,6 +330,14 @@ class KnowledgeGraph:
         """What a template may see."""
         return ContextGraph(self.entities, self.relations, self.splits["train"])
 
+    def extended(self, more: EntityTable) -> KnowledgeGraph:
+        """The same triples with further entities, which no triple has; ids are kept.
+
+        Raises:
+            DataError: when an entity exists already.
+        """
+        return replace(self, entities=self.entities.extended(more))
+
     def queries(self, split: str) -> tuple[Queries, IntArray]:
         """Both queries of each triple of a split (heads first) and, apart, their answers."""
         return both_sides(self.triples(split))
@@ -326,6 +355,15 @@ class KnowledgeGraph:
         return queries[order[starts]], GroupedAnswers(offsets, answers[order])
 
 
+@dataclass(frozen=True)
+class Edge:
+    """A training triple as one of its entities sees it: ``other`` answers ``(relation, target)``."""
+
+    relation: int
+    target: Target
+    other: int
+
+
 @dataclass(frozen=True, eq=False)
 class ContextGraph:
     """All that a template may see: texts and *training* triples, nothing of the other splits."""
@@ -333,3 +371,23 @@ class ContextGraph:
     entities: EntityTable
     relations: RelationTable
     train: IntArray
+
+    @cached_property
+    def _edges(self) -> tuple[IntArray, IntArray]:
+        """Offsets by entity, and rows (relation, is tail, other)."""
+        queries, others = both_sides(np.unique(self.train.reshape(-1, 3), axis=0))
+        order = np.argsort(queries.entity_B, kind="stable")
+        counts = np.bincount(queries.entity_B, minlength=len(self.entities))
+        rows = np.stack([queries.relation_B, queries.tail_B, others], axis=1)[order]
+        return np.concatenate([[0], np.cumsum(counts)]), rows
+
+    @cached_property
+    def degree_N(self) -> IntArray:
+        """Training triples of each entity."""
+        return np.diff(self._edges[0])
+
+    def edges(self, entity: int) -> list[Edge]:
+        """The training triples of an entity."""
+        offsets, rows = self._edges
+        part = rows[offsets[entity] : offsets[entity + 1]].tolist()
+        return [Edge(r, "tail" if is_tail else "head", other) for r, is_tail, other in part]

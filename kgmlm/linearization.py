@@ -6,10 +6,13 @@ which exactly one is the hole. To add a template: write a function and name it i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kgmlm.kg import ConfigError, ContextGraph, Query
+import numpy as np
+
+from kgmlm.kg import ConfigError, ContextGraph, Edge, Query, Target
 
 NEVER = 0
 
@@ -50,34 +53,86 @@ class Linearization:
         return " ".join(w for w in words if w)
 
 
-Template = Callable[[ContextGraph, Query, bool], Linearization]
+Template = Callable[[ContextGraph, Query, bool, Sequence[Edge]], Linearization]
 
 
-def plain(context: ContextGraph, query: Query, descriptions: bool) -> Linearization:
+def neighborhood(
+    context: ContextGraph, query: Query, limit: int, drop: float = 0.0, rng: np.random.Generator | None = None
+) -> list[Edge]:
+    """The training triples of the query's entity that its text may tell, the most telling first.
+
+    Whatever answers the query itself in training is withheld, so the text of a training query never holds
+    its answers by the asked-for triple; the mirrored triple (answer, relation, entity) may stay. First come
+    the other edges of the query's relation, then one of each relation in turn, neighbors of few triples
+    before hubs.
+
+    Args:
+        limit: how many at most.
+        drop: in training, the chance that an edge is left out, and that all are.
+    """
+    edges = [
+        e for e in context.edges(query.entity) if (e.relation, e.target) != (query.relation, query.target)
+    ]
+    if rng is not None and drop:
+        if rng.random() < drop:
+            return []
+        edges = [e for e, chance in zip(edges, rng.random(len(edges)), strict=True) if chance >= drop]
+    degree_N = context.degree_N
+    edges.sort(key=lambda e: (degree_N[e.other], e.other))
+    turn: Counter[tuple[int, str]] = Counter()
+    ranked = []
+    for e in edges:
+        ranked.append((e.relation != query.relation, turn[e.relation, e.target], e))
+        turn[e.relation, e.target] += 1
+    ranked.sort(key=lambda row: row[:2])
+    return [e for _, _, e in ranked[:limit]]
+
+
+def _told(context: ContextGraph, neighbors: Sequence[Edge]) -> tuple[Segment, ...]:
+    """Neighbors as text: ``; is a: organism``. Beyond the third they are cut before the description."""
+    return tuple(
+        Segment(
+            f"; {_wording(context, e.relation, e.target)}: {context.entities[e.other].surface}",
+            cut=2 if i < 3 else 4,
+        )
+        for i, e in enumerate(neighbors)
+    )
+
+
+def _wording(context: ContextGraph, relation: int, target: Target) -> str:
+    name = context.relations[relation].name
+    return name if target == "tail" else f"inverse of {name}"
+
+
+def plain(
+    context: ContextGraph, query: Query, descriptions: bool, neighbors: Sequence[Edge] = ()
+) -> Linearization:
     """``virus. a tiny agent | causes | ___`` and ``disease. … | inverse of causes | ___``."""
     entity = context.entities[query.entity]
-    relation = context.relations[query.relation].name
-    wording = relation if query.target == "tail" else f"inverse of {relation}"
     description = entity.description if descriptions else ""
     return Linearization(
         (
             Segment(f"{entity.surface}." if description else entity.surface, cut=1),
-            Segment(description, cut=2),
-            Segment(f"| {wording} |"),
+            Segment(description, cut=3),
+            *_told(context, neighbors),
+            Segment(f"| {_wording(context, query.relation, query.target)} |"),
         )
     )
 
 
-def natural(context: ContextGraph, query: Query, descriptions: bool) -> Linearization:
+def natural(
+    context: ContextGraph, query: Query, descriptions: bool, neighbors: Sequence[Edge] = ()
+) -> Linearization:
     """``virus means: a tiny agent virus causes ___`` and ``… something causes disease, namely ___``."""
     entity = context.entities[query.entity]
     relation = context.relations[query.relation].name
     description = entity.description if descriptions else ""
-    intro = (Segment(f"{entity.surface} means:", cut=1), Segment(description, cut=2)) if description else ()
+    intro = (Segment(f"{entity.surface} means:", cut=1), Segment(description, cut=3)) if description else ()
+    told = _told(context, neighbors)
     if query.target == "tail":
-        return Linearization((*intro, Segment(entity.surface, cut=1), Segment(relation)))
+        return Linearization((*intro, *told, Segment(entity.surface, cut=1), Segment(relation)))
     return Linearization(
-        (*intro, Segment(f"something {relation}"), Segment(f"{entity.surface}, namely", cut=1)),
+        (*intro, *told, Segment(f"something {relation}"), Segment(f"{entity.surface}, namely", cut=1)),
     )
 
 

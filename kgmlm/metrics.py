@@ -6,6 +6,7 @@ strictly higher, pessimistic those that score at least as high, realistic is the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -128,6 +129,23 @@ def summarize(ranks: Ranks, rank_type: RankType = "realistic") -> dict[str, floa
         if expected > 1:
             result["adjusted_arithmetic_mean_rank_index"] = float(1 - (r.mean() - 1) / (expected - 1))
     return result
+
+
+def expected_hits(ranks: Ranks, negatives: int, k: int) -> float:
+    """Mean chance that the answer is among the best k of itself and so many random negatives.
+
+    The closed form of NBFNet (Zhu et al., 2021): with f the share of all negatives that score at least as
+    high (pessimistic), ``sum over i < k of C(negatives, i) f^i (1 - f)^(negatives - i)``.
+
+    >>> round(expected_hits(Ranks(np.array([1]), np.array([2]), np.array([3])), negatives=2, k=1), 4)
+    0.25
+    """
+    others = np.maximum(ranks.candidates_B - 1, 1)
+    f_B = (ranks.pessimistic_B - 1) / others
+    terms = [
+        math.comb(negatives, i) * f_B**i * (1 - f_B) ** (negatives - i) for i in range(min(k, negatives + 1))
+    ]
+    return float(np.sum(terms, axis=0).mean())
 
 
 def sides(ranks: Ranks, tail_B: BoolArray) -> Iterator[tuple[str, Ranks]]:

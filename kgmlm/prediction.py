@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kgmlm.kg import FilterIndex, KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.kg import EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from kgmlm.ranker import Ranker
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,17 @@ class Prediction:
             "known": self.known,
         }
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
+
+
+def _top(scores_N: torch.Tensor, k: int) -> list[int]:
+    """The k best, equal scores in order of their ids; sorts no more than it must."""
+    k = min(max(k, 0), len(scores_N))
+    if not k:
+        return []
+    eligible = torch.nonzero(scores_N >= scores_N.topk(k).values[-1])[:, 0]
+    best = scores_N[eligible].argsort(descending=True, stable=True)[:k]
+    ids: list[int] = eligible[best].tolist()
+    return ids
 
 
 class Resolver:
@@ -140,6 +150,23 @@ class Predictor:
         self.ranker = ranker
         self.resolver = Resolver(graph)
 
+    def with_entities(self, more: EntityTable) -> Predictor:
+        """A predictor that knows further entities, as candidates and in queries, by their text alone.
+
+        Nothing is trained and no entity costs a forward pass; scores of the others do not change.
+
+        Raises:
+            DataError: when an entity exists already.
+
+        Example:
+            >>> new = EntityTable(["sars2"], ["coronavirus"], ["an RNA virus"])  # doctest: +SKIP
+            >>> predictor.with_entities(new).rank(head="coronavirus", relation="causes")  # doctest: +SKIP
+        """
+        graph = self.graph.extended(more)
+        old = self.ranker
+        ranker = Ranker(graph.context, old.tokenizer, old.model, old.text, old.scoring, old.vocabulary)
+        return Predictor(graph, ranker)
+
     @cached_property
     def _known(self) -> FilterIndex:
         return self.graph.filter_index
@@ -171,9 +198,8 @@ class Predictor:
             if novel:
                 ranked[known_rows, known_ids] = float("-inf")
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
-            top_BK = torch.argsort(ranked, dim=1, descending=True, stable=True)[:, : max(k, 0)].tolist()
             for b, row in enumerate(rows.tolist()):
-                chosen = [i for i in top_BK[b] if not (novel and (b, i) in known)]
+                chosen = [i for i in _top(ranked[b], k) if not (novel and (b, i) in known)]
                 tokens = self._tokens(queries[row], chosen) if explain and chosen else [None] * len(chosen)
                 yield row, [
                     Prediction(

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from kgmlm.config import ScoringSettings, TextSettings
-from kgmlm.kg import BoolArray, ContextGraph, IntArray, ModelError, Queries
-from kgmlm.linearization import Linearization, get_template
+from kgmlm.kg import BoolArray, ContextGraph, Edge, IntArray, ModelError, Queries
+from kgmlm.linearization import Linearization, get_template, neighborhood
 from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.scoring import PairTable, score_candidates, token_log_probs
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
+
+_SCORES = 2**25  # scores held at once: 128 MB
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,27 @@ class Ranker:
         chosen = self.candidates if entity_ids is None else self.candidates.take(entity_ids)
         return PairTable.of(chosen, self.model.device)
 
-    def linearize(self, queries: Queries) -> list[Linearization]:
-        """The text of B queries."""
-        return [self._template(self.context, q, self.text.descriptions) for q in queries]
+    def linearize(self, queries: Queries, rng: np.random.Generator | None = None) -> list[Linearization]:
+        """The text of B queries.
 
-    def encode(self, queries: Queries) -> list[Encoded]:
-        """The tokens of B queries, cut to ``text.max_length``."""
+        Args:
+            rng: in training, draws which neighbors are left out.
+        """
+        text = self.text
+        told: list[list[Edge]] = [[] for _ in range(len(queries))]
+        if text.neighbors:
+            told = [
+                neighborhood(self.context, q, text.neighbors, text.neighbor_dropout, rng) for q in queries
+            ]
+        return [
+            self._template(self.context, q, text.descriptions, edges)
+            for q, edges in zip(queries, told, strict=True)
+        ]
+
+    def encode(self, queries: Queries, rng: np.random.Generator | None = None) -> list[Encoded]:
+        """The tokens of B queries, cut to ``text.max_length``; ``rng`` as in :meth:`linearize`."""
         return self.tokenizer.encode_queries(
-            self.linearize(queries), self.vocabulary.span_length, self.text.max_length
+            self.linearize(queries, rng), self.vocabulary.span_length, self.text.max_length
         )
 
     def normalizer(self, span: SpanOutput) -> torch.Tensor:
@@ -144,6 +159,7 @@ class Ranker:
         """
         self.model.eval()
         table = self._all if entity_ids is None else self.table(entity_ids)
+        batch_size = max(1, min(batch_size, _SCORES // max(1, len(table))))
         for start in range(0, len(queries), 64 * batch_size):  # bounds what is encoded at once
             part = queries[start : start + 64 * batch_size]
             for rows, batch in self.batches(part, batch_size):

@@ -142,10 +142,13 @@ class Run:
         with files.atomic_folder(self.model_folder) as folder:
             save_model(model, tokenizer, folder)
 
-    def ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
+    def ranker(
+        self, device: str | None = None, folder: Path | None = None, graph: KnowledgeGraph | None = None
+    ) -> Ranker:
         """A ready ranker with the run's best model.
 
         Args:
+            graph: other texts and candidates than the run's own; nothing is trained.
             folder: another model of this run, such as a checkpoint's.
             device: such as "cpu" or "cuda"; None takes a GPU where there is one.
 
@@ -169,7 +172,7 @@ class Run:
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
         return Ranker(
-            self.graph.context,
+            (graph or self.graph).context,
             load_tokenizer(folder),
             model,
             self.settings.text,

@@ -85,7 +85,7 @@ def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
     template = get_template(text.template)
     _, first = np.unique(graph.splits["train"][:, 1], return_index=True)
     for query in graph.queries("train")[0][np.concatenate([first, first + len(graph.splits["train"])])]:
-        yield template(graph.context, query, text.descriptions).text("")
+        yield template(graph.context, query, text.descriptions, ()).text("")
 
 
 def start_run(
@@ -172,7 +172,8 @@ class BatchStream:
             if number + len(mine) < skip:
                 number += len(mine)
                 continue
-            encoded = self.ranker.encode(self.queries[rows])
+            drawing = np.random.default_rng([self.settings.seed, epoch, start])
+            encoded = self.ranker.encode(self.queries[rows], drawing)
             by_length = np.argsort([len(e.input_ids) for e in encoded], kind="stable")
             for i in mine:
                 number += 1

@@ -25,7 +25,7 @@ GOLDEN = {
 @pytest.mark.parametrize("target", ["tail", "head"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_has_its_golden_text(toy: KnowledgeGraph, name: str, target: str) -> None:
-    text = TEMPLATES[name](toy.context, query(toy, "france", "capital", target), True)
+    text = TEMPLATES[name](toy.context, query(toy, "france", "capital", target), True, ())
     assert text.text() == GOLDEN[name, target]
 
 
@@ -33,7 +33,7 @@ def test_every_template_has_its_golden_text(toy: KnowledgeGraph, name: str, targ
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_keeps_the_contract(toy: KnowledgeGraph, name: str, target: str) -> None:
     asked = query(toy, "france", "capital", target)
-    with_text, without = (TEMPLATES[name](toy.context, asked, flag) for flag in (True, False))
+    with_text, without = (TEMPLATES[name](toy.context, asked, flag, ()) for flag in (True, False))
     relation = toy.relations[asked.relation].name
     uncut = [s.text for s in (*with_text.before, *with_text.after) if s.cut == 0]
     assert any(relation in text for text in uncut), "the relation must never be cut"
@@ -41,7 +41,7 @@ def test_every_template_keeps_the_contract(toy: KnowledgeGraph, name: str, targe
     assert "country in western Europe" not in without.text()
     assert "France" in without.text()
     other = TEMPLATES[name](
-        toy.context, query(toy, "france", "capital", "head" if target == "tail" else "tail"), True
+        toy.context, query(toy, "france", "capital", "head" if target == "tail" else "tail"), True, ()
     )
     assert other.text() != with_text.text(), "a head query needs a wording of its own"
 

@@ -1,0 +1,190 @@
+"""The ``kgmlm data`` commands: list, fetch, check, show and split datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transformers, stdout, tell
+
+data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+@data_app.command("list")
+@handled
+def data_list(as_json: Json = False) -> None:
+    """List the built-in datasets."""
+    from kgmlm.cards import card_names, read_card
+
+    cards = [read_card(name) for name in card_names()]
+    if as_json:
+        print_json([{"name": c.name, "title": c.title, **c.counts.model_dump()} for c in cards])
+        return
+    from rich.table import Table
+
+    table = Table()
+    for column in ("name", "entities", "relations", "train", "valid", "test", "unseen"):
+        table.add_column(column, justify="left" if column == "name" else "right")
+    for card in cards:
+        counts = card.counts.model_dump()
+        table.add_row(card.name, *(f"{counts[c.header]:,}" for c in table.columns[1:]))  # type: ignore[index]
+    stdout().print(table)
+
+
+@data_app.command("prepare")
+@handled
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="A built-in dataset, or `all`.")], quiet: Quiet = False
+) -> None:
+    """Fetch and verify a dataset's files, from $KGMLM_MIRROR where it has them."""
+    from kgmlm.cards import card_names, fetch, read_card
+
+    for each in card_names() if name == "all" else [name]:
+        card = read_card(each)
+        for source in card.source:
+            path = fetch(source, progress=not quiet)
+            tell(f"{each}: {source.path} is at {path}")
+        tell(f"{each}: ready")
+
+
+@data_app.command("check")
+@handled
+def data_check(
+    dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
+    model: Annotated[str | None, typer.Option(help="Count name lengths in this model's tokens.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
+
+    Exit code 2 when the counts differ from the card's.
+    """
+    from kgmlm.cards import card_names, folder_card, read_card
+    from kgmlm.checks import check_graph
+    from kgmlm.datasets import load_graph
+
+    graph = load_graph(dataset)
+    card = read_card(dataset) if dataset in card_names() else folder_card(Path(dataset))
+    report = check_graph(graph, card.counts if card else None)
+    if model is not None:
+        from kgmlm.tokenization import load_tokenizer
+
+        quiet_transformers()
+        names = graph.entities.column("surface")
+        lengths = load_tokenizer(model).candidates(names, None, end_of_name=False).lengths_N
+        longest = lengths.argsort(kind="stable")[::-1][:5]
+        report["name_tokens"] = {
+            "mean": round(float(lengths.mean()), 3),
+            "max": int(lengths.max()),
+            "longest": [{"name": names[i], "tokens": int(lengths[i])} for i in longest],
+        }
+    if as_json:
+        print_json(report)
+    else:
+        print_check(report)
+    if report.get("mismatches"):
+        wrong = ", ".join(f"{k} {v['found']} instead of {v['card']}" for k, v in report["mismatches"].items())
+        fail(f"{dataset} differs from its card: {wrong}")
+
+
+@data_app.command("show")
+@handled
+def data_show(
+    dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
+    entity: Annotated[str | None, typer.Option(help="Show one entity and its training triples.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a dataset's card and a few triples, or one entity."""
+    from kgmlm.cards import card_names, read_card
+    from kgmlm.datasets import labeled, load_graph
+
+    graph = load_graph(dataset)
+    if entity is not None:
+        from dataclasses import asdict
+
+        from kgmlm.prediction import Resolver
+
+        at = Resolver(graph).entity(entity)
+        train_triples = graph.splits["train"]
+        touching = train_triples[(train_triples[:, [0, 2]] == at).any(1)]
+        shown: dict[str, Any] = {**asdict(graph.entities[at]), "train": labeled(graph, touching)}
+    else:
+        card = (
+            read_card(dataset).model_dump(exclude={"source", "splits", "texts"})
+            if dataset in card_names()
+            else {}
+        )
+        shown = {**card, "name": graph.name, "relations": [r.label for r in graph.relations]}
+        shown["examples"] = labeled(graph, graph.splits["train"][:5])
+    if as_json:
+        print_json(shown)
+        return
+    for key, value in shown.items():
+        if isinstance(value, list):
+            print(f"{key}:")
+            for row in value[:20]:
+                print("  " + (row if isinstance(row, str) else " | ".join(row)))
+            if len(value) > 20:
+                print(f"  and {len(value) - 20:,} more")
+        else:
+            print(f"{key}: {value}")
+
+
+@data_app.command("split")
+@handled
+def data_split(
+    dataset: Annotated[str, typer.Argument(help="A dataset folder.")],
+    output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
+    random: Annotated[bool, typer.Option("--random", help="Draw triples at random.")] = False,
+    unseen_entities: Annotated[
+        float | None,
+        typer.Option(
+            help="Hold out this share of the entities for test, as many for validation, with their triples."
+        ),
+    ] = None,
+    valid: Annotated[float, typer.Option(help="With --random: share of the triples for validation.")] = 0.1,
+    test: Annotated[float, typer.Option(help="With --random: share of the triples for test.")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Split a dataset and write it as a new folder, with its card.
+
+    --random makes the splits that are missing. --unseen-entities splits all triples anew, so that
+    validation and test are about entities that training has not.
+    """
+    from kgmlm.datasets import describe_split, load_graph, split_random, split_unseen, write_folder
+    from kgmlm.kg import ConfigError
+
+    if random == (unseen_entities is not None):
+        raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
+    graph = load_graph(dataset)
+    if unseen_entities is None:
+        graph = split_random(graph, valid, test, seed)
+        how = f"split at random with seed {seed}"
+    else:
+        graph = split_unseen(graph, unseen_entities, seed)
+        how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
+    card = describe_split(graph, dataset, how)
+    write_folder(graph, output, card)
+    report: dict[str, Any] = card.counts.model_dump()
+    tell(", ".join(f"{s} {len(t):,}" for s, t in graph.splits.items()) + f" triples written to {output}")
+    for split in ("valid", "test") if unseen_entities is not None else ():
+        ends = graph.splits[split][:, [0, 2]]
+        new = ~graph.seen_N[ends]
+        counts = {
+            "entities": len(set(ends[new].tolist())),
+            "head": int((new[:, 0] & ~new[:, 1]).sum()),
+            "tail": int((new[:, 1] & ~new[:, 0]).sum()),
+            "both": int(new.all(1).sum()),
+        }
+        report[f"{split}_unseen"] = counts
+        tell(
+            f"{split}: {counts['entities']:,} unseen entities, in {counts['head']:,} triples as the head, "
+            f"in {counts['tail']:,} as the tail, in {counts['both']:,} as both"
+        )
+    if as_json:
+        print_json(report)

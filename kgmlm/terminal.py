@@ -1,0 +1,298 @@
+"""What people see: progress bars, tables, sentences for errors. Results go to stdout, the rest to stderr.
+
+Heavy imports live inside the functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kgmlm.evaluation import Evaluation
+    from kgmlm.prediction import Prediction, Predictor
+
+
+def fail(message: str) -> None:
+    """Say it on stderr and exit with code 2."""
+    print(f"kgmlm: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def handled(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn what users can cause into one sentence and exit code 2."""
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        from kgmlm.kg import KgmlmError
+
+        # transformers reports its loading in bars and warnings of its own; ours say what matters.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        try:
+            function(*args, **kwargs)
+        except KgmlmError as error:
+            fail(str(error))
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
+            raise typer.Exit(0) from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                fail(
+                    f"there is no room left to write {error.filename or 'the file'}; free some and try again"
+                )
+            fail(str(error))
+        except KeyboardInterrupt:
+            print("kgmlm: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    return wrapper
+
+
+def quiet_transformers() -> None:
+    """No loading bars and advice of transformers."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def print_json(value: Any) -> None:
+    """Indented JSON on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def tell(message: str) -> None:
+    """A line on stderr."""
+    print(message, file=sys.stderr)
+
+
+def stdout() -> Console:
+    """Where tables go; wide enough for names where no terminal sets the width."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+
+
+@contextmanager
+def progress_bar(*columns: str, quiet: bool = False) -> Iterator[Progress]:
+    """A rich progress bar on stderr, with time left; plain logs get no bar."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *(TextColumn(c) for c in columns),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+    with progress:
+        yield progress
+
+
+class TrainingBar:
+    """Loss, validation MRR and time left; on a log file instead of a terminal, a line a validation."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task = progress.add_task("training", total=None, loss="-", mrr="-", best="-")
+        self.average: float | None = None
+        self.loss = 0.0
+
+    def start(self, total: int, done: int) -> None:
+        """Lay the bar."""
+        self.progress.reset(self.task, total=total, completed=done)
+
+    def step(self, step: int, loss: float) -> None:
+        """Move on; the loss shown is a running average."""
+        self.average = loss if self.average is None else 0.95 * self.average + 0.05 * loss
+        self.progress.update(self.task, completed=step, loss=f"{self.average:.3f}")
+
+    def validated(self, mrr: float, best: float) -> None:
+        """Show the newest and the best validation MRR."""
+        self.progress.update(self.task, mrr=f"{mrr:.3f}", best=f"{best:.3f}")
+        if not self.progress.console.is_terminal:
+            task = self.progress.tasks[self.task]
+            tell(
+                f"step {task.completed:.0f}/{task.total:.0f}  loss {self.average:.3f}  "
+                f"valid MRR {mrr:.4f}  best {best:.4f}"
+            )
+
+
+def print_metrics(evaluation: Evaluation) -> None:
+    """The metrics of an evaluation as a table for people."""
+    from rich.table import Table
+
+    report = evaluation.report
+    wanted = {
+        "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
+        "Hits@10": "hits_at_10", "MR": "arithmetic_mean_rank", "ranks": "count",
+    }  # fmt: skip
+
+    def cells(metrics: dict[str, float], prefix: str) -> list[str]:
+        values = [metrics.get(prefix + key) for key in wanted.values()]
+        return [
+            "-"
+            if v is None
+            else f"{v:.0f}"
+            if name == "ranks"
+            else f"{v:.1f}"
+            if name == "MR"
+            else f"{v:.4f}"
+            for name, v in zip(wanted, values, strict=True)
+        ]
+
+    texts = report["candidates"]
+    what = {"all": "all entities", "graph": "the graph's entities", "split": "the split's entities",
+            "train": "training entities"}[texts["set"]]  # fmt: skip
+    kind = "realistic"
+    if "negatives" in texts:
+        drawn = texts["negatives"]["by"] == "drawing"
+        what = f"{texts['negatives']['count']} {'drawn' if drawn else 'expected'} negatives of {what}"
+        kind = "realistic" if drawn else "expected"
+    table = Table(title=f"{report['dataset']} {report['split']}: filtered, {kind}, {what}")
+    table.add_column("queries")
+    for name in wanted:
+        table.add_column(name, justify="right")
+    for side in ("tail", "head", "both"):
+        table.add_row(side, *cells(report["metrics"], f"{side}.{kind}."))
+    position = report["breakdown"]["unseen_position"]
+    if position["any"]["count"]:
+        table.add_row("both, seen only", *cells(position["neither"], ""))
+        table.add_row("both, unseen", *cells(position["any"], ""))
+    if position["any"]["count"] and "pykeen_comparable" in report:
+        table.add_row("as PyKEEN", *cells(report["pykeen_comparable"]["metrics"], "both.realistic."))
+    stdout().print(table)
+
+
+def print_predictions(
+    predictor: Predictor,
+    asked: Sequence[Any],
+    results: dict[int, list[Prediction]],
+    *,
+    as_json: bool,
+    as_csv: bool,
+    many: bool,
+) -> None:
+    """Ranked candidates as tables, JSON lines or CSV; ``many`` adds the query to each line."""
+    graph = predictor.graph
+
+    def query_of(position: int) -> dict[str, str]:
+        query = asked[position]
+        known = "head" if query.target == "tail" else "tail"
+        return {
+            known: graph.entities[query.entity].label,
+            "relation": graph.relations[query.relation].label,
+        }
+
+    if as_json:
+        for position in range(len(asked)):
+            for p in results[position]:
+                print(json.dumps((query_of(position) if many else {}) | p.as_json(), ensure_ascii=False))
+        return
+    if as_csv:
+        import csv
+
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(
+            [*(("head", "relation", "tail") if many else ()), "rank", "entity", "name", "score", "known"]
+        )
+        for position in range(len(asked)):
+            q = query_of(position)
+            lead = [q.get("head", ""), q["relation"], q.get("tail", "")] if many else []
+            for p in results[position]:
+                writer.writerow([*lead, p.rank, p.label, p.name, f"{p.score:.6f}", str(p.known).lower()])
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    for position in range(len(asked)):
+        query = asked[position]
+        name = graph.entities[query.entity].surface
+        relation = graph.relations[query.relation].name
+        title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
+        table = Table(title=escape(title))
+        columns = ["rank", "entity", "name", "score", "known"]
+        explained = any(p.tokens is not None for p in results[position])
+        for column in columns + (["log-likelihood of each token"] if explained else []):
+            table.add_column(column, justify="right" if column in ("rank", "score") else "left")
+        for p in results[position]:
+            tokens = " ".join(f"{t['token']} {t['log_likelihood']:.2f}" for t in p.tokens or ())
+            cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
+            table.add_row(*(escape(c) for c in cells + ([tokens] if explained else [])))
+        stdout().print(table)
+
+
+def print_check(report: dict[str, Any]) -> None:
+    """The report of ``data check`` in lines for people."""
+
+    def pairs(values: dict[str, Any]) -> str:
+        return ", ".join(f"{k} {v:,}" for k, v in values.items()) or "none"
+
+    def listed(items: list[str], most: int = 5) -> list[str]:
+        more = [f"and {len(items) - most:,} more"] if len(items) > most else []
+        return [*items[:most], *more] or ["none"]
+
+    top = report["ceiling"]
+    lines: dict[str, str | list[str]] = {
+        "entities": f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
+        "relations": f"{report['relations']:,}",
+        "triples": pairs(report["triples"]),
+        "with an unseen entity": pairs(report["unseen_triples"]),
+        "duplicate triples": pairs(report["duplicates"]),
+        "shared between splits": pairs(report["shared"]),
+        "entities named by their label": f"{report['without_name']:,}",
+        "entities without a description": f"{report['without_description']:,}",
+        **{
+            f"{kind} names shared": f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "
+            f"MRR {top[kind]['mrr']:.4f}, Hits@1 {top[kind]['hits_at_1']:.4f}"
+            for kind in ("bare", "surface")
+        },
+        **{f"{split} triples in training": pairs(counts) for split, counts in report["leakage"].items()},
+        **{
+            f"{kind} relations": listed(
+                [f"{' / '.join(o['relations'])} ({o['share']:.0%} of {o['pairs']:,})" for o in found]
+            )
+            for kind, found in report["overlapping_relations"].items()
+        },
+        "longest names": listed(report["longest_names"][:3]),
+    }
+    if "name_tokens" in report:
+        tokens = report["name_tokens"]
+        lines["tokens a name"] = (
+            f"mean {tokens['mean']:.2f}, at most {tokens['max']} ({tokens['longest'][0]['name']})"
+        )
+    if report["notes"]:
+        lines["notes"] = pairs(report["notes"])
+    if "mismatches" in report:
+        lines["against the card"] = "as expected" if not report["mismatches"] else "DIFFERENT"
+    width = max(map(len, lines))
+    print(f"{report['dataset']}")
+    for key, value in lines.items():
+        for number, line in enumerate([value] if isinstance(value, str) else value):
+            print(f"  {'' if number else key:<{width}}  {line}")
