@@ -389,13 +389,14 @@ def evaluate(
 
     ranks, tail_B, relation_B = main.result(), queries.tail_B, queries.relation_B
     figures = _brief(protocol)
-    chosen = {c: [graph.entities.column(c)[i] for i in main.ids] for c in ("label", "name", "description")}
+    texts = graph.entities.take(main.ids)
+    labels, names, descriptions = (texts.column(c) for c in ("label", "name", "description"))
     candidates: dict[str, Any] = {
         "set": protocol.candidates,
         "count": len(main.ids),
         "names_truncated": int(ranker.candidates.truncated_N[main.ids].sum()),
-        "without_name": sum(map(str.__eq__, chosen["label"], chosen["name"])),
-        "without_description": chosen["description"].count(""),
+        "without_name": sum(map(str.__eq__, labels, names)),
+        "without_description": descriptions.count(""),
     }
     if protocol.negatives:
         candidates["negatives"] = {"count": protocol.negatives, "by": protocol.negatives_by}
