@@ -386,6 +386,11 @@ class ContextGraph:
         """Training triples of each entity."""
         return np.diff(self._edges[0])
 
+    @cached_property
+    def surfaces(self) -> list[str]:
+        """Surface of each entity."""
+        return self.entities.column("surface")
+
     def edges(self, entity: int) -> list[Edge]:
         """The training triples of an entity."""
         offsets, rows = self._edges

@@ -64,7 +64,7 @@ def neighborhood(
     Whatever answers the query itself in training is withheld, so the text of a training query never holds
     its answers by the asked-for triple; the mirrored triple (answer, relation, entity) may stay. First come
     the other edges of the query's relation, then one of each relation in turn, neighbors of few triples
-    before hubs.
+    before hubs; among equals the texts decide, never the ids.
 
     Args:
         limit: how many at most.
@@ -77,8 +77,9 @@ def neighborhood(
         if rng.random() < drop:
             return []
         edges = [e for e, chance in zip(edges, rng.random(len(edges)), strict=True) if chance >= drop]
-    degree_N = context.degree_N
-    edges.sort(key=lambda e: (degree_N[e.other], e.other))
+    degree_N, surfaces = context.degree_N, context.surfaces
+    names = [r.name for r in context.relations]
+    edges.sort(key=lambda e: (degree_N[e.other], surfaces[e.other], names[e.relation], e.target))
     turn: Counter[tuple[int, str]] = Counter()
     ranked = []
     for e in edges:
@@ -92,7 +93,7 @@ def _told(context: ContextGraph, neighbors: Sequence[Edge]) -> tuple[Segment, ..
     """Neighbors as text: ``; is a: organism``. Beyond the third they are cut before the description."""
     return tuple(
         Segment(
-            f"; {_wording(context, e.relation, e.target)}: {context.entities[e.other].surface}",
+            f"; {_wording(context, e.relation, e.target)}: {context.surfaces[e.other]}",
             cut=2 if i < 3 else 4,
         )
         for i, e in enumerate(neighbors)

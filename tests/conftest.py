@@ -71,6 +71,17 @@ def make_ranker(
     return make
 
 
+def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    """One sentence on stderr, exit code 2, nothing on stdout."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("kgmlm:")]
+    assert len(lines) == 1, done.stderr
+    for text in expected:
+        assert text in lines[0]
+
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

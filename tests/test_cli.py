@@ -6,26 +6,12 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TINY_SETTINGS, Cli
-
-from kgmlm.kg import KnowledgeGraph
+from conftest import TINY_SETTINGS, Cli, refused
 
 HEAVY = ("torch", "transformers", "pykeen", "faiss", "pandas", "accelerate", "pyarrow", "numpy")
-
-
-def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
-    """One sentence on stderr, exit code 2, nothing on stdout."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if line.startswith("kgmlm:")]
-    assert len(lines) == 1, done.stderr
-    for text in expected:
-        assert text in lines[0]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["data", "--help"], ["--version"]])
@@ -138,36 +124,6 @@ def test_linearize_shows_what_the_model_sees(cli: Cli, toy_run: Path) -> None:
     assert "Paris, namely" in other.stdout
 
 
-def test_data_list_show_and_prepare(cli: Cli) -> None:
-    listed = json.loads(cli("data", "list", "--json").stdout)
-    assert {"umls", "wn18rr", "toy"} <= {row["name"] for row in listed}
-    assert "40,943" in cli("data", "list").stdout
-    shown = json.loads(cli("data", "show", "toy", "--json").stdout)
-    assert shown["license"]
-    assert "country in the Caucasus" in cli("data", "show", "toy", "--entity", "georgia_country").stdout
-    done = cli("data", "prepare", "umls", "-q")
-    assert done.returncode == 0, done.stderr
-    assert "umls: ready" in done.stderr
-
-
-def test_data_check_counts(cli: Cli) -> None:
-    report = json.loads(cli("data", "check", "umls", "--json").stdout)
-    assert (report["entities"], report["relations"], report["unseen"]) == (135, 46, 0)
-    assert report["triples"] == {"train": 5216, "valid": 652, "test": 661}
-    people = cli("data", "check", "toy").stdout
-    assert "2 entities; ceiling on test" in people
-
-
-@pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
-def test_the_documented_checks_are_what_check_prints(
-    cli: Cli, real: Callable[[str], KnowledgeGraph], name: str
-) -> None:
-    real(name)  # skips where the files are not at hand
-    page = Path(__file__).parent.parent / "docs" / "data-checks.md"
-    printed = cli("data", "check", name).stdout
-    assert f"$ kgmlm data check {name}\n{printed}```" in page.read_text("utf-8")
-
-
 def own_folder(path: Path, triples: int = 30) -> Path:
     path.mkdir()
     rows = [f"e{i}\tr{(i + j) % 2}\te{j}\n" for i in range(8) for j in range(8) if i != j]
@@ -256,11 +212,6 @@ def test_bad_data_is_named_with_its_line(cli: Cli, tmp_path: Path, case: str, co
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_wrong_checksum_is_refused(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "WN18RR.tar.gz").write_bytes(b"not the file")
-    refused(cli("data", "prepare", "wn18rr", KGMLM_MIRROR=str(tmp_path)), "wrong checksum")
-
-
 BAD_QUERIES = {
     "unknown entity": (["--head", "Frnace", "--relation", "capital"], "did you mean"),
     "ambiguous entity": (["--head", "Georgia", "--relation", "capital"], "georgia_state"),
@@ -319,3 +270,59 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("kgmlm: ")
     assert not (tmp_path / "run" / "model").exists()
     assert not list(tmp_path.rglob(".*")), "nothing half-written stays behind"
+
+
+def test_new_entities_are_ranked_and_asked_about(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.tsv"
+    new.write_text("label\tname\tdescription\natl\tAtlantis\tlost country in the ocean\nlem\t\t\n", "utf-8")
+    base = ("rank", toy_run, "--relation", "located_in", "--entities", new, "--json", "-k", "99")
+    rows = [json.loads(x) for x in cli(*base, "--head", "france").stdout.splitlines()]
+    assert len(rows) == 33
+    assert {"atl", "lem"} <= {row["entity"] for row in rows}
+    # The others' scores are what they were.
+    plain = cli("rank", toy_run, "--relation", "located_in", "--head", "france", "--json", "-k", "99")
+    before = {row["entity"]: row["score"] for row in map(json.loads, plain.stdout.splitlines())}
+    assert {r["entity"]: r["score"] for r in rows if r["entity"] in before} == pytest.approx(before, abs=1e-5)
+    asked = [json.loads(x) for x in cli(*base, "--head", "Atlantis").stdout.splitlines()]
+    assert len(asked) == 33
+    assert not any(row["known"] for row in asked)
+
+
+def test_bad_new_entities_are_refused(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.tsv"
+    new.write_text("label\tname\nfrance\tFrance again\n")
+    base = ("rank", toy_run, "--relation", "capital", "--entities", new)
+    refused(cli(*base, "--head", "spain"), "new.tsv:2", "france")
+    new.write_text("label\tname\nx\tX\nx\tY\n")
+    refused(cli(*base, "--head", "x"), "new.tsv:3", "line 2")
+    new.write_text("label\tname\nx\tX\n")
+    refused(cli(*base, "--head", "nowhere land"), "nowhere land")
+    refused(cli(*base[:-1], tmp_path / "absent.tsv", "--head", "spain"), "absent.tsv")
+
+
+def test_evaluate_on_another_graph(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "moon"
+    other.mkdir()
+    (other / "train.tsv").write_text("crater\tlocated_in\tmoon\nbase\tlocated_in\tcrater\n")
+    (other / "test.tsv").write_text("base\tlocated_in\tmoon\n")
+    done = cli("evaluate", toy_run, "--graph", other, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["dataset"], report["trained_on"]) == ("moon", "toy")
+    assert report["candidates"]["set"] == "graph"
+    assert report["candidates"]["count"] == report["candidates"]["without_description"] == 3
+    assert report["breakdown"]["unseen_position"]["both"]["count"] == 2
+    assert (toy_run / "ranks" / "moon.test.parquet").is_file()
+    table = cli("evaluate", toy_run, "--graph", other, "--candidates", "all")
+    assert "both, unseen" in table.stdout, table.stderr
+    expected = Path(__file__).parent.parent / "eval" / "protocols" / "inductive-50-expected.toml"
+    assert "49 expected negatives" in " ".join(
+        cli("evaluate", toy_run, "--graph", other, "--protocol", expected).stdout.split()
+    )
+    refused(cli("evaluate", toy_run, "--graph", "toy"), "entities of 'toy'")
+    refused(cli("evaluate", toy_run, "--graph", "toy", "--split", "train"), "train triples of 'toy'")
+    refused(cli("evaluate", toy_run, "--graph", tmp_path / "none"), "none")
+    (other / "test.tsv").write_text("base\torbits\tmoon\n")
+    refused(cli("evaluate", toy_run, "--graph", other), "relation 'orbits'", "--allow-new-relations")
+    assert cli("evaluate", toy_run, "--graph", other, "--allow-new-relations").returncode == 0
+    refused(cli("evaluate", toy_run, "--allow-seen-entities"), "--graph")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kgmlm.cards import card_names, read_card
+from kgmlm.cards import card_names, folder_card, read_card
 from kgmlm.checks import check_graph
 from kgmlm.datasets import (
     GlossChooser,
     build_graph,
+    describe_split,
     labeled,
     load_graph,
+    read_entities,
     read_folder,
     split_random,
+    split_unseen,
     write_folder,
 )
 from kgmlm.kg import DataError, KnowledgeGraph
@@ -153,3 +157,95 @@ def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
 def test_a_graph_too_sparse_to_split_says_so() -> None:
     with pytest.raises(DataError, match="too sparse"):
         split_random(build_graph("x", {"train": [["a", "r", "b"], ["c", "r", "d"]]}), 0.4, 0.4)
+
+
+def test_an_entity_split_holds_out_entities_as_blp_does(real: Callable[[str], KnowledgeGraph]) -> None:
+    graph = real("wn18rr-v1")
+    split = split_unseen(graph, 0.1, seed=3)
+    assert sorted(map(tuple, split.all_triples.tolist())) == sorted(
+        set(map(tuple, graph.all_triples.tolist()))
+    ), "the same triples, each in one split"
+    train = set(split.splits["train"][:, [0, 2]].ravel().tolist())
+    occurring = set(graph.all_triples[:, [0, 2]].ravel().tolist())
+    new = {s: set(split.splits[s][:, [0, 2]].ravel().tolist()) - train for s in ("valid", "test")}
+    wanted = int(0.1 * len(occurring))
+    for rows in (split.splits["valid"], split.splits["test"]):
+        assert (~split.seen_N[rows[:, [0, 2]]]).any(1).all(), "each held-out triple has an unseen entity"
+    # Test triples may touch validation's entities; validation triples never touch test's.
+    assert len(new["valid"]) == wanted
+    assert len(new["test"] - new["valid"]) == wanted
+    assert occurring == train | new["valid"] | new["test"], "nobody is left alone"
+    before, after = (np.bincount(g.all_triples[:, 1] if g is graph else g.splits["train"][:, 1],
+                                 minlength=len(graph.relations)) for g in (graph, split))  # fmt: skip
+    assert (after >= np.minimum(100, -(-before // 2))).all(), "no relation is used up"
+
+
+def test_an_entity_split_depends_on_its_seed_alone(toy: KnowledgeGraph) -> None:
+    one, same, other = (split_unseen(toy, 0.1, seed) for seed in (1, 1, 2))
+    assert all((one.splits[s] == same.splits[s]).all() for s in one.splits)
+    assert labeled(one, one.splits["test"]) != labeled(other, other.splits["test"])
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 0.5, 2.0])
+def test_an_impossible_share_of_entities_is_refused(toy: KnowledgeGraph, share: float) -> None:
+    with pytest.raises(DataError, match="share"):
+        split_unseen(toy, share)
+
+
+def test_a_chain_has_no_entity_to_hold_out() -> None:
+    graph = build_graph("chain", {"train": [(f"e{i}", "r", f"e{i + 1}") for i in range(20)]})
+    with pytest.raises(DataError, match="sparse"):
+        split_unseen(graph, 0.1)
+
+
+def test_a_split_folder_has_a_card_that_counts_it(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    split = split_unseen(toy, 0.1)
+    write_folder(split, tmp_path / "new", describe_split(split, "toy", "split for a test"))
+    back = load_graph(tmp_path / "new")
+    card = folder_card(tmp_path / "new")
+    assert card is not None
+    assert back.name == "toy-unseen" == card.name
+    assert card.license == read_card("toy").license
+    assert check_graph(back, card.counts)["mismatches"] == {}
+
+
+def entities_file(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_new_entities_are_read_and_the_nameless_named_by_their_labels(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    file = entities_file(
+        tmp_path / "new.tsv", "label\tname\tdescription\nq1\tAtlantis\ta lost island\nnew_town\t\t\n"
+    )
+    new = read_entities(file, toy)
+    assert [(e.name, e.description) for e in (new[0], new[1])] == [
+        ("Atlantis", "a lost island"),
+        ("new town", ""),
+    ]
+    graph = toy.extended(new)
+    assert len(graph.entities) == len(toy.entities) + 2
+    assert graph.entities.index["q1"] == len(toy.entities)
+    assert not graph.seen_N[-2:].any()
+    assert graph.entities[3] == toy.entities[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label\tname\nfrance\tFrance\n", "new.tsv:2: label 'france' exists in the graph already"),
+        ("label\tname\nx\tX\ny\tY\nx\tZ\n", "new.tsv:4: label 'x' stands already on line 2"),
+        ("label\tname\nx\n", "new.tsv:2: expected 2 columns"),
+        ("label\tname\n\tX\n", "new.tsv:2: the label is empty"),
+        ("label\tname\n", "no entities"),
+        ("label\n", "column 'name' is missing"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_new_entities_are_named_by_line(
+    toy: KnowledgeGraph, tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_entities(entities_file(tmp_path / "new.tsv", text), toy)

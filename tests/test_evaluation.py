@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from kgmlm.config import Protocol
-from kgmlm.evaluation import Evaluation, evaluate
+from kgmlm.config import Protocol, load_protocol
+from kgmlm.datasets import build_graph, labeled
+from kgmlm.evaluation import Evaluation, Scope, evaluate
 from kgmlm.interop import to_factory, to_pykeen
 from kgmlm.kg import ConfigError, DataError, KnowledgeGraph, Queries, Target
 from kgmlm.ranker import Ranker
@@ -203,7 +204,9 @@ def test_ranks_are_written_by_label(toy: KnowledgeGraph, tmp_path: Path) -> None
     assert mean == pytest.approx(evaluation.report["metrics"]["mrr"])
 
 
-def test_the_filter_can_be_chosen_but_always_has_the_split(toy: KnowledgeGraph) -> None:
+def test_the_filter_can_be_chosen(toy: KnowledgeGraph) -> None:
+    unfiltered = run(toy, filter=()).ranks.candidates_B
+    assert (unfiltered == len(toy.entities)).all()
     assert run(toy, filter=("train",)).ranks.candidates_B.sum() >= run(toy).ranks.candidates_B.sum()
     with pytest.raises(ConfigError, match="unknown split 'dev'"):
         run(toy, filter=("dev",))
@@ -218,3 +221,149 @@ def test_a_random_model_is_near_chance(make_ranker: Callable[..., Ranker], toy: 
     report = evaluate(make_ranker(), toy, Protocol()).report
     assert 0 < report["metrics"]["mrr"] < 0.5
     assert report["queries"] <= 16
+
+
+def test_the_unseen_slice_alone(toy: KnowledgeGraph) -> None:
+    unseen, seen = run(toy, triples="unseen"), run(toy, triples="seen")
+    assert unseen.report["triples"] == seen.report["triples"] == 4
+    whole = run(toy).report["breakdown"]["unseen_position"]
+    assert unseen.report["metrics"]["mrr"] == pytest.approx(whole["any"]["mrr"])
+    assert seen.report["metrics"]["mrr"] == pytest.approx(whole["neither"]["mrr"])
+
+
+def test_candidates_of_the_split_are_its_entities(toy: KnowledgeGraph) -> None:
+    report = run(toy, candidates="split").report
+    assert report["candidates"]["count"] == len(set(toy.splits["test"][:, [0, 2]].ravel().tolist()))
+    assert report["triples_left_out"] == 0
+
+
+@pytest.mark.parametrize("kind", ["tied", "constant"])
+def test_drawn_negatives_are_no_answers_and_depend_on_the_seed_alone(
+    real: Callable[[str], KnowledgeGraph], kind: str
+) -> None:
+    graph = real("umls")
+    one = run(graph, kind, negatives=20)
+    whole = run(graph, kind)
+    # A query that nearly everything answers has fewer.
+    assert (one.ranks.candidates_B == np.minimum(21, whole.ranks.candidates_B)).all()
+    assert (run(graph, kind, negatives=20).ranks.pessimistic_B == one.ranks.pessimistic_B).all()
+    assert one.report["candidates"]["negatives"] == {"count": 20, "by": "drawing"}
+    if kind == "constant":
+        assert one.report["metrics"]["mrr"] == pytest.approx((2 / (one.ranks.candidates_B + 1)).mean())
+    else:
+        other = run(graph, kind, negatives=20, seed=1)
+        assert (other.ranks.pessimistic_B != one.ranks.pessimistic_B).any()
+        # As many as there are: the same as ranking among all.
+        everyone = run(graph, kind, negatives=10**6)
+        assert (everyone.ranks.candidates_B == whole.ranks.candidates_B).all()
+        assert (everyone.ranks.optimistic_B == whole.ranks.optimistic_B).all()
+        assert (everyone.ranks.pessimistic_B == whole.ranks.pessimistic_B).all()
+
+
+def test_expected_hits_are_the_mean_over_many_draws(real: Callable[[str], KnowledgeGraph]) -> None:
+    """The closed form draws with replacement; on ranks far from the ends the two agree."""
+    graph = real("umls")
+    expected = run(graph, negatives=9, negatives_by="expectation", filter=("train",)).report["metrics"]
+    figures = ("count", "hits_at_1", "hits_at_3", "hits_at_5", "hits_at_10")
+    assert set(expected) == {f"{side}.expected.{m}" for side in ("head", "tail", "both") for m in figures}
+    ranks = run(graph, filter=("train",)).ranks
+    rng = np.random.default_rng(0)
+    share = (ranks.pessimistic_B - 1) / (ranks.candidates_B - 1)
+    for k in (1, 3, 5):
+        above = rng.binomial(9, share[:, None], size=(len(share), 400))
+        assert expected[f"both.expected.hits_at_{k}"] == pytest.approx((above < k).mean(), abs=0.01)
+    assert expected["both.expected.hits_at_10"] == 1.0
+
+
+def elsewhere(toy: KnowledgeGraph, prefix: str = "new ") -> KnowledgeGraph:
+    """The toy graph over again, as a graph of entities that nobody has seen."""
+    splits = {
+        split: [(prefix + h, r, prefix + t) for h, r, t in labeled(toy, rows)]
+        for split, rows in toy.splits.items()
+    }
+    return build_graph("elsewhere", splits)
+
+
+def test_another_graph_is_all_unseen(toy: KnowledgeGraph) -> None:
+    other = elsewhere(toy)
+    scope = Scope.inductive(toy, other, Protocol(candidates="graph"))
+    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
+    assert report["dataset"] == "elsewhere"
+    assert report["candidates"]["count"] == len(other.entities)
+    assert report["breakdown"]["unseen_position"]["both"]["count"] == 16
+    assert report["breakdown"]["unseen_role"]["both"]["count"] == 16
+    assert "pykeen_comparable" not in report
+
+
+def test_all_candidates_are_both_graphs(toy: KnowledgeGraph) -> None:
+    other = elsewhere(toy)
+    scope = Scope.inductive(toy, other, Protocol(candidates="all"))
+    report = evaluate(fake(scope.graph), scope, Protocol(candidates="all")).report
+    assert report["candidates"]["count"] == len(other.entities) + len(toy.entities)
+    graph_only = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
+    assert graph_only["candidates"]["count"] == len(other.entities)
+
+
+def fake(graph: KnowledgeGraph) -> Any:
+    return FakeRanker(len(graph.entities), "tied")
+
+
+def test_a_run_that_knows_the_answers_is_refused(toy: KnowledgeGraph) -> None:
+    leaky = build_graph("leaky", {"train": [("x", "borders", "y")], "test": [("france", "capital", "paris")]})
+    with pytest.raises(
+        DataError, match=r"1 of the 1 test triples of 'leaky', such as \(france, capital, paris"
+    ):
+        Scope.inductive(toy, leaky, Protocol(), allow_seen_entities=True)
+    with pytest.raises(DataError, match="train triples"):
+        Scope.inductive(toy, toy, Protocol(split="train"))
+
+
+def test_a_run_that_knows_an_entity_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
+    partly = build_graph(
+        "partly",
+        {"train": [("x", "borders", "y")], "test": [("france", "borders", "x"), ("x", "borders", "z")]},
+    )
+    with pytest.raises(DataError, match=r"1 of the 4 entities of 'partly'.*'france'.*--allow-seen-entities"):
+        Scope.inductive(toy, partly, Protocol())
+    scope = Scope.inductive(toy, partly, Protocol(candidates="graph"), allow_seen_entities=True)
+    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
+    parts = report["breakdown"]["unseen_position"]
+    assert (parts["tail"]["count"], parts["both"]["count"]) == (2, 2)
+
+
+def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
+    other = build_graph("other", {"train": [("x", "r1", "y")], "test": [("y", "r2", "x"), ("x", "r3", "x")]})
+    with pytest.raises(DataError, match=r"'r2' of 'other' nor on 1 others.*--allow-new-relations"):
+        Scope.inductive(toy, other, Protocol())
+    Scope.inductive(toy, other, Protocol(), allow_new_relations=True)
+
+
+def test_every_protocol_file_is_valid() -> None:
+    files = sorted((Path(__file__).parent.parent / "eval" / "protocols").glob("*.toml"))
+    assert {"test", "unseen", "inductive", "inductive-50-drawn", "inductive-50-expected"} <= {
+        f.stem for f in files
+    }
+    for file in files:
+        load_protocol(file)
+
+
+@pytest.mark.parametrize(("name", "count"), [("wn18rr", 210), ("fb15k237", 28)])
+def test_the_unseen_protocol_asks_the_triples_that_pykeen_drops(
+    real: Callable[[str], KnowledgeGraph], name: str, count: int
+) -> None:
+    protocol = load_protocol(Path(__file__).parent.parent / "eval" / "protocols" / "unseen.toml")
+    report = evaluate(fake(real(name)), real(name), protocol).report
+    assert report["triples"] == count
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 2 * count
+
+
+@pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
+def test_grails_unseen_graphs_are_unseen_by_their_own_training_graph_only(
+    real: Callable[[str], KnowledgeGraph], name: str
+) -> None:
+    version = {"wn18rr": "wn18rr-v1", "fb15k237": "fb237-v1"}[name]
+    protocol = Protocol(candidates="graph")
+    scope = Scope.inductive(real(version), real(f"{version}-ind"), protocol)
+    assert not scope.seen_N.any()
+    with pytest.raises(DataError, match="test triples"):
+        Scope.inductive(real(name), real(f"{version}-ind"), protocol)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from kgmlm.datasets import build_graph
 from kgmlm.kg import ConfigError, KnowledgeGraph, Query
-from kgmlm.linearization import TEMPLATES, Linearization, Segment, get_template
+from kgmlm.linearization import TEMPLATES, Linearization, Segment, get_template, neighborhood
 
 
 def query(toy: KnowledgeGraph, entity: str, relation: str, target: str) -> Query:
@@ -44,6 +48,72 @@ def test_every_template_keeps_the_contract(toy: KnowledgeGraph, name: str, targe
         toy.context, query(toy, "france", "capital", "head" if target == "tail" else "tail"), True, ()
     )
     assert other.text() != with_text.text(), "a head query needs a wording of its own"
+
+
+def edges(toy: KnowledgeGraph, asked: Query, limit: int = 99, **options: Any) -> list[tuple[str, str, str]]:
+    return [
+        (toy.relations[e.relation].label, e.target, toy.entities[e.other].label)
+        for e in neighborhood(toy.context, asked, limit, **options)
+    ]
+
+
+def test_a_neighborhood_is_the_training_triples_but_for_those_that_answer(toy: KnowledgeGraph) -> None:
+    for asked in toy.queries("train")[0]:
+        found = edges(toy, asked)
+        expected = set()
+        for h, r, t in toy.splits["train"].tolist():
+            relation = toy.relations[r].label
+            if h == asked.entity and (r, "tail") != (asked.relation, asked.target):
+                expected.add((relation, "tail", toy.entities[t].label))
+            if t == asked.entity and (r, "head") != (asked.relation, asked.target):
+                expected.add((relation, "head", toy.entities[h].label))
+        assert len(found) == len(set(found))
+        assert set(found) == expected
+
+
+def test_the_text_of_a_query_never_tells_the_asked_for_triple(toy: KnowledgeGraph) -> None:
+    queries, answers = toy.queries("train")
+    for asked, answer in zip(queries, answers, strict=True):
+        told = neighborhood(toy.context, asked, 99)
+        assert not any(
+            (e.relation, e.target, e.other) == (asked.relation, asked.target, answer) for e in told
+        )
+
+
+def test_neighbors_by_the_asked_relation_come_first_then_each_relation_in_turn() -> None:
+    train = [("a", "likes", "b"), ("c", "likes", "a"), ("d", "likes", "a")]
+    train += [("a", "owns", f"x{i}") for i in range(4)] + [("a", "is", "y"), ("y", "is", "z")]
+    graph = build_graph("g", {"train": train})
+    found = edges(graph, Query(graph.entities.index["a"], graph.relations.index["likes"], "tail"))
+    assert found[:2] == [("likes", "head", "c"), ("likes", "head", "d")]
+    assert [relation for relation, _, _ in found[2:]] == ["is", "owns", "owns", "owns", "owns"] or [
+        relation for relation, _, _ in found[2:]
+    ] == ["owns", "is", "owns", "owns", "owns"]
+    limited = edges(graph, Query(graph.entities.index["a"], graph.relations.index["likes"], "tail"), 3)
+    assert limited == found[:3]
+
+
+def test_dropout_leaves_out_some_or_all_and_only_in_training(toy: KnowledgeGraph) -> None:
+    asked = query(toy, "france", "borders", "tail")
+    whole = edges(toy, asked)
+    assert len(whole) > 1
+    assert edges(toy, asked, drop=0.9) == whole, "no generator, no dropout"
+    drawn = [edges(toy, asked, drop=0.5, rng=np.random.default_rng(i)) for i in range(40)]
+    assert all(set(d) <= set(whole) for d in drawn)
+    assert any(not d for d in drawn)
+    assert any(d for d in drawn)
+
+
+@pytest.mark.parametrize("target", ["tail", "head"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_tells_neighbors(toy: KnowledgeGraph, name: str, target: str) -> None:
+    asked = query(toy, "france", "capital", target)
+    told = neighborhood(toy.context, asked, 5)
+    text = TEMPLATES[name](toy.context, asked, True, told)
+    for edge in told:
+        assert f": {toy.entities[edge.other].surface}" in text.text()
+    cuts = {s.text: s.cut for s in text.before}
+    assert all(cut > 0 for t, cut in cuts.items() if t.startswith(";"))
 
 
 def test_nothing_before_the_hole_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from kgmlm.config import TextSettings
 from kgmlm.datasets import TextColumns, build_graph, labeled
-from kgmlm.kg import KnowledgeGraph, ModelError, Queries
+from kgmlm.kg import EntityTable, KnowledgeGraph, ModelError, Queries
 from kgmlm.ranker import Ranker
 
 
@@ -53,9 +53,12 @@ def test_the_span_is_fixed_by_training_entities(
     assert make_ranker(span_length=2).candidates.truncated_N.any()
 
 
-def test_scores_depend_on_text_alone(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+@pytest.mark.parametrize("neighbors", [0, 99])
+def test_scores_depend_on_text_alone(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, neighbors: int
+) -> None:
     """Renaming labels and so reordering ids, and emptying the test split, changes no score."""
-    ranker = make_ranker()
+    ranker = make_ranker(TextSettings(neighbors=neighbors))
     rename = {label: f"x{(i * 7) % 31:02}" for i, label in enumerate(toy.entities.column("label"))}
     texts = TextColumns(
         names={rename[e.label]: e.name for e in map(toy.entities.__getitem__, range(len(toy.entities)))},
@@ -87,3 +90,20 @@ def test_progress_counts_every_query_once(make_ranker: Callable[..., Ranker], to
     queries, _ = toy.queries("train")
     list(make_ranker().rank(queries, batch_size=7, advance=counts.append))
     assert sum(counts) == len(queries)
+
+
+def test_a_new_entity_changes_nobodys_score_and_is_scored_by_its_text(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(TextSettings(neighbors=3))
+    twins = EntityTable(["q1", "q2", "q3"], ["Paris", "Atlantis", "Atlantis"])
+    graph = toy.extended(twins)
+    wider = Ranker(
+        graph.context, ranker.tokenizer, ranker.model, ranker.text, ranker.scoring, ranker.vocabulary
+    )
+    queries, _ = toy.queries("test")
+    before, after = scores_of(ranker, queries), scores_of(wider, queries)
+    torch.testing.assert_close(after[:, : len(toy.entities)], before, atol=1e-5, rtol=1e-5)
+    n = len(toy.entities)
+    torch.testing.assert_close(after[:, n], before[:, toy.entities.index["paris"]], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after[:, n + 1], after[:, n + 2], atol=1e-6, rtol=1e-6)

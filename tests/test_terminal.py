@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+import typer
+
+from kgmlm.config import Protocol
+from kgmlm.evaluation import evaluate
+from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.terminal import TrainingBar, handled, print_check, print_metrics, progress_bar
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (DataError("the file is odd"), 2, "kgmlm: the file is odd"),
+        (
+            OSError(errno.ENOSPC, "No space left", "model.safetensors"),
+            2,
+            "no room left to write model.safetensors",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "Permission denied"),
+        (KeyboardInterrupt(), 130, "kgmlm: interrupted"),
+    ],
+)
+def test_what_users_can_cause_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
+) -> None:
+    @handled
+    def command() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == code
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    @handled
+    def command() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        command()
+
+
+def test_a_log_file_gets_a_line_a_validation(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("loss {task.fields[loss]}") as progress:
+        bar = TrainingBar(progress)
+        bar.start(10, 0)
+        bar.step(1, 2.0)
+        bar.step(2, 1.0)
+        bar.validated(0.25, 0.5)
+    assert "step 2/10  loss 1.950  valid MRR 0.2500  best 0.5000" in capsys.readouterr().err
+
+
+class Constant:
+    """Scores everything the same."""
+
+    def __init__(self, graph: KnowledgeGraph) -> None:
+        from kgmlm.tokenization import Candidates
+
+        n = len(graph.entities)
+        self.n = n
+        self.candidates = Candidates(np.zeros(n, np.int64), np.arange(n + 1), np.zeros(n, np.bool_))
+
+    def rank(self, queries, batch_size, advance):  # type: ignore[no-untyped-def]
+        import torch
+
+        yield np.arange(len(queries)), torch.zeros(len(queries), self.n)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "title"),
+    [
+        (Protocol(), "realistic, all entities"),
+        (Protocol(candidates="train"), "training entities"),
+        (Protocol(candidates="split"), "the split's entities"),
+        (Protocol(negatives=9), "9 drawn negatives of all entities"),
+        (Protocol(negatives=9, negatives_by="expectation"), "expected, 9 expected negatives"),
+    ],
+)
+def test_a_table_says_which_candidates_its_figures_are_of(
+    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str], protocol: Protocol, title: str
+) -> None:
+    print_metrics(evaluate(Constant(toy), toy, protocol))  # type: ignore[arg-type]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert title in printed
+    for side in ("tail", "head", "both"):
+        assert side in printed
+
+
+def test_long_lists_of_a_check_end_in_a_count(
+    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kgmlm.checks import check_graph
+
+    report = check_graph(toy)
+    report["overlapping_relations"]["inverse"] = [
+        {"relations": ["a", f"b{i}"], "pairs": 10, "share": 0.9} for i in range(9)
+    ]
+    print_check(report)
+    printed = capsys.readouterr().out
+    assert "a / b4 (90% of 10)" in printed
+    assert "b5" not in printed
+    assert "and 4 more" in printed
+
+
+def test_nothing_is_printed_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(quiet=True) as progress:
+        progress.add_task("work", total=3)
+    assert capsys.readouterr() == ("", "")
