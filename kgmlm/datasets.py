@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 
 from kgmlm import files
 from kgmlm.cards import (
@@ -219,12 +220,18 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
     Raises:
         DataError: naming file and line, for a label that the graph has or that occurs twice.
     """
-    columns = files.read_texts(path, *ENTITY_COLUMNS, taken=graph.entities.index)
-    if not columns["label"]:
+    taken = graph.entities.table.column("label").combine_chunks()
+    table = files.read_text_table(path, *ENTITY_COLUMNS, taken=taken)
+    if not len(table):
         raise DataError(f"{path} has no entities below its header")
-    names = [n or humanize(x) for x, n in zip(columns["label"], columns["name"], strict=True)]
-    surfaces = columns["surface"] if any(columns["surface"]) else None
-    return EntityTable(columns["label"], names, columns["description"], surfaces)
+    label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
+    humanized = pc.utf8_trim_whitespace(pc.replace_substring_regex(label, r"[_\s]+", " "))
+    humanized = pc.if_else(pc.equal(humanized, ""), label, humanized)
+    name = pc.if_else(pc.equal(name, ""), humanized, name)
+    surface = pc.if_else(pc.equal(surface, ""), name, surface)
+    for column, values in (("name", name), ("surface", surface)):
+        table = table.set_column(table.column_names.index(column), column, values)
+    return EntityTable.of(table)
 
 
 def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:

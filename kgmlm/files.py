@@ -5,7 +5,6 @@ Labels survive byte for byte: TSV has no quoting, nothing is ever read as missin
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import hashlib
@@ -14,11 +13,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm.kg import DataError
 
@@ -65,18 +67,25 @@ def _csv_line(line: str) -> list[str]:
         return line.split(",")
 
 
-def parse_lines(data: bytes, origin: str, separator: str = "\t") -> Iterator[tuple[int, list[str]]]:
+def parse_lines(
+    data: bytes | Iterable[bytes], origin: str, separator: str = "\t"
+) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of each line of UTF-8 text; only ``\\n`` and ``\\r\\n`` end a line."""
-    body = data.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
-    if not body:
-        return
-    for number, ended in enumerate(io.BytesIO(body), 1):
+    lines = io.BytesIO(data) if isinstance(data, bytes) else data
+    blank: list[tuple[int, list[str]]] = []  # lines that count only if another follows
+    for number, ended in enumerate(lines, 1):
         try:
-            content = ended.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            content = ended.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{origin}:{number}: not UTF-8 text ({error.reason}); save the file as UTF-8"
             ) from None
+        content = content.removesuffix("\n").removesuffix("\r")
+        if not content:
+            blank.append((number, [""]))
+            continue
+        yield from blank
+        blank.clear()
         yield number, content.split(separator) if separator == "\t" else _csv_line(content)
 
 
@@ -106,7 +115,6 @@ def _separator(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> Any:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -141,7 +149,13 @@ def read_triples(path: Path) -> Rows:
 def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line or row number, fields) of a table with a header, the header first."""
     if path.suffix != ".parquet":
-        yield from parse_lines(read_bytes(path), str(path), _separator(path))
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                yield from parse_lines(file, str(path), _separator(path))
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}") from None
+        except (OSError, EOFError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
         return
     table = _read_parquet(path)
     yield 0, list(table.column_names)
@@ -152,13 +166,16 @@ def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield number, [x or "" for x in row]
 
 
-def read_texts(
-    path: Path, required: Sequence[str], optional: Sequence[str], taken: Container[str] = ()
-) -> dict[str, list[str]]:
-    """Named columns of a table with a header; optional ones that are absent come back empty.
+_CHUNK = 10_000  # rows that are Python strings at one time
+
+
+def read_text_table(
+    path: Path, required: Sequence[str], optional: Sequence[str], taken: Any = None
+) -> pa.Table:
+    """Named columns of a table with a header as Arrow strings; optional ones that are absent are empty.
 
     Args:
-        taken: labels that may not occur.
+        taken: an Arrow array of labels that may not occur.
 
     Raises:
         DataError: for a missing column, a ragged line, an empty, a repeated or a taken label.
@@ -172,24 +189,45 @@ def read_texts(
         raise DataError(
             f"{path}: column '{missing[0]}' is missing (the first line names: {', '.join(header)})"
         )
-    where = [(c, header.index(c)) for c in (*required, *optional) if c in header]
-    columns: dict[str, list[str]] = {c: [] for c in (*required, *optional)}
-    seen: dict[str, int] = {}
+    names = (*required, *optional)
+    where = [header.index(c) if c in header else None for c in names]
     at = header.index("label")
+    schema = pa.schema([(c, pa.large_string()) for c in names])
+    batches: list[pa.RecordBatch] = []
+    rows: list[list[str]] = []
+
+    def flush() -> None:
+        columns = [[row[i] for row in rows] if i is not None else [""] * len(rows) for i in where]
+        batches.append(pa.record_batch(columns, schema=schema))
+        rows.clear()
+
     for number, fields in lines:
         if len(fields) != len(header):
             raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
-        label = fields[at]
-        if not label:
+        if not fields[at]:
             raise DataError(f"{path}:{number}: the label is empty")
-        if label in seen:
-            raise DataError(f"{path}:{number}: label '{label}' stands already on line {seen[label]}")
-        if label in taken:
-            raise DataError(f"{path}:{number}: label '{label}' exists in the graph already")
-        seen[label] = number
-        for column, i in where:
-            columns[column].append(fields[i])
-    return {c: values or [""] * len(seen) for c, values in columns.items()}
+        rows.append(fields)
+        if len(rows) == _CHUNK:
+            flush()
+    flush()
+    table = pa.Table.from_batches(batches, schema)
+    labels = table.column("label")
+    if len(labels) > pc.count_distinct(labels).as_py():
+        seen: dict[str, int] = {}
+        for (number, _), label in zip(islice(_texts(path), 1, None), labels.to_pylist(), strict=True):
+            if label in seen:
+                raise DataError(f"{path}:{number}: label '{label}' stands already on line {seen[label]}")
+            seen[label] = number
+    if taken is not None and (found := pc.index(pc.is_in(labels, taken), True).as_py()) >= 0:
+        number = next(islice(_texts(path), found + 1, None))[0]
+        raise DataError(f"{path}:{number}: label '{labels[found]}' exists in the graph already")
+    return table
+
+
+def read_texts(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, list[str]]:
+    """The columns of :func:`read_text_table` as lists."""
+    columns: dict[str, list[str]] = read_text_table(path, required, optional).to_pydict()
+    return columns
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:

@@ -24,6 +24,7 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Target = Literal["head", "tail"]
 TARGETS: tuple[Target, Target] = ("head", "tail")
@@ -107,8 +108,24 @@ class EntityTable:
         if len({len(column) for column in columns.values()}) != 1:
             raise DataError("the entity columns differ in length")
         self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
-        if len(self.index) != len(labels):
+        self._check()
+
+    def _check(self) -> None:
+        labels = self.table.column("label")
+        if len(labels) > pc.count_distinct(labels).as_py():
             raise DataError("an entity label occurs twice in the entity table")
+
+    @classmethod
+    def of(cls, table: pa.Table) -> EntityTable:
+        """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are.
+
+        Raises:
+            DataError: when labels repeat.
+        """
+        made = cls.__new__(cls)
+        made.table = table.select(list(TEXT_COLUMNS))
+        made._check()
+        return made
 
     def extended(self, more: EntityTable) -> EntityTable:
         """This table with other entities below it; ids of this one are kept.
@@ -116,20 +133,17 @@ class EntityTable:
         Raises:
             DataError: when a label is in both.
         """
-        shared = next((x for x in more.index if x in self.index), None)
-        if shared is not None:
-            raise DataError(f"the entity label '{shared}' exists already")
-        joined = EntityTable([])
+        labels = more.table.column("label")
+        shared = pc.index(pc.is_in(labels, self.table.column("label").combine_chunks()), True).as_py()
+        if shared >= 0:
+            raise DataError(f"the entity label '{labels[shared]}' exists already")
+        joined = EntityTable.__new__(EntityTable)
         joined.table = pa.concat_tables([self.table, more.table])
-        del joined.index
         return joined
 
     def take(self, ids: IntArray) -> EntityTable:
         """Some of the entities, renumbered in the order asked for."""
-        taken = EntityTable([])
-        taken.table = self.table.take(pa.array(ids))
-        del taken.index
-        return taken
+        return EntityTable.of(self.table.take(pa.array(ids)))
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

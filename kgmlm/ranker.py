@@ -83,7 +83,9 @@ class Ranker:
     def candidates(self) -> Candidates:
         """Tokens of all entities of the context."""
         return self.tokenizer.candidates(
-            self.context.entities.column("surface"), self.vocabulary.span_length, self.scoring.end_of_name
+            self.context.entities.table.column("surface"),
+            self.vocabulary.span_length,
+            self.scoring.end_of_name,
         )
 
     @cached_property

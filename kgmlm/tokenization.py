@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from kgmlm.kg import BoolArray, IntArray, ModelError
@@ -235,29 +237,37 @@ class SpanTokenizer:
         )
 
     def candidates(
-        self, surfaces: Sequence[str], span_length: int | None, end_of_name: bool, chunk: int = 65536
+        self,
+        surfaces: Sequence[str] | pa.ChunkedArray,
+        span_length: int | None,
+        end_of_name: bool,
+        chunk: int = 8192,
     ) -> Candidates:
         """Tokenize names into bags of at most ``span_length`` tokens (None: as long as they are).
 
-        A name without any token (an empty or unprintable one) is the unknown token.
+        A name without any token (an empty or unprintable one) is the unknown token. Of an Arrow column only
+        a chunk at a time becomes Python strings.
         """
         end = [self.end_id] if end_of_name else []
         unknown = self.tokenizer.unk_token_id
         limit = span_length if span_length is not None else int(1e9)
-        parts: list[IntArray] = []
+        parts: list[npt.NDArray[np.int32]] = []
         lengths = np.zeros(len(surfaces), np.int64)
         truncated = np.zeros(len(surfaces), np.bool_)
         for start in range(0, len(surfaces), chunk):
             flat: list[int] = []
-            for i, row in enumerate(self.encode_words(surfaces[start : start + chunk]), start):
+            texts = surfaces[start : start + chunk]
+            texts = texts.to_pylist() if isinstance(texts, pa.ChunkedArray) else texts
+            for i, row in enumerate(self.encode_words(texts), start):
                 row = (row or [int(unknown if unknown is not None else self.mask_id)]) + end
                 truncated[i] = len(row) > limit
                 row = row[:limit]
                 lengths[i] = len(row)
                 flat += row
-            parts.append(np.array(flat, np.int64))
+            parts.append(np.array(flat, np.int32))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return Candidates(np.concatenate(parts) if parts else np.zeros(0, np.int64), offsets, truncated)
+        token_ids = np.concatenate([np.zeros(0, np.int32), *parts], dtype=np.int64)
+        return Candidates(token_ids, offsets, truncated)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Ids as the tokenizer's own pieces."""
