@@ -123,7 +123,7 @@ def train(
         metrics = run_evaluation(current, run.graph, protocol).report["metrics"]
         return {"mrr": metrics["mrr"], "hits_at_10": metrics["both.realistic.hits_at_10"]}
 
-    bar = ("loss {task.fields[loss]}", "valid MRR {task.fields[mrr]} (best {task.fields[best]})")
+    bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
     with progress_bar(*bar, quiet=quiet) as progress:
         outcome = run_training(
             run,

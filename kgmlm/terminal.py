@@ -91,21 +91,14 @@ def stdout() -> Console:
 def progress_bar(*columns: str, quiet: bool = False) -> Iterator[Progress]:
     """A rich progress bar on stderr, with time left; plain logs get no bar."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # Narrow enough for a terminal of 80 columns with all that training shows.
     progress = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(10),
         MofNCompleteColumn(),
         *(TextColumn(c) for c in columns),
-        TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
