@@ -27,35 +27,46 @@ def results() -> list[dict[str, Any]]:
 
 
 def candidates(report: dict[str, Any]) -> str:
-    """The candidate set in a few words."""
-    return f"{report['candidates']['count']:,} ({report['candidates']['set']})"
+    """What each answer was ranked among, in a few words."""
+    found = report["candidates"]
+    words = {"all": "all", "graph": "the graph's", "split": "the split's", "train": "training's"}
+    entities = f"{words[found['set']]} {found['count']:,}"
+    if "negatives" not in found:
+        return entities
+    how = {"drawing": "drawn", "expectation": "expected"}[found["negatives"]["by"]]
+    return f"{found['negatives']['count']} {how} of {entities}"
 
 
 def row(report: dict[str, Any], to: str) -> list[str]:
     """One line of the table."""
     metrics, run = report["metrics"], report["run"]
-    model = (
-        "scratch" if run["model"] == "scratch" else "MiniLM-L6" if "minilm" in run["model"] else run["model"]
-    )
-    device = run["hardware"]["gpu"] or f"{run['hardware']['threads']} CPU threads"
+    kind = "realistic" if "both.realistic.count" in metrics else "expected"
+
+    def figure(key: str) -> str:
+        value = metrics.get(key)
+        return "" if value is None else f"{value:.4f}"
+
+    model = "MiniLM-L6" if "minilm" in run["model"] else run["model"]
+    threads = run["hardware"]["threads"]
+    graph = report["dataset"] if report["split"] == "test" else f"{report['dataset']} {report['split']}"
     return [
         f"[{report['file'].stem}]({to}{report['file'].name})",
-        report["dataset"],
+        graph,
         model,
         candidates(report),
-        *(f"{metrics['both.realistic.' + key]:.4f}" for key in FIGURES.values()),
-        f"{metrics['tail.realistic.inverse_harmonic_mean_rank']:.4f}",
-        f"{metrics['head.realistic.inverse_harmonic_mean_rank']:.4f}",
-        str(int(metrics["both.realistic.count"])),
+        *(figure(f"both.{kind}.{key}") for key in FIGURES.values()),
+        figure("tail.realistic.inverse_harmonic_mean_rank"),
+        figure("head.realistic.inverse_harmonic_mean_rank"),
+        f"{metrics[f'both.{kind}.count']:.0f}",
         f"{run['minutes']:.1f}",
-        device,
+        run["hardware"]["gpu"] or f"{threads} CPU thread{'s' if threads > 1 else ''}",
     ]
 
 
 def table(reports: list[dict[str, Any]], to: str) -> str:
     """Reports as a Markdown table; ``to`` leads from the page to the folder of the files."""
     head = ["result", "graph", "model", "candidates", *FIGURES, "tail MRR", "head MRR", "ranks",
-            "training minutes", "on"]  # fmt: skip
+            "training minutes", "trained on"]  # fmt: skip
     lines = [head, ["---"] * len(head), *(row(r, to) for r in reports)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
