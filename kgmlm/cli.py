@@ -5,6 +5,7 @@ Results go to stdout, everything else to stderr. A mistake of the user's is one 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,8 +85,11 @@ def train(
 
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
+    main_process = int(os.environ.get("RANK", "0")) == 0  # `accelerate launch` starts several
+    quiet = quiet or not main_process
     if not resume:
-        runs.check_output(output, overwrite)
+        if main_process:
+            runs.check_output(output, overwrite)
         if dataset is None:
             raise RunError("--dataset is missing: a built-in dataset (`kgmlm data list`) or a folder")
         if model is None:
@@ -112,10 +116,12 @@ def train(
         assert model is not None
         graph = load_graph(dataset)
         run, ranker = start_run(output, graph, model, settings, overwrite=overwrite)
-        tell(
-            f"{graph.name}: {len(graph.entities):,} entities, {len(graph.relations)} relations, "
-            f"{len(graph.splits['train']):,} training triples; span of {ranker.vocabulary.span_length} tokens"
-        )
+        if main_process:
+            tell(
+                f"{graph.name}: {len(graph.entities):,} entities, {len(graph.relations)} relations, "
+                f"{len(graph.splits['train']):,} training triples; "
+                f"span of {ranker.vocabulary.span_length} tokens"
+            )
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
@@ -134,6 +140,8 @@ def train(
             tracker=tracker,
             reporter=TrainingBar(progress),
         )
+    if not main_process:
+        return
     best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
     tell(
         f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}; "

@@ -75,6 +75,11 @@ class Outcome:
     signal: int | None = None
 
 
+def _on_cpu() -> bool:
+    """Accelerate joins several CPU processes only when told that there is nothing else."""
+    return not torch.accelerator.is_available()
+
+
 def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
     """What a scratch tokenizer reads: training entities and relations only, and the template's words."""
     surfaces, descriptions = (graph.entities.column(c) for c in ("surface", "description"))
@@ -96,11 +101,17 @@ def start_run(
     Args:
         model_name: "scratch", a Hugging Face name, or a folder.
 
+    Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
+
     Raises:
         ModelError: when the model cannot be used.
         RunError: when the folder is in the way.
     """
-    check_output(path, overwrite)
+    from accelerate import PartialState
+
+    processes = PartialState(cpu=_on_cpu())
+    if processes.is_main_process:
+        check_output(path, overwrite)
     seed = settings.training.seed
     if model_name == "scratch":
         texts = scratch_texts(graph, settings.text)
@@ -113,7 +124,10 @@ def start_run(
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
     ranker = Ranker(graph.context, tokenizer, model, settings.text, settings.scoring, vocabulary)
-    return create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite), ranker
+    if processes.is_main_process:
+        run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite)
+    processes.wait_for_everyone()
+    return run if processes.is_main_process else open_run(path), ranker
 
 
 def resume_run(path: Path) -> tuple[Run, Ranker]:
@@ -321,7 +335,10 @@ def _catch_signals() -> Iterator[list[int]]:
 class MetricsLog:
     """``metrics.jsonl``: one object a step and one a validation; what lies behind a resumed step is cut."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path | None, step: int) -> None:
+        self._file = None
+        if path is None:
+            return
         kept = []
         if path.exists():
             for line in path.read_text("utf-8").splitlines():
@@ -335,12 +352,14 @@ class MetricsLog:
 
     def write(self, **values: float) -> None:
         """Append one object."""
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _precision(settings: TrainingSettings) -> str:
@@ -381,6 +400,7 @@ def train(
     settings = run.settings.training
     reporter = reporter or Silent()
     accelerator = Accelerator(
+        cpu=_on_cpu(),
         mixed_precision=_precision(settings),
         gradient_accumulation_steps=settings.accumulation,
         log_with=tracker,
@@ -406,7 +426,8 @@ def train(
     prepared = accelerator.prepare(model)
     wrapped_optimizer = accelerator.prepare(optimizer)
     losses = Losses(ranker, run.graph, settings, stream)
-    log = MetricsLog(run.path / "metrics.jsonl", state.step)
+    # Of several processes one writes; the others' losses are of their own batches.
+    log = MetricsLog(run.path / "metrics.jsonl" if accelerator.is_main_process else None, state.step)
     started = time.monotonic() - 60 * state.minutes
     saved = time.monotonic()
     status: Status = "finished"

@@ -233,3 +233,26 @@ def test_a_signal_saves_and_a_resume_goes_on_to_the_same_losses(
     resumed = cli("train", "--output", broken, "--resume", "-q")
     assert resumed.returncode == 0, resumed.stderr
     assert losses(broken) == losses(whole)
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_run(tmp_path: Path) -> None:
+    """``torchrun`` on two CPU processes: one folder, one log, half as many steps."""
+    arguments = [
+        "--nproc_per_node", "2", "--standalone", "-m", "kgmlm.cli", "train", "--dataset", "toy",
+        "--model", "scratch", "--output", str(tmp_path / "run"), *TINY_SETTINGS, "--set", "training.epochs=2",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = open_run(tmp_path / "run")
+    assert run.record["status"] == "finished"
+    steps = [row["step"] for row in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())]
+    assert done.stderr.count("training triples") == 1, "one process speaks"
+    assert steps == sorted(steps)
+    assert steps[-1] == run.record["step"] > 1
+    assert len(set(steps)) == run.record["step"]
+    run.ranker()
