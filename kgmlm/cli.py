@@ -243,13 +243,9 @@ def evaluate(
         print_json(report)
     else:
         print_metrics(result)
-    texts = report["candidates"]
-    for count, what in (
-        (texts["names_truncated"], "names are longer than the span and were cut to it"),
-        (texts["without_name"], "candidates have no name but their label"),
-    ):
-        if count:
-            tell(f"{count:,} {what}")
+    truncated = report["candidates"]["names_truncated"]
+    if truncated:
+        tell(f"{truncated:,} names are longer than the span and were cut to it")
 
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
