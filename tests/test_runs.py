@@ -27,7 +27,9 @@ def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
     shutil.copytree(toy_run, moved)
     run = open_run(moved)
     text = "".join(p.read_text("utf-8", "ignore") for p in moved.rglob("*") if p.suffix in (".json", ".toml"))
-    assert str(toy_run) not in text
+    assert run.record["command"].count(str(toy_run)) == text.count(str(toy_run)) == 1, (
+        "a record, not a path to use"
+    )
     assert len(run.ranker("cpu").candidates) == len(run.graph.entities)
 
 
@@ -38,6 +40,8 @@ def test_a_run_records_what_it_needs_to_be_repeated(toy_run: Path) -> None:
     assert {"torch", "transformers", "kgmlm", "python"} <= record["versions"].keys()
     assert record["status"] == "finished"
     assert record["span_length"] >= 1
+    assert "train --dataset toy --model scratch" in record["command"]
+    assert record["hardware"]["threads"] >= 1
     assert (toy_run / "config.toml").read_text().count("[") >= 4
 
 
