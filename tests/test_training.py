@@ -211,7 +211,9 @@ def test_a_signal_saves_and_a_resume_goes_on_to_the_same_losses(
         "-q",
         *TINY_SETTINGS,
         "--set",
-        "training.epochs=150",
+        "training.epochs=60",
+        "--set",
+        "training.eval_every=20",
     ]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert cli(*base, "--output", whole).returncode == 0
