@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
-    from kgmlm.kg import KgmlmError, KnowledgeGraph
+    from kgmlm.kg import EntityTable, KgmlmError, KnowledgeGraph
     from kgmlm.prediction import Predictor, open_predictor
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EntityTable",
     "KgmlmError",
     "KnowledgeGraph",
     "Predictor",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EntityTable": "kgmlm.kg",
     "KgmlmError": "kgmlm.kg",
     "KnowledgeGraph": "kgmlm.kg",
     "Predictor": "kgmlm.prediction",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kgmlm
-from kgmlm.kg import KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, Queries, Query, QueryError
 from kgmlm.prediction import Predictor, Resolver, open_predictor
 
 
@@ -94,3 +94,17 @@ def test_many_queries_come_back_under_their_positions(predictor: Predictor) -> N
         ((_, alone),) = predictor.predict([query], k=3)
         assert [p.score for p in together[i]] == pytest.approx([p.score for p in alone], abs=1e-5)
     assert len(graph.entities) == 31
+
+
+def test_new_entities_join_by_their_text_alone(toy_run: Path) -> None:
+    predictor = open_predictor(toy_run)
+    wider = predictor.with_entities(EntityTable(["q1"], ["Paris"], ["a new town of an old name"]))
+    table = wider.rank(head="france", relation="capital", k=99).set_index("tail_label")
+    before = predictor.rank(head="france", relation="capital", k=99).set_index("tail_label")
+    assert len(table) == len(before) + 1
+    assert table.score["q1"] == pytest.approx(before.score["paris"], abs=1e-5)
+    assert not table.known["q1"]
+    assert table.tail_id["q1"] == len(predictor.graph.entities)
+    assert len(wider.rank(head="q1", relation="capital")) == 10
+    with pytest.raises(DataError, match="'paris' exists already"):
+        predictor.with_entities(EntityTable(["paris"]))
