@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,13 @@ from kgmlm.terminal import (
     tell,
 )
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from kgmlm.kg import KnowledgeGraph
+    from kgmlm.ranker import Ranker
+    from kgmlm.runs import Run
+
 app = typer.Typer(
     help="Link prediction on knowledge graphs with masked language models.",
     no_args_is_help=True,
@@ -34,6 +41,12 @@ app.add_typer(data_app, name="data")
 
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
+Scores = Annotated[
+    str,
+    typer.Option(
+        help="Where a run has entity vectors: both parts of a score, or likelihood or vector alone."
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Queries a forward pass.")]
 
 
@@ -102,7 +115,7 @@ def train(
                 f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
             )
     from kgmlm.datasets import load_graph
-    from kgmlm.evaluation import evaluate as run_evaluation
+    from kgmlm.evaluation import validate
     from kgmlm.training import latest_checkpoint, resume_run, start_run
     from kgmlm.training import train as run_training
 
@@ -125,16 +138,12 @@ def train(
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
-    def validate(current: Any) -> dict[str, float]:
-        metrics = run_evaluation(current, run.graph, protocol).report["metrics"]
-        return {"mrr": metrics["mrr"], "hits_at_10": metrics["both.realistic.hits_at_10"]}
-
     bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
     with progress_bar(*bar, quiet=quiet) as progress:
         outcome = run_training(
             run,
             ranker,
-            validate if "valid" in run.graph.splits else None,
+            (lambda current: validate(current, run.graph, protocol)) if "valid" in run.graph.splits else None,
             max_steps=max_steps or training.max_steps,
             resume=resume,
             tracker=tracker,
@@ -176,6 +185,7 @@ def evaluate(
         Path | None, typer.Option(help="Per-query ranks, Parquet; by default in RUN/ranks.")
     ] = None,
     max_triples: Annotated[int | None, typer.Option(min=1, help="A seeded sample of the split.")] = None,
+    scores: Scores = "both",
     batch_size: BatchSize = 64,
     device: Device = None,
     as_json: Json = False,
@@ -216,8 +226,9 @@ def evaluate(
             allow_new_relations=allow_new_relations,
         )
     quiet_transformers()
-    ranker = opened.ranker(device, graph=scope.graph)
-    with progress_bar("queries", quiet=quiet) as progress:
+    ranker = _ranker(opened, scope.graph, device, scores)
+    with progress_bar(quiet=quiet) as progress:
+        _read_entities(ranker, progress, batch_size)
         task = progress.add_task(f"evaluating {settings.split}", total=None)
         result = run_evaluation(
             ranker,
@@ -230,6 +241,7 @@ def evaluate(
     report = {
         **result.report,
         "trained_on": opened.graph.name,
+        "scores": ranker.weights._asdict(),
         "run": {k: opened.record.get(k) for k in keys}
         | {"settings": opened.settings.model_dump(mode="json")},
         "hardware": runs.hardware(),
@@ -246,6 +258,20 @@ def evaluate(
     truncated = report["candidates"]["names_truncated"]
     if truncated:
         tell(f"{truncated:,} names are longer than the span and were cut to it")
+
+
+def _ranker(run: Run, graph: KnowledgeGraph, device: str | None, scores: str) -> Ranker:
+    """A run's ranker over a graph, by the parts of the score that were asked for."""
+    ranker = run.ranker(device, graph=graph)
+    ranker.use(scores)
+    return ranker
+
+
+def _read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
+    """Read the vectors that are missing, with a bar."""
+    if unread := ranker.unread():
+        task = progress.add_task("reading entities", total=unread)
+        ranker.read_entities(batch_size, lambda n: progress.advance(task, n))
 
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
@@ -294,6 +320,7 @@ def rank(
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates a query.")] = 10,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show each token's log-likelihood.")] = False,
+    scores: Scores = "both",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
@@ -334,8 +361,10 @@ def rank(
             except QueryError as error:
                 raise QueryError(f"{row['line']}: {error}") from None
     quiet_transformers()
-    predictor = Predictor(graph, opened.ranker(device, graph=graph))
-    with progress_bar("queries", quiet=quiet or queries is None) as progress:
+    predictor = Predictor(graph, _ranker(opened, graph, device, scores))
+    unread = predictor.ranker.unread()
+    with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
+        _read_entities(predictor.ranker, progress, batch_size)
         task = progress.add_task("ranking", total=len(asked))
         results = dict(
             predictor.predict(
@@ -393,7 +422,9 @@ def linearize(
     query = Resolver(graph).query(relation, head, tail)
     told = neighborhood(graph.context, query, settings.text.neighbors)
     text = get_template(settings.text.template)(graph.context, query, settings.text.descriptions, told)
-    (encoded,) = tokenizer.encode_queries([text], vocabulary.span_length, settings.text.max_length)
+    (encoded,) = tokenizer.encode_queries(
+        [text], vocabulary.span_length, settings.text.max_length, vector=settings.vector.enabled
+    )
     tokens = tokenizer.tokens(encoded.input_ids)
     rendered = tokenizer.render(text, encoded)
     if as_json:

@@ -73,6 +73,28 @@ class ScoringSettings(_Strict):
     softmax: Literal["vocabulary", "entities"] = "vocabulary"
 
 
+class VectorSettings(_Strict):
+    """A vector an entity, read at one more mask, that tells apart what names cannot.
+
+    The query's vector is the state at one mask behind the hole. An entity's is the state at a mask behind
+    its own text, by the same model; so an entity never seen has one too, for one forward pass. Their cosine,
+    weighted, is added to the likelihood; the weight is chosen on validation and saved with the model.
+
+    Attributes:
+        enabled: train and use the vectors.
+        max_length: of an entity's text in tokens, special ones and the mask included.
+        temperature: cosines are divided by it in training.
+        memory: how many of the latest entity vectors join a batch's own as further candidates in training.
+        loss_weight: of the vectors' loss beside the likelihood's.
+    """
+
+    enabled: bool = False
+    max_length: int = Field(48, ge=8)
+    temperature: float = Field(0.05, gt=0)
+    memory: int = Field(2048, ge=0)
+    loss_weight: float = Field(1.0, gt=0)
+
+
 class TrainingSettings(_Strict):
     """The training loop.
 
@@ -80,8 +102,11 @@ class TrainingSettings(_Strict):
         objective: "entity", softmax over the scores of all training entities with all true answers
             as targets; or "token", the paper's cross-entropy on the gold span.
         temperature: the entity objective divides scores by it.
-        epochs: passes over the distinct training queries, both sides; ``max_steps`` cuts short.
+        epochs: passes over the distinct training queries, both sides; may be a fraction, and the learning
+            rate falls to nothing by its end. ``max_steps`` cuts short.
         learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
+        dropout: of the whole model in training; None leaves the model's own. Where an epoch is all that time
+            allows, 0 learns faster.
         eval_every: validate every so many epochs; ``eval_triples`` bounds the sample (0: all).
         patience: stop after so many validations without a better MRR (0: never).
         checkpoint_minutes: save a resumable checkpoint this often.
@@ -92,12 +117,13 @@ class TrainingSettings(_Strict):
     temperature: float = Field(0.25, gt=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
-    epochs: int = Field(10, ge=1)
+    epochs: float = Field(10, gt=0)
     max_steps: int | None = Field(None, ge=1)
     learning_rate: float | Literal["auto"] = "auto"
     weight_decay: float = Field(0.01, ge=0)
     warmup: float = Field(0.1, ge=0, le=1)
     clip: float = Field(1.0, gt=0)
+    dropout: float | None = Field(None, ge=0, lt=1)
     eval_every: int = Field(1, ge=1)
     eval_triples: int = Field(500, ge=0)
     patience: int = Field(0, ge=0)
@@ -112,6 +138,7 @@ class Settings(_Strict):
     scratch: ScratchSettings = ScratchSettings()
     text: TextSettings = TextSettings()
     scoring: ScoringSettings = ScoringSettings()
+    vector: VectorSettings = VectorSettings()
     training: TrainingSettings = TrainingSettings()
 
     def without_max_steps(self) -> Settings:

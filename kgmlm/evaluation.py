@@ -6,6 +6,7 @@ only here, in the filter and in the ranks. What counts as unseen is what the *ru
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from kgmlm.kg import (
     FilterIndex,
     IntArray,
     KnowledgeGraph,
+    Queries,
     both_sides,
 )
 from kgmlm.metrics import (
@@ -38,7 +40,9 @@ from kgmlm.metrics import (
     sides,
     summarize,
 )
-from kgmlm.ranker import Ranker
+from kgmlm.ranker import Ranker, Weights
+
+WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0)  # of entity vectors, in units of Ranker.default_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +239,19 @@ def breakdown(
     }
 
 
-def _asked(scope: Scope, protocol: Protocol) -> IntArray:
+def _within(triples: IntArray, member_N: BoolArray, protocol: Protocol) -> IntArray:
+    """The triples whose entities are candidates.
+
+    Raises:
+        DataError: when there is none.
+    """
+    triples = triples[member_N[triples[:, [0, 2]]].all(1)]
+    if not len(triples):
+        raise DataError(f"the split '{protocol.split}' has no triple to evaluate under this protocol")
+    return triples
+
+
+def _sampled(scope: Scope, protocol: Protocol) -> IntArray:
     """The triples that a protocol asks, before those outside its candidates are left out."""
     triples = scope.graph.triples(protocol.split)
     if protocol.triples != "all":
@@ -245,6 +261,46 @@ def _asked(scope: Scope, protocol: Protocol) -> IntArray:
         return triples
     rng = np.random.default_rng(protocol.seed)
     return triples[np.sort(rng.choice(len(triples), protocol.max_triples, replace=False))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Both queries of each evaluated triple, grouped so that each distinct query is scored once.
+
+    Attributes:
+        queries: all heads, then all tails.
+        answers: of each.
+        first: a query of each group.
+        members: queries, group by group; those of group g are ``members[bounds[g]:bounds[g + 1]]``.
+        known: the filter.
+    """
+
+    queries: Queries
+    answers: IntArray
+    first: IntArray
+    members: IntArray
+    bounds: IntArray
+    known: FilterIndex
+
+    @classmethod
+    def of(cls, triples: IntArray, graph: KnowledgeGraph, protocol: Protocol) -> _Asked:
+        queries, answers = both_sides(triples)
+        splits = [graph.splits[s] for s in graph.splits if s in protocol.filter]
+        index = FilterIndex(np.concatenate([np.zeros((0, 3), np.int64), *splits]), len(graph.entities))
+        _, first, inverse = np.unique(index.keys(queries), return_index=True, return_inverse=True)
+        members = np.argsort(inverse, kind="stable")
+        bounds = np.searchsorted(inverse[members], np.arange(len(first) + 1))
+        return cls(queries, answers, first, members, bounds, index)
+
+    @property
+    def distinct(self) -> Queries:
+        """The distinct queries."""
+        return self.queries[self.first]
+
+    def of_groups(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The queries of some groups, and for each which of the groups it belongs to."""
+        at = np.concatenate([self.members[self.bounds[r] : self.bounds[r + 1]] for r in rows])
+        return at, np.repeat(np.arange(len(rows)), self.bounds[rows + 1] - self.bounds[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,16 +410,9 @@ def evaluate(
         )
     scope = graph if isinstance(graph, Scope) else Scope.of(graph)
     graph, seen_N, member_N = scope.graph, scope.seen_N, scope.members(protocol)
-    sampled = _asked(scope, protocol)
-    triples = sampled[member_N[sampled[:, [0, 2]]].all(1)]
-    if not len(triples):
-        raise DataError(f"the split '{protocol.split}' has no triple to evaluate under this protocol")
-    queries, answers = both_sides(triples)
-    known_splits = [graph.splits[s] for s in graph.splits if s in protocol.filter]
-    index = FilterIndex(np.concatenate([np.zeros((0, 3), np.int64), *known_splits]), len(graph.entities))
-    _, first, inverse = np.unique(index.keys(queries), return_index=True, return_inverse=True)
-    members = np.argsort(inverse, kind="stable")  # queries, grouped by distinct query
-    bounds = np.searchsorted(inverse[members], np.arange(len(first) + 1))
+    sampled = _sampled(scope, protocol)
+    triples = _within(sampled, member_N, protocol)
+    asked = _Asked.of(triples, graph, protocol)
 
     main = _View.of(member_N, triples)
     if protocol.negatives and protocol.negatives_by == "drawing":
@@ -371,23 +420,23 @@ def evaluate(
     views = [main]
     if not protocol.negatives and scope.own_N.all() and seen_N.any():
         views.append(main if (seen_N == member_N).all() else _View.of(seen_N, triples))
-    answer_scores_B = torch.zeros(len(queries))
+    answer_scores_B = torch.zeros(len(asked.queries))
+    distinct = asked.distinct
     started = time.monotonic()
     for rows, scores_dN in ranker.rank(
-        queries[first], batch_size=batch_size, advance=lambda n: advance(n, len(first))
+        distinct, batch_size=batch_size, advance=lambda n: advance(n, len(distinct))
     ):
-        counts = bounds[rows + 1] - bounds[rows]
-        at = np.concatenate([members[bounds[r] : bounds[r + 1]] for r in rows])
-        source = torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(scores_dN.device)
-        scores_bN = scores_dN[source]
-        true = torch.from_numpy(answers[at]).to(scores_dN.device)
+        at, group = asked.of_groups(rows)
+        answers = asked.answers[at]
+        scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
+        true = torch.from_numpy(answers).to(scores_dN.device)
         answer_scores_B[at] = scores_bN.gather(1, true[:, None])[:, 0].cpu()
-        known = index.lookup(queries[at])
+        known = asked.known.lookup(asked.queries[at])
         for view in {id(v): v for v in views}.values():
-            view.rank(scores_bN, at, answers[at], known)
+            view.rank(scores_bN, at, answers, known)
     seconds = time.monotonic() - started
 
-    ranks, tail_B, relation_B = main.result(), queries.tail_B, queries.relation_B
+    ranks, tail_B, relation_B = main.result(), asked.queries.tail_B, asked.queries.relation_B
     figures = _brief(protocol)
     texts = graph.entities.take(main.ids)
     labels, names, descriptions = (texts.column(c) for c in ("label", "name", "description"))
@@ -405,7 +454,7 @@ def evaluate(
         "split": protocol.split,
         "triples": len(triples),
         "triples_left_out": len(sampled) - len(triples),
-        "queries": len(first),
+        "queries": len(distinct),
         "seconds": round(seconds, 2),
         "candidates": candidates,
         "protocol": protocol.model_dump(mode="json"),
@@ -425,3 +474,44 @@ def evaluate(
         for r in np.unique(relation_B)
     }
     return Evaluation(graph, triples, tail_B, ranks, answer_scores_B, report)
+
+
+def validate(ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol) -> dict[str, float]:
+    """MRR and Hits@10 of the run's own graph; with entity vectors, choose their weight by the MRR.
+
+    Weights are tried from likelihood alone to vectors alone, all from the same forward passes; the best is
+    left in ``ranker.weights``. Give it a validation split, never a test split.
+
+    Returns:
+        ``mrr`` and ``hits_at_10`` under the best weight; with vectors also ``weight`` and the MRR of
+        likelihood and vectors alone.
+    """
+    if not ranker.settings.vector.enabled:
+        metrics = evaluate(ranker, graph, protocol).report["metrics"]
+        return {"mrr": metrics["mrr"], "hits_at_10": metrics["both.realistic.hits_at_10"]}
+    unit = Ranker.default_weights(ranker.settings).vector
+    tried = [Weights(), *(Weights(1.0, unit * x) for x in WEIGHTS_TRIED), Weights(0.0, 1.0)]
+    ranker.weights = Weights(1.0, unit)  # both parts are made
+    scope = Scope.of(graph)
+    member_N = scope.members(protocol)
+    triples = _within(_sampled(scope, protocol), member_N, protocol)
+    asked = _Asked.of(triples, graph, protocol)
+    views = [_View.of(member_N, triples) for _ in tried]
+    for rows, parts in ranker.parts(asked.distinct):
+        at, group = asked.of_groups(rows)
+        known = asked.known.lookup(asked.queries[at])
+        for weights, view in zip(tried, views, strict=True):
+            scores_dN = parts.score(weights)
+            source = torch.from_numpy(group).to(scores_dN.device)
+            view.rank(scores_dN[source], at, asked.answers[at], known)
+    found = [flat_metrics(view.result(), asked.queries.tail_B) for view in views]
+    mrrs = [headline(metrics) for metrics in found]
+    best = int(np.argmax(mrrs))
+    ranker.weights = tried[best]
+    return {
+        "mrr": mrrs[best],
+        "hits_at_10": found[best]["both.realistic.hits_at_10"],
+        "weight": ranker.weights.vector if ranker.weights.likelihood else math.inf,
+        "mrr_likelihood": mrrs[0],
+        "mrr_vector": mrrs[-1],
+    }

@@ -33,6 +33,7 @@ TextColumn = Literal["label", "name", "description", "surface"]
 TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 
 class KgmlmError(Exception):

@@ -137,6 +137,13 @@ def natural(
     )
 
 
+def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linearization:
+    """What an entity's vector is read from: ``virus. a tiny agent ___``; nothing that the graph knows."""
+    read = context.entities[entity]
+    description = read.description if descriptions else ""
+    return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))
+
+
 TEMPLATES: dict[str, Template] = {"plain": plain, "natural": natural}
 
 

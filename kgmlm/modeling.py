@@ -9,6 +9,7 @@ Shapes: B queries, T tokens, L span, D width of the decoder's input, V vocabular
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,17 @@ _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
 
 @dataclass(frozen=True)
 class SpanOutput:
-    """States that enter the decoder at the span positions, float32: ``hidden_BLD``."""
+    """States that enter the decoder, float32.
+
+    Attributes:
+        hidden_BLD: at the span positions.
+        vector_BD: at the mask behind the span, of length 1; None where there is no such mask.
+        entities_ED: the vectors of the entities that were read beside the queries, if any were.
+    """
 
     hidden_BLD: torch.Tensor
+    vector_BD: torch.Tensor | None = None
+    entities_ED: torch.Tensor | None = None
 
 
 class SpanModel(nn.Module):
@@ -70,9 +79,19 @@ class SpanModel(nn.Module):
         self._captured = args[0]
         return (args[0][:, :0],)  # nothing to decode here: scoring does it, for the tokens that it needs
 
-    def forward(self, batch: MaskedBatch) -> SpanOutput:
-        """Encode a batch; one pass a query."""
-        steps = torch.arange(batch.span_length, device=batch.span_start_B.device)
+    def forward(self, batch: MaskedBatch, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
+        """Encode a batch; one pass a query.
+
+        Args:
+            entities: texts of E entities, in several batches; each has a mask for its vector and no span.
+        """
+        hidden, vectors = self._states(batch)
+        read = [v for v in (self._states(part)[1] for part in entities) if v is not None]
+        return SpanOutput(hidden, vectors, torch.cat(read) if read else None)
+
+    def _states(self, batch: MaskedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """States at the span, and the unit vector behind it where the batch has a mask for one."""
+        steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
         columns = batch.span_start_B[:, None] + steps
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         self._span = (rows, columns)
@@ -83,7 +102,10 @@ class SpanModel(nn.Module):
             self._span = self._captured = None
         if hidden is None:
             raise ModelError(f"{type(self.mlm).__name__} does not pass through its output embeddings")
-        return SpanOutput(hidden.float())
+        hidden = hidden.float()
+        if not batch.vector:
+            return hidden, None
+        return hidden[:, :-1], nn.functional.normalize(hidden[:, -1], dim=-1)
 
     @property
     def decoder(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +132,15 @@ class SpanModel(nn.Module):
             for part in rows_D.split(step)
         ]
         return torch.cat(parts).view(span.hidden_BLD.shape[:2])
+
+    def set_dropout(self, p: float) -> None:
+        """Give every dropout of the model this probability; while it is in memory, not in its config."""
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = p
+            for name, value in vars(module).items():  # families that keep a number and call the function
+                if "dropout" in name and isinstance(value, float):
+                    setattr(module, name, p)
 
     def save(self, folder: Path) -> None:
         """Write weights (safetensors) and config as an ordinary Hugging Face folder."""
@@ -140,6 +171,9 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     if encoder:
         raise ModelError(f"'{path}' lacks weights of the encoder itself, such as {encoder[0]}")
     start_head(mlm, missing)
+    # A file's tensors begin anywhere in memory, and alignment decides how sums round: copies resume exactly.
+    for tensor in (*mlm.parameters(), *mlm.buffers()):
+        tensor.data = tensor.data.clone()
     return SpanModel(mlm)
 
 

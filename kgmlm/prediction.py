@@ -153,7 +153,8 @@ class Predictor:
     def with_entities(self, more: EntityTable) -> Predictor:
         """A predictor that knows further entities, as candidates and in queries, by their text alone.
 
-        Nothing is trained and no entity costs a forward pass; scores of the others do not change.
+        Nothing is trained; for the likelihood no entity costs a forward pass, for its vector (in runs that
+        have them) one. Scores of the others do not change.
 
         Raises:
             DataError: when an entity exists already.
@@ -163,9 +164,7 @@ class Predictor:
             >>> predictor.with_entities(new).rank(head="coronavirus", relation="causes")  # doctest: +SKIP
         """
         graph = self.graph.extended(more)
-        old = self.ranker
-        ranker = Ranker(graph.context, old.tokenizer, old.model, old.text, old.scoring, old.vocabulary)
-        return Predictor(graph, ranker)
+        return Predictor(graph, self.ranker.over(graph.context))
 
     @cached_property
     def _known(self) -> FilterIndex:

@@ -8,18 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kgmlm.config import ScoringSettings, TextSettings
-from kgmlm.kg import BoolArray, ContextGraph, Edge, IntArray, ModelError, Queries
-from kgmlm.linearization import Linearization, get_template, neighborhood
+from kgmlm.config import ScoringSettings, Settings
+from kgmlm.kg import BoolArray, ConfigError, ContextGraph, Edge, EntityTable, IntArray, ModelError, Queries
+from kgmlm.linearization import Linearization, entity_text, get_template, neighborhood
 from kgmlm.modeling import SpanModel, SpanOutput
-from kgmlm.scoring import PairTable, score_candidates, token_log_probs
+from kgmlm.scoring import PairTable, score_candidates, score_vectors, token_log_probs
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
 
 _SCORES = 2**25  # scores held at once: 128 MB
+_TEXTS = 8192  # entity texts tokenized at once
+
+
+def _texts(entities: EntityTable) -> Iterator[tuple[str, str]]:
+    """What entities' vectors are read from."""
+    return zip(entities.column("surface"), entities.column("description"), strict=True)
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,40 @@ class Vocabulary:
         return cls(span, np.unique(fitting.token_ids))
 
 
+class Weights(NamedTuple):
+    """A score is ``likelihood * mean log-likelihood + vector * cosine``."""
+
+    likelihood: float = 1.0
+    vector: float = 0.0
+
+
+class Parts(NamedTuple):
+    """What a score is made of, each ``(b, N)``; None where its weight is 0."""
+
+    likelihood_BN: torch.Tensor | None
+    vector_BN: torch.Tensor | None
+
+    def score(self, weights: Weights) -> torch.Tensor:
+        """The weighted sum."""
+        terms = [
+            part if weight == 1 else weight * part
+            for weight, part in zip(weights, self, strict=True)
+            if part is not None and weight
+        ]
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
 class Ranker:
     """Scores every candidate of a query from one forward pass.
+
+    With entity vectors (``settings.vector``), an entity's text is read once, when it is first scored.
 
     Args:
         context: texts and training triples.
         vocabulary: span length and softmax tokens, frozen with the run.
+
+    Attributes:
+        weights: of likelihood and vectors in a score; 1 and 0 without entity vectors.
     """
 
     def __init__(
@@ -64,20 +99,40 @@ class Ranker:
         context: ContextGraph,
         tokenizer: SpanTokenizer,
         model: SpanModel,
-        text: TextSettings,
-        scoring: ScoringSettings,
+        settings: Settings,
         vocabulary: Vocabulary,
     ) -> None:
         self.context = context
         self.tokenizer = tokenizer
         self.model = model
-        self.text = text
-        self.scoring = scoring
+        self.settings = settings
         self.vocabulary = vocabulary
-        self._template = get_template(text.template)
+        self.weights = self.default_weights(settings)
+        self._template = get_template(settings.text.template)
+        self._vectors_ND: torch.Tensor | None = None
+        self._read_N = np.zeros(0, np.bool_)
         limit = getattr(model.mlm.config, "max_position_embeddings", None)
-        if limit is not None and text.max_length > limit:
-            raise ModelError(f"text.max_length {text.max_length} exceeds the model's {limit} positions")
+        lengths = {"text.max_length": settings.text.max_length}
+        if settings.vector.enabled:
+            lengths["vector.max_length"] = settings.vector.max_length
+        for key, length in lengths.items():
+            if limit is not None and length > limit:
+                raise ModelError(f"{key} {length} exceeds the model's {limit} positions")
+
+    @staticmethod
+    def default_weights(settings: Settings) -> Weights:
+        """Both as confident as in training, where each is divided by its temperature."""
+        if not settings.vector.enabled:
+            return Weights()
+        return Weights(1.0, settings.training.temperature / settings.vector.temperature)
+
+    def over(self, context: ContextGraph) -> Ranker:
+        """The same model over other entities; vectors of texts that it has read are kept."""
+        twin = Ranker(context, self.tokenizer, self.model, self.settings, self.vocabulary)
+        twin.weights = self.weights
+        if self._vectors_ND is not None and self._read_N.all():
+            twin.adopt(self.context.entities, self._vectors_ND)
+        return twin
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -85,7 +140,7 @@ class Ranker:
         return self.tokenizer.candidates(
             self.context.entities.table.column("surface"),
             self.vocabulary.span_length,
-            self.scoring.end_of_name,
+            self.settings.scoring.end_of_name,
         )
 
     @cached_property
@@ -108,7 +163,7 @@ class Ranker:
         Args:
             rng: in training, draws which neighbors are left out.
         """
-        text = self.text
+        text = self.settings.text
         told: list[list[Edge]] = [[] for _ in range(len(queries))]
         if text.neighbors:
             told = [
@@ -122,8 +177,17 @@ class Ranker:
     def encode(self, queries: Queries, rng: np.random.Generator | None = None) -> list[Encoded]:
         """The tokens of B queries, cut to ``text.max_length``; ``rng`` as in :meth:`linearize`."""
         return self.tokenizer.encode_queries(
-            self.linearize(queries, rng), self.vocabulary.span_length, self.text.max_length
+            self.linearize(queries, rng),
+            self.vocabulary.span_length,
+            self.settings.text.max_length,
+            vector=self.settings.vector.enabled,
         )
+
+    def encode_entities(self, entity_ids: IntArray) -> list[Encoded]:
+        """The tokens that vectors of entities are read from, cut to ``vector.max_length``."""
+        descriptions = self.settings.text.descriptions
+        texts = [entity_text(self.context, i, descriptions) for i in entity_ids.tolist()]
+        return self.tokenizer.encode_queries(texts, 0, self.settings.vector.max_length, vector=True)
 
     def normalizer(self, span: SpanOutput) -> torch.Tensor:
         """``log Z_BL`` over the vocabulary or the run's frozen tokens."""
@@ -131,18 +195,82 @@ class Ranker:
 
     def scores(self, span: SpanOutput, table: PairTable) -> torch.Tensor:
         """Scores ``(B, N)`` under the run's settings; differentiable."""
-        return score_candidates(self.model, span, self.normalizer(span), table, self.scoring.normalization)
+        normalization = self.settings.scoring.normalization
+        return score_candidates(self.model, span, self.normalizer(span), table, normalization)
 
-    def batches(self, queries: Queries, batch_size: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
-        """Padded batches with their rows, long queries first so that memory peaks at once."""
-        encoded = self.encode(queries)
+    def use(self, scores: str) -> None:
+        """Rank by "both" parts as the run was trained, or by the "likelihood" or the "vector" alone.
+
+        Raises:
+            ConfigError: when it is none of these, or vectors are asked of a run without them.
+        """
+        if scores not in ("both", "likelihood", "vector"):
+            raise ConfigError(f"scores are both, likelihood or vector, not '{scores}'")
+        if scores == "vector" and not self.settings.vector.enabled:
+            raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
+        if scores != "both":
+            self.weights = Weights() if scores == "likelihood" else Weights(0.0, 1.0)
+
+    @property
+    def vectors(self) -> torch.Tensor:
+        """Unit vectors ``(N, D)`` of all entities; those not read yet are read now."""
+        self.read_entities()
+        assert self._vectors_ND is not None
+        return self._vectors_ND
+
+    def adopt(self, entities: EntityTable, vectors_MD: torch.Tensor) -> None:
+        """Take over the vectors of M entities that this model has read, wherever the texts are the same."""
+        known = self.context.entities
+        vectors_ND = vectors_MD.to(self.model.device)
+        read_N = np.ones(len(known), np.bool_)
+        if entities is not known:
+            row_of = {text: row for row, text in enumerate(_texts(entities))}
+            rows_N = np.array([row_of.get(text, -1) for text in _texts(known)], np.int64)
+            read_N = rows_N >= 0
+            vectors_ND = vectors_ND[torch.from_numpy(np.maximum(rows_N, 0)).to(vectors_ND.device)]
+        self._vectors_ND, self._read_N = vectors_ND, read_N
+
+    def forget_vectors(self) -> None:
+        """Read all entities anew: the weights have changed."""
+        self._vectors_ND, self._read_N = None, np.zeros(0, np.bool_)
+
+    def unread(self) -> int:
+        """How many entities' texts :meth:`read_entities` would read."""
+        if not self.settings.vector.enabled or not self.weights.vector:
+            return 0
+        return len(self.context.entities) - int(self._read_N.sum())
+
+    @torch.inference_mode()
+    def read_entities(self, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None) -> None:
+        """Read the vectors of all entities that have none yet: one forward pass each.
+
+        Args:
+            advance: called with the number of entities done, for progress bars.
+        """
+        self.model.eval()
+        count = len(self.context.entities)
+        if not len(self._read_N):
+            self._read_N = np.zeros(count, np.bool_)
+        device, width = self.model.device, self.model.decoder[0].shape[1]
+        if self._vectors_ND is None:
+            self._vectors_ND = torch.zeros(count, width, device=device)
+        missing = np.flatnonzero(~self._read_N)
+        for start in range(0, len(missing), _TEXTS):
+            part = missing[start : start + _TEXTS]
+            for rows, batch in self._padded(self.encode_entities(part), batch_size):
+                vectors = self.model(batch).vector_BD
+                self._vectors_ND[torch.from_numpy(part[rows]).to(device)] = vectors
+                advance(len(rows))
+        self._read_N[:] = True
+
+    def _padded(self, encoded: Sequence[Encoded], batch_size: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
+        """Padded batches with their rows, long texts first so that memory peaks at once."""
         order = np.argsort([-len(e.input_ids) for e in encoded], kind="stable")
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             batch = self.tokenizer.collate([encoded[i] for i in rows])
             yield rows, batch.to(self.model.device)
 
-    @torch.inference_mode()
     def rank(
         self,
         queries: Queries,
@@ -159,13 +287,37 @@ class Ranker:
         Yields:
             (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
         """
+        for rows, parts in self.parts(queries, entity_ids, batch_size, advance):
+            yield rows, parts.score(self.weights)
+
+    @torch.inference_mode()
+    def parts(
+        self,
+        queries: Queries,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, Parts]]:
+        """As :meth:`rank`, with what each score is made of; a part whose weight is 0 is left out."""
         self.model.eval()
-        table = self._all if entity_ids is None else self.table(entity_ids)
-        batch_size = max(1, min(batch_size, _SCORES // max(1, len(table))))
+        table = vectors_ND = None
+        if self.weights.likelihood:
+            table = self._all if entity_ids is None else self.table(entity_ids)
+        if self.weights.vector:
+            vectors_ND = self.vectors if entity_ids is None else self.vectors[torch.from_numpy(entity_ids)]
+        count = len(self.context.entities) if entity_ids is None else len(entity_ids)
+        batch_size = max(1, min(batch_size, _SCORES // max(1, count)))
         for start in range(0, len(queries), 64 * batch_size):  # bounds what is encoded at once
             part = queries[start : start + 64 * batch_size]
-            for rows, batch in self.batches(part, batch_size):
-                yield rows + start, self.scores(self.model(batch), table)
+            for rows, batch in self._padded(self.encode(part), batch_size):
+                span = self.model(batch)
+                yield (
+                    rows + start,
+                    Parts(
+                        None if table is None else self.scores(span, table),
+                        None if vectors_ND is None else score_vectors(span.vector_BD, vectors_ND),
+                    ),
+                )
                 advance(len(rows))
 
     @torch.inference_mode()

@@ -6,7 +6,8 @@
     ├── run.json          format, versions, seed, dataset and its checksums, frozen vocabulary, progress
     ├── config.toml       the expanded settings
     ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter
-    ├── model/            an ordinary Hugging Face folder: weights and tokenizer
+    ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
+    │                     entity_vectors.safetensors
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
 """
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kgmlm.tokenization import SpanTokenizer
 
 FORMAT = 1
+VECTORS = "entity_vectors.safetensors"
 
 
 def versions() -> dict[str, str]:
@@ -137,10 +139,12 @@ class Run:
         files.write_json(self.path / "run.json", record)
         return replace(self, record=record)
 
-    def save_model(self, model: SpanModel, tokenizer: SpanTokenizer) -> None:
+    def save_model(self, ranker: Ranker) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole."""
         with files.atomic_folder(self.model_folder) as folder:
-            save_model(model, tokenizer, folder)
+            save_model(ranker.model, ranker.tokenizer, folder)
+            if self.settings.vector.enabled:
+                save_vectors(ranker, folder / VECTORS)
 
     def ranker(
         self, device: str | None = None, folder: Path | None = None, graph: KnowledgeGraph | None = None
@@ -171,14 +175,44 @@ class Run:
             model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
-        return Ranker(
-            (graph or self.graph).context,
-            load_tokenizer(folder),
-            model,
-            self.settings.text,
-            self.settings.scoring,
-            self.vocabulary,
-        )
+        ranker = Ranker(self.graph.context, load_tokenizer(folder), model, self.settings, self.vocabulary)
+        if (folder / VECTORS).is_file():
+            load_vectors(ranker, folder / VECTORS)
+        return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
+
+
+def save_vectors(ranker: Ranker, path: Path) -> None:
+    """Vectors of the run's own entities, in order, and the weights of likelihood and vectors."""
+    from safetensors.torch import save_file
+
+    weights = {k: repr(v) for k, v in ranker.weights._asdict().items()}
+    try:
+        save_file({"vectors": ranker.vectors.cpu().contiguous()}, path, metadata=weights)
+    except Exception as error:
+        raise OSError(f"{path.parent}: the entity vectors cannot be written: {error}") from None
+
+
+def load_vectors(ranker: Ranker, path: Path) -> None:
+    """Give a ranker of the run's own graph what :func:`save_vectors` saved.
+
+    Raises:
+        RunError: when the file is damaged or of another graph or model.
+    """
+    from safetensors import safe_open
+
+    from kgmlm.ranker import Weights
+
+    try:
+        with safe_open(path, "pt") as opened:
+            vectors = opened.get_tensor("vectors")
+            weights = {k: float(v) for k, v in opened.metadata().items() if k in Weights._fields}
+    except Exception as error:
+        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    expected = (len(ranker.context.entities), ranker.model.decoder[0].shape[1])
+    if tuple(vectors.shape) != expected:
+        raise RunError(f"{path} has vectors of shape {tuple(vectors.shape)}; the run needs {expected}")
+    ranker.weights = Weights(**weights)
+    ranker.adopt(ranker.context.entities, vectors)
 
 
 def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:

@@ -97,6 +97,11 @@ def score_candidates(
     return scores_NB.T
 
 
+def score_vectors(query_BD: torch.Tensor, entities_ND: torch.Tensor) -> torch.Tensor:
+    """Cosines ``(B, N)`` of unit vectors."""
+    return query_BD @ entities_ND.T
+
+
 def token_log_probs(
     model: SpanModel, span: SpanOutput, log_normalizer_BL: torch.Tensor, candidates: Candidates
 ) -> list[list[list[float]]]:

@@ -30,22 +30,30 @@ _CACHE_SIZE = 500_000
 
 @dataclass(frozen=True)
 class Encoded:
-    """One query as ids: ``span_length`` masks from ``span_start`` on; ``cut`` tokens did not fit."""
+    """One text as ids: ``span_length`` masks from ``span_start`` on; ``cut`` tokens did not fit.
+
+    With ``vector``, one more mask follows the span; a vector is read there.
+    """
 
     input_ids: list[int]
     span_start: int
     span_length: int
     cut: int
+    vector: bool = False
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """B padded queries, each with a hole of ``span_length`` masks at ``span_start_B``."""
+    """B padded texts, each with a hole of ``span_length`` masks at ``span_start_B``.
+
+    With ``vector``, one more mask follows the hole.
+    """
 
     input_ids_BT: torch.Tensor
     attention_mask_BT: torch.Tensor
     span_start_B: torch.Tensor
     span_length: int
+    vector: bool = False
 
     def to(self, device: torch.device) -> MaskedBatch:
         """The same batch on a device."""
@@ -54,6 +62,7 @@ class MaskedBatch:
             self.attention_mask_BT.to(device),
             self.span_start_B.to(device),
             self.span_length,
+            self.vector,
         )
 
 
@@ -178,9 +187,17 @@ class SpanTokenizer:
         return self._cache
 
     def encode_queries(
-        self, linearizations: Sequence[Linearization], span_length: int, max_length: int
+        self,
+        linearizations: Sequence[Linearization],
+        span_length: int,
+        max_length: int,
+        *,
+        vector: bool = False,
     ) -> list[Encoded]:
         """Encode queries, cut to ``max_length`` tokens; what a template marks as never cut is never cut.
+
+        Args:
+            vector: put one more mask behind the span.
 
         Raises:
             ModelError: when the uncuttable part alone is longer than ``max_length``.
@@ -197,10 +214,11 @@ class SpanTokenizer:
             plans.append(plan)
         ids = self._segments(keys)
         encoded = []
+        masks = span_length + vector
         for linearization, plan in zip(linearizations, plans, strict=True):
             whole = [ids[s.text, first] for s, first in plan]
             split = sum(bool(s.text) for s in linearization.before)
-            room = max_length - span_length - len(self.prefix) - len(self.suffix)
+            room = max_length - masks - len(self.prefix) - len(self.suffix)
             pieces = _cut(whole, [s.cut for s, _ in plan], room)
             cut = sum(map(len, whole)) - sum(map(len, pieces))
             if sum(map(len, pieces)) > room:
@@ -210,16 +228,17 @@ class SpanTokenizer:
                 )
             before = self.prefix + [t for piece in pieces[:split] for t in piece]
             after = [t for piece in pieces[split:] for t in piece] + self.suffix
-            ids_T = before + [self.mask_id] * span_length + after
-            encoded.append(Encoded(ids_T, len(before), span_length, cut))
+            ids_T = before + [self.mask_id] * masks + after
+            encoded.append(Encoded(ids_T, len(before), span_length, cut, vector))
         return encoded
 
     def render(self, linearization: Linearization, encoded: Encoded) -> str:
         """The text that the model sees: the linearization's own, or what its tokens say where it was cut."""
-        hole = " ".join([str(self.tokenizer.mask_token)] * encoded.span_length)
+        masks = encoded.span_length + encoded.vector
+        hole = " ".join([str(self.tokenizer.mask_token)] * masks)
         if not encoded.cut:
             return linearization.text(hole)
-        end = encoded.span_start + encoded.span_length
+        end = encoded.span_start + masks
         before = encoded.input_ids[len(self.prefix) : encoded.span_start]
         after = encoded.input_ids[end : len(encoded.input_ids) - len(self.suffix)]
         decode = self.tokenizer.decode
@@ -233,7 +252,11 @@ class SpanTokenizer:
         input_ids[attention] = np.concatenate([e.input_ids for e in encoded])
         starts = torch.tensor([e.span_start for e in encoded])
         return MaskedBatch(
-            torch.from_numpy(input_ids), torch.from_numpy(attention).long(), starts, encoded[0].span_length
+            torch.from_numpy(input_ids),
+            torch.from_numpy(attention).long(),
+            starts,
+            encoded[0].span_length,
+            encoded[0].vector,
         )
 
     def candidates(

@@ -25,15 +25,16 @@ import torch
 
 from kgmlm import files
 from kgmlm.config import Settings, TextSettings, TrainingSettings
-from kgmlm.kg import ConfigError, GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.kg import ConfigError, FloatArray, GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
-from kgmlm.modeling import SpanModel, create_model, load_model
+from kgmlm.modeling import SpanModel, SpanOutput, create_model, load_model
 from kgmlm.ranker import Ranker, Vocabulary
 from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
-from kgmlm.scoring import entity_loss, score_candidates, token_loss
-from kgmlm.tokenization import MaskedBatch, SpanTokenizer, load_tokenizer, train_tokenizer
+from kgmlm.scoring import entity_loss, score_candidates, score_vectors, token_loss
+from kgmlm.tokenization import Encoded, MaskedBatch, SpanTokenizer, load_tokenizer, train_tokenizer
 
 BUCKET = 50  # batches that are sorted by length together
+ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
 ENDED = ("finished", "stopped early")
 
@@ -123,7 +124,7 @@ def start_run(
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
-    ranker = Ranker(graph.context, tokenizer, model, settings.text, settings.scoring, vocabulary)
+    ranker = Ranker(graph.context, tokenizer, model, settings, vocabulary)
     if processes.is_main_process:
         run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite)
     processes.wait_for_everyone()
@@ -153,6 +154,28 @@ def peak_learning_rate(run: Run) -> float:
     return rate
 
 
+@dataclass(frozen=True)
+class TrainingBatch:
+    """A micro-batch: B queries and, where entity vectors are trained, the texts of some of their answers.
+
+    Attributes:
+        rows: of the distinct training queries.
+        entity_ids: the entities whose texts are read; at least one answer of each query. Empty without
+            entity vectors.
+        entities: their texts, in batches of like lengths.
+    """
+
+    rows: IntArray
+    queries: MaskedBatch
+    entity_ids: IntArray
+    entities: tuple[MaskedBatch, ...]
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        """The same batch on a device."""
+        entities = tuple(part.to(device) for part in self.entities)
+        return TrainingBatch(self.rows, self.queries.to(device), self.entity_ids, entities)
+
+
 class BatchStream:
     """Micro-batches of the distinct training queries, bucketed by length, by epoch and position.
 
@@ -162,7 +185,7 @@ class BatchStream:
 
     def __init__(
         self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, share: tuple[int, int]
-    ):
+    ) -> None:
         self.ranker = ranker
         self.settings = settings
         self.share = share
@@ -172,7 +195,20 @@ class BatchStream:
         batches = math.ceil(len(self.queries) / settings.batch_size)
         self.per_epoch = max(1, batches // share[1])
 
-    def _epoch(self, epoch: int, skip: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
+    def _batch(self, rows: IntArray, encoded: list[Encoded], chances: FloatArray) -> TrainingBatch:
+        """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1)."""
+        queries = self.ranker.tokenizer.collate(encoded)
+        if not self.ranker.settings.vector.enabled:
+            return TrainingBatch(rows, queries, rows[:0], ())
+        first, end = self.answers.offsets[rows], self.answers.offsets[rows + 1]
+        ids = np.unique(self.answers.ids[first + (chances * (end - first)).astype(np.int64)])
+        texts = self.ranker.encode_entities(ids)
+        order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
+        parts = [part for part in np.array_split(order, ENTITY_BATCHES) if len(part)]
+        entities = tuple(self.ranker.tokenizer.collate([texts[i] for i in part]) for part in parts)
+        return TrainingBatch(rows, queries, ids[order], entities)
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[TrainingBatch]:
         rng = np.random.default_rng([self.settings.seed, epoch])
         order = rng.permutation(len(self.queries))
         size = self.settings.batch_size
@@ -188,6 +224,7 @@ class BatchStream:
                 continue
             drawing = np.random.default_rng([self.settings.seed, epoch, start])
             encoded = self.ranker.encode(self.queries[rows], drawing)
+            chances = drawing.random(len(rows))
             by_length = np.argsort([len(e.input_ids) for e in encoded], kind="stable")
             for i in mine:
                 number += 1
@@ -196,34 +233,99 @@ class BatchStream:
                 if number < skip:
                     continue
                 at = by_length[shuffled[i] * size : (shuffled[i] + 1) * size]
-                yield rows[at], self.ranker.tokenizer.collate([encoded[j] for j in at])
+                yield self._batch(rows[at], [encoded[j] for j in at], chances[at])
 
-    def from_position(self, position: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
+    def from_position(self, position: int) -> Iterator[TrainingBatch]:
         """The stream from one micro-batch on; it ends after the last epoch."""
-        for epoch in range(position // self.per_epoch, self.settings.epochs):
+        for epoch in range(position // self.per_epoch, math.ceil(self.settings.epochs)):
             yield from self._epoch(epoch, position - epoch * self.per_epoch if position else 0)
             position = 0
 
 
+class Memory:
+    """The latest entity vectors, newest first: further candidates that cost no forward pass.
+
+    They are as old as a few batches and have no gradient; training moves slowly enough.
+
+    Args:
+        size: how many are kept.
+        entities: of the graph.
+    """
+
+    def __init__(self, size: int, entities: int, width: int, device: torch.device) -> None:
+        self.size = size
+        self.ids_M: IntArray = np.zeros(0, np.int64)
+        self.vectors_MD = torch.zeros(0, width, device=device)
+        self._column_N = np.full(entities, -1)
+
+    def joined(self, entity_ids: IntArray, vectors_ED: torch.Tensor) -> tuple[IntArray, torch.Tensor]:
+        """A batch's own vectors, then those remembered of other entities: column by entity, and vectors."""
+        self._column_N[:] = -1
+        self._column_N[entity_ids] = np.arange(len(entity_ids))
+        others = np.flatnonzero(self._column_N[self.ids_M] < 0)
+        self._column_N[self.ids_M[others]] = len(entity_ids) + np.arange(len(others))
+        kept = self.vectors_MD[torch.from_numpy(others).to(self.vectors_MD.device)]
+        ids = np.concatenate([entity_ids, self.ids_M[others]])[: self.size]
+        joined_MD = torch.cat([vectors_ED, kept])
+        self.ids_M, self.vectors_MD = ids, joined_MD[: self.size].detach()
+        return self._column_N, joined_MD
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps."""
+        return {"memory.ids": torch.from_numpy(self.ids_M), "memory.vectors": self.vectors_MD.cpu()}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a checkpoint's state."""
+        self.ids_M = tensors["memory.ids"].numpy()
+        self.vectors_MD = tensors["memory.vectors"].to(self.vectors_MD.device, copy=True)
+
+
 class Losses:
-    """The objective of a run, as a function of a batch."""
+    """The objective of a run, as a function of a batch; with entity vectors it remembers the latest."""
 
     def __init__(
         self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, stream: BatchStream
-    ):
+    ) -> None:
         self.ranker = ranker
         self.settings = settings
         self.answers = stream.answers
         # Entities that training triples do not have are never negatives.
         self.entities = np.flatnonzero(graph.seen_N)
         self.table = ranker.table(self.entities) if settings.objective == "entity" else None
+        self.vector = ranker.settings.vector
+        self.memory: Memory | None = None
+        if self.vector.enabled:
+            width = ranker.model.decoder[0].shape[1]
+            self.memory = Memory(self.vector.memory, len(graph.entities), width, ranker.model.device)
 
-    def __call__(
-        self, model: Callable[[MaskedBatch], Any], rows: IntArray, batch: MaskedBatch
-    ) -> torch.Tensor:
+    def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
+        batch = batch.to(self.ranker.model.device)
+        if not batch.entities:
+            return self._likelihood(model(batch.queries), batch.rows)
+        span = model(batch.queries, batch.entities)
+        return self._likelihood(span, batch.rows) + self.vector.loss_weight * self._vectors(span, batch)
+
+    def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        """Softmax of cosines over the entities just read and those remembered, true answers as targets."""
+        assert self.memory is not None
+        assert span.entities_ED is not None
+        assert span.vector_BD is not None
+        column_N, vectors_MD = self.memory.joined(batch.entity_ids, span.entities_ED)
+        positions, ids = self.answers.take(batch.rows)
+        columns = column_N[ids]
+        there = columns >= 0
+        device = vectors_MD.device
+        targets = (
+            torch.from_numpy(positions[there]).to(device),
+            torch.from_numpy(columns[there]).to(device),
+        )
+        cosines_BM = score_vectors(span.vector_BD, vectors_MD)
+        return entity_loss(cosines_BM, targets, self.vector.temperature)
+
+    def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
+        """The run's objective on mean log-likelihoods."""
         device = self.ranker.model.device
-        span = model(batch.to(device))
         positions, ids = self.answers.take(rows)
         if self.table is not None:
             columns = np.searchsorted(self.entities, ids)
@@ -259,11 +361,13 @@ def _optimizer(model: SpanModel, settings: TrainingSettings, learning_rate: floa
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
-def save_checkpoint(run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, state: State) -> None:
+def save_checkpoint(
+    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, memory: Memory | None, state: State
+) -> None:
     """Write a resumable state atomically, in safetensors, then drop the older ones."""
     from safetensors.torch import save_file
 
-    tensors = {"rng.cpu": torch.get_rng_state()}
+    tensors = {"rng.cpu": torch.get_rng_state(), **(memory.state() if memory else {})}
     if torch.cuda.is_available():
         tensors |= {f"rng.cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
     for index, values in optimizer.state_dict()["state"].items():
@@ -287,7 +391,9 @@ def latest_checkpoint(run: Path) -> Path | None:
     return max((run / "checkpoints").glob("step-*"), default=None)
 
 
-def load_checkpoint(folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer) -> State:
+def load_checkpoint(
+    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, memory: Memory | None
+) -> State:
     """Restore moments and random states, and the weights unless the model has them; returns the rest."""
     from safetensors.torch import load_file, load_model
 
@@ -295,13 +401,15 @@ def load_checkpoint(folder: Path, model: SpanModel, optimizer: torch.optim.Optim
         state = State(**json.loads((folder / "state.json").read_text("utf-8")))
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
+        if memory:
+            memory.restore(tensors)
     except Exception as error:
         raise RunError(f"{folder} cannot be read: {str(error).splitlines()[0]}") from None
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".")
-            moments.setdefault(int(index), {})[key] = tensor
+            moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned anew, as in load_model
     optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
     torch.set_rng_state(tensors["rng.cpu"])
     if torch.cuda.is_available():
@@ -410,12 +518,15 @@ def train(
         accelerator.init_trackers("kgmlm")
     torch.manual_seed(settings.seed)
     model = ranker.model.to(accelerator.device)
+    if settings.dropout is not None:
+        model.set_dropout(settings.dropout)
     optimizer = _optimizer(model, settings, peak_learning_rate(run))
     stream = BatchStream(ranker, run.graph, settings, (accelerator.process_index, accelerator.num_processes))
-    total = max(1, settings.epochs * stream.per_epoch // settings.accumulation)
+    total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
-    state = load_checkpoint(checkpoint, model, optimizer) if checkpoint else State()
+    losses = Losses(ranker, run.graph, settings, stream)
+    state = load_checkpoint(checkpoint, model, optimizer, losses.memory) if checkpoint else State()
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"] = peak_learning_rate(
             run
@@ -425,7 +536,6 @@ def train(
     )
     prepared = accelerator.prepare(model)
     wrapped_optimizer = accelerator.prepare(optimizer)
-    losses = Losses(ranker, run.graph, settings, stream)
     # Of several processes one writes; the others' losses are of their own batches.
     log = MetricsLog(run.path / "metrics.jsonl" if accelerator.is_main_process else None, state.step)
     started = time.monotonic() - 60 * state.minutes
@@ -439,13 +549,14 @@ def train(
         nonlocal saved, run
         state.minutes = minutes()
         if accelerator.is_main_process:
-            save_checkpoint(run.path, ranker, optimizer, state)
+            save_checkpoint(run.path, ranker, optimizer, losses.memory, state)
         saved = time.monotonic()
 
     def validation() -> None:
         if validate is None:
             return
         save()  # a model that is better than the checkpoint's must not outlive a crash without it
+        ranker.forget_vectors()
         metrics = validate(ranker)
         mrr = metrics["mrr"]
         log.write(
@@ -455,7 +566,7 @@ def train(
         if state.best_mrr is None or mrr > state.best_mrr:
             state.best_mrr, state.bad_validations = mrr, 0
             if accelerator.is_main_process:
-                run.save_model(model, ranker.tokenizer)
+                run.save_model(ranker)
         else:
             state.bad_validations += 1
         reporter.validated(mrr, state.best_mrr)
@@ -472,9 +583,9 @@ def train(
             validated_at = -1
             batches = stream.from_position(state.step * settings.accumulation)
             while state.step < last:
-                rows, batch = next(batches)
+                batch = next(batches)
                 with accelerator.accumulate(prepared):
-                    loss = losses(prepared, rows, batch)
+                    loss = losses(prepared, batch)
                     accelerator.backward(loss)
                     accumulated += loss.item() / settings.accumulation
                     if accelerator.sync_gradients:
@@ -512,7 +623,8 @@ def train(
             if status in ("interrupted", "max steps"):
                 save()
             if validate is None and status != "interrupted" and accelerator.is_main_process:
-                run.save_model(model, ranker.tokenizer)
+                ranker.forget_vectors()
+                run.save_model(ranker)
         finally:
             log.close()
             accelerator.end_training()

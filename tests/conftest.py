@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kgmlm.config import ScoringSettings, ScratchSettings, TextSettings
+from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
 from kgmlm.datasets import load_graph
 from kgmlm.kg import DataError, KnowledgeGraph
 from kgmlm.modeling import SpanModel, create_model
@@ -63,10 +63,17 @@ def make_ranker(
 ) -> Callable[..., Ranker]:
     """A ranker over the toy graph with a random model, under any settings."""
 
-    def make(text: TextSettings | None = None, **scoring: object) -> Ranker:
-        settings = ScoringSettings.model_validate(scoring)
-        vocabulary = Vocabulary.fit(toy_tokenizer, toy.entities.column("surface"), toy.seen_N, settings)
-        return Ranker(toy.context, toy_tokenizer, tiny_model, text or TextSettings(), settings, vocabulary)
+    def make(
+        text: TextSettings | None = None, vector: VectorSettings | None = None, **scoring: object
+    ) -> Ranker:
+        settings = Settings(
+            text=text or TextSettings(),
+            vector=vector or VectorSettings(),
+            scoring=ScoringSettings.model_validate(scoring),
+        )
+        surfaces = toy.entities.column("surface")
+        vocabulary = Vocabulary.fit(toy_tokenizer, surfaces, toy.seen_N, settings.scoring)
+        return Ranker(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
 
     return make
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import TextSettings
+from kgmlm.config import TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph, labeled
-from kgmlm.kg import EntityTable, KnowledgeGraph, ModelError, Queries
-from kgmlm.ranker import Ranker
+from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries
+from kgmlm.ranker import Ranker, Weights
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -53,12 +53,13 @@ def test_the_span_is_fixed_by_training_entities(
     assert make_ranker(span_length=2).candidates.truncated_N.any()
 
 
+@pytest.mark.parametrize("vectors", [False, True])
 @pytest.mark.parametrize("neighbors", [0, 99])
 def test_scores_depend_on_text_alone(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, neighbors: int
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, neighbors: int, vectors: bool
 ) -> None:
     """Renaming labels and so reordering ids, and emptying the test split, changes no score."""
-    ranker = make_ranker(TextSettings(neighbors=neighbors))
+    ranker = make_ranker(TextSettings(neighbors=neighbors), VectorSettings(enabled=vectors))
     rename = {label: f"x{(i * 7) % 31:02}" for i, label in enumerate(toy.entities.column("label"))}
     texts = TextColumns(
         names={rename[e.label]: e.name for e in map(toy.entities.__getitem__, range(len(toy.entities)))},
@@ -69,9 +70,7 @@ def test_scores_depend_on_text_alone(
     )
     train = [(rename[h], r, rename[t]) for h, r, t in labeled(toy, toy.splits["train"])]
     other = build_graph("renamed", {"train": train}, texts, extra_entities=rename.values())
-    twin = Ranker(
-        other.context, ranker.tokenizer, ranker.model, ranker.text, ranker.scoring, ranker.vocabulary
-    )
+    twin = ranker.over(other.context)
     queries, _ = toy.queries("train")
     there = np.array([other.entities.index[rename[label]] for label in toy.entities.column("label")])
     moved = Queries(there[queries.entity_B], queries.relation_B, queries.tail_B)
@@ -98,12 +97,47 @@ def test_a_new_entity_changes_nobodys_score_and_is_scored_by_its_text(
     ranker = make_ranker(TextSettings(neighbors=3))
     twins = EntityTable(["q1", "q2", "q3"], ["Paris", "Atlantis", "Atlantis"])
     graph = toy.extended(twins)
-    wider = Ranker(
-        graph.context, ranker.tokenizer, ranker.model, ranker.text, ranker.scoring, ranker.vocabulary
-    )
+    wider = ranker.over(graph.context)
     queries, _ = toy.queries("test")
     before, after = scores_of(ranker, queries), scores_of(wider, queries)
     torch.testing.assert_close(after[:, : len(toy.entities)], before, atol=1e-5, rtol=1e-5)
     n = len(toy.entities)
     torch.testing.assert_close(after[:, n], before[:, toy.entities.index["paris"]], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(after[:, n + 1], after[:, n + 2], atol=1e-6, rtol=1e-6)
+
+
+def test_an_entity_vector_is_a_function_of_its_text(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True, max_length=32))
+    graph = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Atlantis"], ["a lost city", "a lost city"]))
+    fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
+    wider.adopt(toy.entities, ranker.vectors)
+    assert wider.unread() == 2
+    assert fresh.unread() == len(graph.entities)
+    torch.testing.assert_close(wider.vectors, fresh.vectors, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(wider.vectors[-1], wider.vectors[-2])
+    norms = wider.vectors.norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_a_score_is_the_weighted_sum_of_its_parts(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    queries, _ = toy.queries("test")
+    ids = np.array([4, 1, 7])
+    ranker.weights = Weights(1.0, 3.0)
+    both = scores_of(ranker, queries)
+    ((rows, parts),) = ranker.parts(queries, ids)
+    assert parts.likelihood_BN is not None
+    assert parts.vector_BN is not None
+    expected = parts.likelihood_BN + 3 * parts.vector_BN
+    torch.testing.assert_close(both[rows][:, ids], expected, atol=1e-5, rtol=1e-5)
+    for scores, part in (("likelihood", parts.likelihood_BN), ("vector", parts.vector_BN)):
+        ranker.use(scores)
+        torch.testing.assert_close(scores_of(ranker, queries)[rows][:, ids], part, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="no entity vectors"):
+        make_ranker().use("vector")
+    with pytest.raises(ConfigError, match="not 'names'"):
+        ranker.use("names")

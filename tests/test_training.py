@@ -15,11 +15,21 @@ import pytest
 import torch
 from conftest import TINY_SETTINGS, Cli
 
-from kgmlm.config import Settings, load_settings
+from kgmlm.config import Protocol, Settings, VectorSettings, load_settings
+from kgmlm.evaluation import validate
 from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
-from kgmlm.training import BatchStream, Losses, Outcome, latest_checkpoint, resume_run, start_run, train
+from kgmlm.training import (
+    BatchStream,
+    Losses,
+    Memory,
+    Outcome,
+    latest_checkpoint,
+    resume_run,
+    start_run,
+    train,
+)
 
 BASE = [
     "scratch.hidden_size=32", "scratch.heads=2", "scratch.vocabulary=400", "scratch.dropout=0.1",
@@ -134,19 +144,19 @@ def test_the_stream_has_every_query_once_an_epoch(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     stream = BatchStream(make_ranker(), toy, settings("training.epochs=2").training, (0, 1))
-    rows = [r.tolist() for r, _ in stream.from_position(0)]
+    rows = [b.rows.tolist() for b in stream.from_position(0)]
     assert len(rows) == 2 * stream.per_epoch
     for epoch in (rows[: stream.per_epoch], rows[stream.per_epoch :]):
         assert sorted(i for batch in epoch for i in batch) == list(range(len(stream.queries)))
     assert rows[: stream.per_epoch] != rows[stream.per_epoch :]
     for position in (1, stream.per_epoch - 1, stream.per_epoch, stream.per_epoch + 3):
-        assert [r.tolist() for r, _ in stream.from_position(position)] == rows[position:]
+        assert [b.rows.tolist() for b in stream.from_position(position)] == rows[position:]
 
 
 def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
     ranker = make_ranker()
     parts = [BatchStream(ranker, toy, settings("training.epochs=1").training, (r, 3)) for r in range(3)]
-    rows = [[r.tolist() for r, _ in part.from_position(0)] for part in parts]
+    rows = [[b.rows.tolist() for b in part.from_position(0)] for part in parts]
     assert len({len(r) for r in rows}) == 1, "every process has as many batches"
     flat = [i for part in rows for batch in part for i in batch]
     assert len(flat) == len(set(flat))
@@ -258,3 +268,76 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     assert steps[-1] == run.record["step"] > 1
     assert len(set(steps)) == run.record["step"]
     run.ranker()
+
+
+VECTORS = ("vector.enabled=true", "vector.max_length=24", "vector.memory=12")
+
+
+def test_training_with_entity_vectors_learns_and_chooses_their_weight(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    more = ("training.epochs=60", "training.eval_every=60", "vector.temperature=0.1", *VECTORS)
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings(*more))
+    protocol = Protocol(split="train", candidates="train", filter=("train",))
+    outcome = train(run, ranker, lambda current: validate(current, toy, protocol))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if "valid_mrr" in row][-1]
+    assert outcome.best_mrr is not None
+    assert last["valid_mrr"] >= max(last["valid_mrr_likelihood"], last["valid_mrr_vector"])
+    assert last["valid_mrr_vector"] > 0.5, "chance is about .2"
+    loaded = open_run(tmp_path / "run").ranker("cpu")
+    assert loaded.weights == ranker.weights
+    assert not loaded.unread(), "the vectors are saved with the run"
+    queries, _ = toy.queries("test")
+    for (_, a), (_, b) in zip(loaded.rank(queries), ranker.rank(queries), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_resumed_run_with_entity_vectors_has_the_losses_of_an_unbroken_one(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    for name in ("unbroken", "resumed"):
+        run, ranker = start_run(tmp_path / name, toy, "scratch", settings(*VECTORS))
+        train(run, ranker, max_steps=10 if name == "resumed" else None)
+    run, ranker = resume_run(tmp_path / "resumed")
+    train(run, ranker, resume=True)
+    assert losses(tmp_path / "unbroken") == losses(tmp_path / "resumed")
+
+
+def test_every_step_reads_an_answer_of_each_query(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    stream = BatchStream(ranker, toy, settings("training.epochs=2").training, (0, 1))
+    read = []
+    for batch in stream.from_position(0):
+        positions, answers = stream.answers.take(batch.rows)
+        answered = positions[np.isin(answers, batch.entity_ids)]
+        assert set(answered.tolist()) == set(range(len(batch.rows)))
+        assert sum(len(part.span_start_B) for part in batch.entities) == len(batch.entity_ids)
+        read.append(batch.entity_ids.tolist())
+    again = [b.entity_ids.tolist() for b in stream.from_position(1)]
+    assert again == read[1:], "a function of seed and position"
+
+
+def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
+    memory = Memory(4, 10, 2, torch.device("cpu"))
+    first, second = torch.arange(6.0).view(3, 2), -torch.arange(4.0).view(2, 2)
+    memory.joined(np.array([1, 2, 3]), first)
+    column_N, vectors = memory.joined(np.array([3, 5]), second)
+    assert column_N.tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
+    torch.testing.assert_close(vectors, torch.cat([second, first[:2]]))
+    column_N, vectors = memory.joined(np.array([7]), first[:1])
+    assert len(vectors) == 5
+    column_N, vectors = memory.joined(np.array([8]), first[:1])
+    assert len(vectors) == 5, "the oldest is forgotten"
+    assert column_N[2] == -1
+
+
+def test_dropout_can_be_set(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    run, ranker = start_run(
+        tmp_path / "run", toy, "scratch", settings("training.dropout=0", "training.epochs=1")
+    )
+    train(run, ranker)
+    found = {m.p for m in ranker.model.modules() if isinstance(m, torch.nn.Dropout)}
+    assert found == {0.0}
