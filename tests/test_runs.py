@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kgmlm.datasets import labeled
 from kgmlm.kg import KnowledgeGraph, RunError
@@ -89,3 +91,20 @@ def test_nothing_is_overwritten_unasked(toy_run: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not a run"):
         check_output(tmp_path, overwrite=True)
+
+
+@pytest.mark.parametrize("vectors", [b"x", None])
+def test_damaged_entity_vectors_are_one_sentence(
+    toy_vector_run: Path, tmp_path: Path, vectors: bytes | None
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    path = copy / "model" / "entity_vectors.safetensors"
+    if vectors is None:
+        save_file({"vectors": torch.zeros(3, 32)}, path, metadata={"likelihood": "1.0", "vector": "5.0"})
+    else:
+        path.write_bytes(vectors)
+    message = "cannot be read" if vectors else r"shape \(3, 32\)"
+    with pytest.raises(RunError, match=message) as caught:
+        open_run(copy).ranker("cpu")
+    assert "\n" not in str(caught.value)

@@ -170,3 +170,21 @@ def test_what_cannot_be_a_tokenizer_is_refused(tmp_path: object) -> None:
 def test_every_family_has_a_usable_tokenizer(family: str) -> None:
     _, tokenizer = build(family)
     assert len(SpanTokenizer(tokenizer).prefix) == 1
+
+
+def test_a_mask_for_a_vector_follows_the_span(toy_tokenizer: SpanTokenizer) -> None:
+    texts = [
+        Linearization((Segment("virus"),), (Segment("."),)),
+        Linearization((Segment("cell | causes |"),)),
+    ]
+    encoded = toy_tokenizer.encode_queries(texts, 2, 40, vector=True)
+    for text, found in zip(texts, encoded, strict=True):
+        masks = np.flatnonzero(np.array(found.input_ids) == toy_tokenizer.mask_id)
+        assert masks.tolist() == [found.span_start + i for i in range(3)]
+        assert toy_tokenizer.render(text, found).count("[MASK]") == 3
+    assert toy_tokenizer.collate(encoded).vector
+    (short,) = toy_tokenizer.encode_queries(
+        [Linearization((Segment("a long text " * 9, cut=1),))], 0, 12, vector=True
+    )
+    assert len(short.input_ids) == 12
+    assert short.input_ids.count(toy_tokenizer.mask_id) == 1
