@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kgmlm.kg import KnowledgeGraph
-    from kgmlm.ranker import Ranker
+    from kgmlm.ranker import Ranker, Retrieval
     from kgmlm.runs import Run
 
 app = typer.Typer(
@@ -46,6 +46,16 @@ Scores = Annotated[
     typer.Option(
         help="Where a run has entity vectors: both parts of a score, or likelihood or vector alone."
     ),
+]
+Retrieve = Annotated[
+    int | None,
+    typer.Option(min=1, help="Score only so many entities a query, found by an index (`kgmlm index`)."),
+]
+IndexKind = Annotated[
+    str | None, typer.Option("--index", help="Which index, where a run has both: likelihood or entity.")
+]
+Effort = Annotated[
+    int | None, typer.Option(min=1, help="How hard the index tries; by default as hard as when it was built.")
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Queries a forward pass.")]
 
@@ -186,6 +196,9 @@ def evaluate(
     ] = None,
     max_triples: Annotated[int | None, typer.Option(min=1, help="A seeded sample of the split.")] = None,
     scores: Scores = "both",
+    retrieve: Retrieve = None,
+    index: IndexKind = None,
+    effort: Effort = None,
     batch_size: BatchSize = 64,
     device: Device = None,
     as_json: Json = False,
@@ -229,11 +242,13 @@ def evaluate(
     ranker = _ranker(opened, scope.graph, device, scores)
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, batch_size)
+        retrieval = _retrieval(opened, ranker, retrieve, index, effort)
         task = progress.add_task(f"evaluating {settings.split}", total=None)
         result = run_evaluation(
             ranker,
             scope,
             settings,
+            retrieval=retrieval,
             batch_size=batch_size,
             advance=lambda n, total: progress.update(task, advance=n, total=total),
         )
@@ -272,6 +287,23 @@ def _read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
     if unread := ranker.unread():
         task = progress.add_task("reading entities", total=unread)
         ranker.read_entities(batch_size, lambda n: progress.advance(task, n))
+
+
+def _retrieval(
+    run: Run, ranker: Ranker, retrieve: int | None, kind: str | None, effort: int | None
+) -> Retrieval | None:
+    """An opened index, or None where none was asked for."""
+    from kgmlm.kg import ConfigError
+
+    if retrieve is None:
+        if kind is not None or effort is not None:
+            raise ConfigError("--index and --effort go with --retrieve")
+        return None
+    from kgmlm.indexing import check_kind, default_kind, open_index
+    from kgmlm.ranker import Retrieval
+
+    chosen = default_kind(run) if kind is None else check_kind(kind)
+    return Retrieval(open_index(run, ranker, chosen), retrieve, effort)
 
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
@@ -321,6 +353,9 @@ def rank(
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show each token's log-likelihood.")] = False,
     scores: Scores = "both",
+    retrieve: Retrieve = None,
+    index: IndexKind = None,
+    effort: Effort = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
@@ -365,6 +400,7 @@ def rank(
     unread = predictor.ranker.unread()
     with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
         _read_entities(predictor.ranker, progress, batch_size)
+        retrieval = _retrieval(opened, predictor.ranker, retrieve, index, effort)
         task = progress.add_task("ranking", total=len(asked))
         results = dict(
             predictor.predict(
@@ -372,11 +408,70 @@ def rank(
                 k,
                 novel=novel,
                 explain=explain,
+                retrieval=retrieval,
                 batch_size=batch_size,
                 advance=lambda n: progress.advance(task, n),
             )
         )
     print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=queries is not None)
+
+
+@app.command()
+@handled
+def index(
+    run: RunArgument,
+    kind: Annotated[
+        str, typer.Option(help="likelihood (what the names say) or entity (of runs with entity vectors).")
+    ] = "likelihood",
+    factory: Annotated[str, typer.Option(help='A FAISS factory string such as "IVF4096,PQ64".')] = "auto",
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of a token in a likelihood index; 0 is all. By default few where entities are many."
+        ),
+    ] = None,
+    recall: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Search as hard as this recall@10 of exact scoring takes.")
+    ] = 0.99,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Index a run's entities with FAISS, so that `rank` and `evaluate` with --retrieve score only a few.
+
+    Exact scoring is quick up to about a million entities; an index is for more. How hard it searches is
+    measured on training queries.
+    """
+    from kgmlm import runs
+    from kgmlm.indexing import build_index, check_kind, save_index
+
+    chosen = check_kind(kind)
+    opened = runs.open_run(run)
+    quiet_transformers()
+    ranker = opened.ranker(device)
+    with progress_bar(quiet=quiet) as progress:
+        task = progress.add_task("indexing", total=None)
+        made = build_index(
+            ranker,
+            opened.graph,
+            chosen,
+            factory=factory,
+            dimensions=dimensions,
+            target=recall,
+            advance=lambda n, total: progress.update(task, advance=n, total=total),
+        )
+    save_index(opened, made)
+    if as_json:
+        print_json({"kind": chosen, **made.record})
+        return
+    record = made.record
+    print(
+        f"{chosen} index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
+        f"{record['seconds']:.1f} s, recall@10 {record['recall_at_10']:.3f} (effort {record['effort']})"
+    )
+    tell(record["why"])
+    if record["recall_at_10"] < recall:
+        tell(f"recall@10 stays under {recall}; more --dimensions or a finer --factory finds more")
 
 
 @app.command()

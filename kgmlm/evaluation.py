@@ -7,7 +7,7 @@ only here, in the filter and in the ranks. What counts as unseen is what the *ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from kgmlm.metrics import (
     sides,
     summarize,
 )
-from kgmlm.ranker import Ranker, Weights
+from kgmlm.ranker import MISSED, Ranker, Retrieval, Weights
 
 WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0)  # of entity vectors, in units of Ranker.default_weights
 
@@ -384,6 +384,7 @@ def evaluate(
     graph: KnowledgeGraph | Scope,
     protocol: Protocol,
     *,
+    retrieval: Retrieval | None = None,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> Evaluation:
@@ -396,6 +397,8 @@ def evaluate(
     Args:
         ranker: over the entities of the graph.
         graph: the run's own graph, or a :class:`Scope` of another.
+        retrieval: rank what an index finds before anything is filtered; an answer that it misses ranks
+            behind all that it finds, level with the rest. The report compares with exact ranking.
         advance: called with (queries just done, distinct queries in all).
 
     Raises:
@@ -412,6 +415,8 @@ def evaluate(
     sampled = _sampled(scope, protocol)
     triples = _within(sampled, member_N, protocol)
     asked = _Asked.of(triples, graph, protocol)
+    if retrieval is not None and protocol.negatives:
+        raise ConfigError("an index is evaluated among all candidates, not among negatives")
 
     main = _View.of(member_N, triples)
     if protocol.negatives and protocol.negatives_by == "drawing":
@@ -419,11 +424,12 @@ def evaluate(
     views = [main]
     if not protocol.negatives and scope.own_N.all() and seen_N.any():
         views.append(main if (seen_N == member_N).all() else _View.of(seen_N, triples))
+    exact = _View.of(member_N, triples)  # used with a retriever only
     answer_scores_B = torch.zeros(len(asked.queries))
     distinct = asked.distinct
     started = time.monotonic()
-    for rows, scores_dN in ranker.rank(
-        distinct, batch_size=batch_size, advance=lambda n: advance(n, len(distinct))
+    for rows, scores_dN, exact_dN in _scores(
+        ranker, distinct, retrieval, batch_size, lambda n: advance(n, len(distinct))
     ):
         at, group = asked.of_groups(rows)
         answers = asked.answers[at]
@@ -433,6 +439,8 @@ def evaluate(
         known = asked.known.lookup(asked.queries[at])
         for view in {id(v): v for v in views}.values():
             view.rank(scores_bN, at, answers, known)
+        if exact_dN is not None:
+            exact.rank(exact_dN[torch.from_numpy(group).to(exact_dN.device)], at, answers, known)
     seconds = time.monotonic() - started
 
     ranks, tail_B, relation_B = main.result(), asked.queries.tail_B, asked.queries.relation_B
@@ -466,6 +474,9 @@ def evaluate(
             "candidates": len(comparable.ids),
             "metrics": _metrics(comparable.result(), tail_B[comparable.asked_B], protocol),
         }
+    if retrieval is not None:
+        found_B = (answer_scores_B > MISSED).numpy()
+        report["retrieval"] = _retrieved(retrieval, ranks, exact.result(), found_B, tail_B)
     report["relations"] = {
         graph.relations[r].label: {
             side: figures(part) for side, part in sides(ranks[relation_B == r], tail_B[relation_B == r])
@@ -473,6 +484,43 @@ def evaluate(
         for r in np.unique(relation_B)
     }
     return Evaluation(graph, triples, tail_B, ranks, answer_scores_B, report)
+
+
+def _scores(
+    ranker: Ranker,
+    queries: Queries,
+    retrieval: Retrieval | None,
+    batch_size: int,
+    advance: Callable[[int], None],
+) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
+    """Rows, scores, and beside those by shortlist the exact ones."""
+    if retrieval is not None:
+        yield from ranker.retrieve_and_rank(queries, retrieval, batch_size, advance)
+        return
+    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size, advance=advance):
+        yield rows, scores_BN, None
+
+
+def _retrieved(
+    retrieval: Retrieval, ranks: Ranks, exact: Ranks, found_B: BoolArray, tail_B: BoolArray
+) -> dict[str, Any]:
+    """How many answers an index finds, and what ranking its shortlist costs."""
+    metrics, exactly = flat_metrics(ranks, tail_B), flat_metrics(exact, tail_B)
+    record = retrieval.retriever.record
+    effort = retrieval.retriever.effort if retrieval.effort is None else retrieval.effort
+    return {
+        "kind": retrieval.retriever.kind,
+        "factory": record["factory"],
+        "k": retrieval.k,
+        "effort": effort,
+        "recall": {
+            "tail": float(found_B[tail_B].mean()),
+            "head": float(found_B[~tail_B].mean()),
+            "both": float(found_B.mean()),
+        },
+        "exact": {"mrr": headline(exactly), "hits_at_10": exactly["both.realistic.hits_at_10"]},
+        "mrr_lost": headline(exactly) - headline(metrics),
+    }
 
 
 def validate(ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol) -> dict[str, float]:

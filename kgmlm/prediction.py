@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kgmlm.kg import EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, QueryError
-from kgmlm.ranker import Ranker
+from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import open_run
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ class Predictor:
         *,
         novel: bool = False,
         explain: bool = False,
+        retrieval: Retrieval | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
     ) -> Iterator[tuple[int, list[Prediction]]]:
@@ -192,26 +193,47 @@ class Predictor:
         Args:
             novel: leave out triples that the graph has in any split.
             explain: add each token's log-likelihood.
+            retrieval: rank only what an index finds; fewer than k may be left of it.
         """
         table = Queries.of(queries)
         entities = self.graph.entities
-        for rows, scores_BN in self.ranker.rank(table, batch_size=batch_size, advance=advance):
+        for rows, ranked in self._ranked(table, k, novel, retrieval, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
-            scores_BN = scores_BN.cpu()
-            ranked = scores_BN.clone()
-            if novel:
-                ranked[known_rows, known_ids] = float("-inf")
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             for b, row in enumerate(rows.tolist()):
-                chosen = [i for i in _top(ranked[b], k) if not (novel and (b, i) in known)]
+                chosen = [(i, score) for i, score in ranked[b] if not (novel and (b, i) in known)][:k]
                 predictions = [
-                    Prediction(
-                        rank, i, entities[i].label, entities[i].surface, float(scores_BN[b, i]),
-                        (b, i) in known,
-                    )
-                    for rank, i in enumerate(chosen, 1)
-                ]  # fmt: skip
+                    Prediction(rank, i, entities[i].label, entities[i].surface, score, (b, i) in known)
+                    for rank, (i, score) in enumerate(chosen, 1)
+                ]
                 yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
+
+    def _ranked(
+        self,
+        queries: Queries,
+        k: int,
+        novel: bool,
+        retrieval: Retrieval | None,
+        batch_size: int,
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
+        """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
+        if retrieval is not None:
+            for rows, span in self.ranker.states(queries, batch_size, advance):
+                ids_BK, scores_BK = self.ranker.shortlist(span, retrieval)
+                pairs = (
+                    zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
+                )
+                yield rows, [[(i, score) for i, score in row if i >= 0] for row in pairs]
+            return
+        for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
+            scores_BN = scores_BN.cpu()
+            ranked = scores_BN
+            if novel:
+                ranked = scores_BN.clone()
+                ranked[self._known.lookup(queries[rows])] = float("-inf")
+            best = [_top(row, k) for row in ranked]
+            yield rows, [[(i, float(row[i])) for i in ids] for ids, row in zip(best, scores_BN, strict=True)]
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """The same predictions with what their scores are made of."""

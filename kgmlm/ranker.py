@@ -17,10 +17,12 @@ from kgmlm.config import ScoringSettings, Settings
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, Edge, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, neighborhood
 from kgmlm.modeling import SpanModel, SpanOutput
-from kgmlm.scoring import PairTable, score_candidates, score_vectors, token_log_probs
+from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
+from kgmlm.scoring import PairTable, score_candidates, score_shortlist, score_vectors, token_log_probs
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
 
 _SCORES = 2**25  # scores held at once: 128 MB
+MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
 _TEXTS = 8192  # entity texts tokenized at once
 
 
@@ -79,6 +81,14 @@ class Parts(NamedTuple):
             if part is not None and weight
         ]
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+class Retrieval(NamedTuple):
+    """An index, how many entities it is asked for, and how hard it tries (None: as hard as when built)."""
+
+    retriever: Retriever
+    k: int
+    effort: int | None = None
 
 
 class Ranker:
@@ -271,6 +281,18 @@ class Ranker:
             batch = self.tokenizer.collate([encoded[i] for i in rows])
             yield rows, batch.to(self.model.device)
 
+    @torch.inference_mode()
+    def states(
+        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
+    ) -> Iterator[tuple[IntArray, SpanOutput]]:
+        """The forward passes alone: (rows of ``queries``, states), in batches and in no set order."""
+        self.model.eval()
+        for start in range(0, len(queries), 64 * batch_size):  # bounds what is encoded at once
+            encoded = self.encode(queries[start : start + 64 * batch_size])
+            for rows, batch in self._padded(encoded, batch_size):
+                yield rows + start, self.model(batch)
+                advance(len(rows))
+
     def rank(
         self,
         queries: Queries,
@@ -290,7 +312,61 @@ class Ranker:
         for rows, parts in self.parts(queries, entity_ids, batch_size, advance):
             yield rows, parts.score(self.weights)
 
+    def retrieve_and_rank(
+        self,
+        queries: Queries,
+        retrieval: Retrieval,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        """As :meth:`rank`, by shortlist and exactly from the same forward passes, to compare the two.
+
+        Yields:
+            (rows, scores ``(b, N)`` in which all that the shortlist lacks is :data:`MISSED`, exact scores).
+        """
+        for rows, span, parts in self.scored(queries, None, batch_size, advance):
+            exact_BN = parts.score(self.weights)
+            ids_BK, scores_BK = self.shortlist(span, retrieval)
+            scores_BN = torch.full_like(exact_BN, MISSED)
+            found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
+            ids = torch.from_numpy(ids_BK).to(exact_BN.device)
+            where = found.nonzero()[:, 0]
+            scores_BN[where, ids[found]] = scores_BK[found]
+            yield rows, scores_BN, exact_BN
+
     @torch.inference_mode()
+    def shortlist(self, span: SpanOutput, retrieval: Retrieval) -> tuple[IntArray, torch.Tensor]:
+        """The K entities that an index finds, rescored exactly: ids and scores ``(B, K)``, best first.
+
+        Equal scores keep the order of their ids. Where there are fewer than K, ids are -1 and scores
+        :data:`MISSED`.
+        """
+        normalizer_BL = self.normalizer(span)
+        normalization = self.settings.scoring.normalization
+        retriever = retrieval.retriever
+        if retriever.kind == "entity":
+            assert span.vector_BD is not None
+            asked = entity_queries(span.vector_BD)
+        else:
+            assert retriever.reduction is not None
+            asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
+        ids_BK = retriever.search(*asked, retrieval.k, retrieval.effort).ids_BK
+        some_BK = np.maximum(ids_BK, 0)
+        likelihood_BK = vector_BK = None
+        if self.weights.likelihood:
+            likelihood_BK = score_shortlist(
+                self.model, span, normalizer_BL, self.candidates, some_BK, normalization
+            )
+        if self.weights.vector:
+            assert span.vector_BD is not None
+            chosen_BKD = self.vectors[torch.from_numpy(some_BK).to(self.model.device)]
+            vector_BK = (chosen_BKD @ span.vector_BD[:, :, None])[:, :, 0]
+        scores_BK = Parts(likelihood_BK, vector_BK).score(self.weights)
+        scores_BK[torch.from_numpy(ids_BK < 0).to(scores_BK.device)] = MISSED
+        order = np.lexsort((ids_BK, -scores_BK.cpu().numpy()))
+        rows = np.arange(len(order))[:, None]
+        return ids_BK[rows, order], scores_BK.gather(1, torch.from_numpy(order).to(scores_BK.device))
+
     def parts(
         self,
         queries: Queries,
@@ -299,7 +375,18 @@ class Ranker:
         advance: Callable[[int], None] = lambda n: None,
     ) -> Iterator[tuple[IntArray, Parts]]:
         """As :meth:`rank`, with what each score is made of; a part whose weight is 0 is left out."""
-        self.model.eval()
+        for rows, _, parts in self.scored(queries, entity_ids, batch_size, advance):
+            yield rows, parts
+
+    @torch.inference_mode()
+    def scored(
+        self,
+        queries: Queries,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, SpanOutput, Parts]]:
+        """As :meth:`parts`, with the states that the scores come from."""
         table = vectors_ND = None
         if self.weights.likelihood:
             table = self._all if entity_ids is None else self.table(entity_ids)
@@ -307,18 +394,12 @@ class Ranker:
             vectors_ND = self.vectors if entity_ids is None else self.vectors[torch.from_numpy(entity_ids)]
         count = len(self.context.entities) if entity_ids is None else len(entity_ids)
         batch_size = max(1, min(batch_size, _SCORES // max(1, count)))
-        for start in range(0, len(queries), 64 * batch_size):  # bounds what is encoded at once
-            part = queries[start : start + 64 * batch_size]
-            for rows, batch in self._padded(self.encode(part), batch_size):
-                span = self.model(batch)
-                yield (
-                    rows + start,
-                    Parts(
-                        None if table is None else self.scores(span, table),
-                        None if vectors_ND is None else score_vectors(span.vector_BD, vectors_ND),
-                    ),
-                )
-                advance(len(rows))
+        for rows, span in self.states(queries, batch_size, advance):
+            cosines_BN = None
+            if vectors_ND is not None:
+                assert span.vector_BD is not None
+                cosines_BN = score_vectors(span.vector_BD, vectors_ND)
+            yield rows, span, Parts(None if table is None else self.scores(span, table), cosines_BN)
 
     @torch.inference_mode()
     def explain(self, queries: Queries, entity_ids: IntArray) -> list[list[list[float]]]:

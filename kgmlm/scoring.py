@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from kgmlm.kg import IntArray
 from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.tokenization import Candidates
 
 Normalization = Literal["mean", "sum"]
+_GATHERED = 2**24  # floats gathered at once: 64 MB
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,38 @@ def score_candidates(
         table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
     )
     return scores_NB.T
+
+
+def score_shortlist(
+    model: SpanModel,
+    span: SpanOutput,
+    log_normalizer_BL: torch.Tensor,
+    candidates: Candidates,
+    ids_BK: IntArray,
+    normalization: Normalization = "mean",
+) -> torch.Tensor:
+    """Scores ``(B, K)`` of K candidates of each query's own, the same as :func:`score_candidates` gives."""
+    weight_VD, bias_V = model.decoder
+    device = weight_VD.device
+    k = ids_BK.shape[1]
+    chosen = candidates.take(ids_BK.ravel())
+    lengths = chosen.lengths_N
+    query = torch.from_numpy(np.repeat(np.repeat(np.arange(len(ids_BK)), k), lengths)).to(device)
+    within = np.arange(len(chosen.token_ids)) - np.repeat(chosen.offsets[:-1], lengths)
+    position, tokens = (torch.from_numpy(x).to(device) for x in (within, chosen.token_ids))
+    step = max(1, _GATHERED // weight_VD.shape[1])
+    parts = [
+        (weight_VD[t].float() * span.hidden_BLD[q, p]).sum(1) + bias_V[t].float() - log_normalizer_BL[q, p]
+        for q, p, t in zip(query.split(step), position.split(step), tokens.split(step), strict=True)
+    ]
+    bags = nn.functional.embedding_bag(
+        torch.arange(len(tokens), device=device),
+        torch.cat(parts)[:, None],
+        torch.from_numpy(chosen.offsets).to(device),
+        mode=normalization,
+        include_last_offset=True,
+    )
+    return bags.view(len(ids_BK), k)
 
 
 def score_vectors(query_BD: torch.Tensor, entities_ND: torch.Tensor) -> torch.Tensor:

@@ -181,6 +181,12 @@ def print_metrics(evaluation: Evaluation) -> None:
     if position["any"]["count"] and "pykeen_comparable" in report:
         table.add_row("as PyKEEN", *cells(report["pykeen_comparable"]["metrics"], "both.realistic."))
     stdout().print(table)
+    if "retrieval" in report:
+        found = report["retrieval"]
+        print(
+            f"shortlists of {found['k']:,} by the {found['kind']} index hold {found['recall']['both']:.2%} "
+            f"of the answers; MRR {found['exact']['mrr']:.4f} by exact ranking, {found['mrr_lost']:.4f} lost"
+        )
 
 
 def print_predictions(

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -357,3 +358,35 @@ def test_a_run_with_entity_vectors_from_training_to_new_entities(
         assert {k: after[k] for k in before} == pytest.approx(before, abs=1e-5)
     refused(cli("rank", toy_run, *base[2:], "--scores", "vector"), "no entity vectors", "vector.enabled")
     refused(cli("evaluate", toy_run, "--scores", "names"), "'names'")
+
+
+def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    refused(
+        cli("rank", run, "--relation", "capital", "--head", "france", "--retrieve", "5"),
+        "no index",
+        "kgmlm index",
+    )
+    done = cli("index", run, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["kind"], record["entities"], record["recall_at_10"]) == ("likelihood", 31, 1)
+    done = cli("index", run, "--kind", "entity")
+    assert "31 entities" in done.stdout, done.stderr
+    assert "exhaustively" in done.stderr
+    base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
+    for kind in ("likelihood", "entity"):
+        short, exact = (
+            [json.loads(line) for line in cli(*base, *more).stdout.splitlines()]
+            for more in (("--retrieve", "31", "--index", kind, "--effort", "9"), ())
+        )
+        assert [row["entity"] for row in short] == [row["entity"] for row in exact]
+        assert [row["score"] for row in short] == pytest.approx([row["score"] for row in exact], abs=1e-4)
+    assert len(cli(*base, "--retrieve", "2", "--explain").stdout.splitlines()) == 2
+    done = cli("evaluate", run, "--retrieve", "6")
+    assert "shortlists of 6 by the entity index" in done.stdout, done.stderr
+    refused(cli(*base, "--effort", "3"), "--retrieve")
+    refused(cli(*base, "--retrieve", "3", "--index", "names"), "'names'")
+    refused(cli("index", run, "--factory", "Flatt"), "FAISS cannot")

@@ -12,9 +12,10 @@ import torch
 from kgmlm.config import Protocol, load_protocol
 from kgmlm.datasets import build_graph, labeled
 from kgmlm.evaluation import Evaluation, Scope, evaluate
+from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
 from kgmlm.kg import ConfigError, DataError, KnowledgeGraph, Queries, Target
-from kgmlm.ranker import Ranker
+from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.tokenization import Candidates
 
 
@@ -367,3 +368,30 @@ def test_grails_unseen_graphs_are_unseen_by_their_own_training_graph_only(
     assert not scope.seen_N.any()
     with pytest.raises(DataError, match="test triples"):
         Scope.inductive(real(name), real(f"{version}-ind"), protocol)
+
+
+def test_a_missed_answer_ranks_behind_all_that_is_found(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    pytest.importorskip("faiss")
+    ranker = make_ranker()
+    index = build_index(ranker, toy, "likelihood")
+    n = len(toy.entities)
+    exact = evaluate(ranker, toy, Protocol())
+    whole = evaluate(ranker, toy, Protocol(), retrieval=Retrieval(index, n))
+    assert whole.report["metrics"] == pytest.approx(exact.report["metrics"])
+    assert whole.report["retrieval"]["recall"] == {"tail": 1, "head": 1, "both": 1}
+    assert whole.report["retrieval"]["mrr_lost"] == pytest.approx(0)
+    few = evaluate(ranker, toy, Protocol(), retrieval=Retrieval(index, 6))
+    found = few.report["retrieval"]
+    assert found["exact"]["mrr"] == pytest.approx(exact.report["metrics"]["mrr"])
+    assert 0 < found["recall"]["both"] < 1
+    missed = few.scores_B.numpy() <= MISSED
+    assert missed.mean() == pytest.approx(1 - found["recall"]["both"])
+    # Those that were found keep their ranks; the others are level with all that were not.
+    assert np.array_equal(few.ranks.optimistic_B[~missed], exact.ranks.optimistic_B[~missed])
+    assert np.array_equal(few.ranks.pessimistic_B[missed], few.ranks.candidates_B[missed])
+    assert (few.ranks.optimistic_B[missed] <= 7).all()
+    assert (few.ranks.optimistic_B[missed] < few.ranks.pessimistic_B[missed]).all()
+    with pytest.raises(ConfigError, match="not among negatives"):
+        evaluate(ranker, toy, Protocol(negatives=5), retrieval=Retrieval(index, 6))

@@ -12,7 +12,14 @@ from kgmlm.kg import KnowledgeGraph
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.modeling import SpanModel
 from kgmlm.ranker import Ranker
-from kgmlm.scoring import PairTable, entity_loss, score_candidates, token_log_probs, token_loss
+from kgmlm.scoring import (
+    PairTable,
+    entity_loss,
+    score_candidates,
+    score_shortlist,
+    token_log_probs,
+    token_loss,
+)
 from kgmlm.tokenization import SpanTokenizer
 
 NAMES = ["Georgia", "New York", "New York City", "disease or syndrome", "virus", "virus", "Paris, in France"]
@@ -132,3 +139,31 @@ def test_the_token_loss_is_cross_entropy_on_the_gold_span(
         scores = ranker.scores(ranker.model(batch), table)
         loss = token_loss(scores, (torch.arange(4), torch.arange(4)))
     torch.testing.assert_close(loss, torch.stack(expected).mean(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+@torch.inference_mode()
+def test_a_shortlist_has_the_scores_of_all_candidates(
+    make_ranker: Callable[..., Ranker],
+    toy: KnowledgeGraph,
+    normalization: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranker = make_ranker(normalization=normalization, end_of_name=True)
+    queries, _ = toy.queries("test")
+    ids = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 7))
+    for rows, span, parts in ranker.scored(queries):
+        log_z = ranker.normalizer(span)
+        arguments = (
+            ranker.model,
+            span,
+            log_z,
+            ranker.candidates,
+            ids[rows],
+            ranker.settings.scoring.normalization,
+        )
+        few = score_shortlist(*arguments)
+        assert parts.likelihood_BN is not None
+        torch.testing.assert_close(few, parts.likelihood_BN.gather(1, torch.from_numpy(ids[rows])))
+        monkeypatch.setattr("kgmlm.scoring._GATHERED", 1)
+        torch.testing.assert_close(score_shortlist(*arguments), few)

@@ -1,0 +1,272 @@
+"""Build, tune, save and open the FAISS index of a run.
+
+What is chosen automatically is chosen by how many entities there are and by recall, measured on training
+queries against exact scoring, and the record says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from kgmlm.kg import ConfigError, IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.ranker import Ranker, Retrieval, Weights
+from kgmlm.retrieval import (
+    FLAT_BELOW,
+    KINDS,
+    Kind,
+    Part,
+    Reduction,
+    Retriever,
+    entity_parts,
+    fingerprint,
+    likelihood_parts,
+    require_faiss,
+    unwrapped,
+)
+from kgmlm.runs import Run
+
+STATES = 512  # training queries that a reduction is fitted on
+SAMPLE = 200  # other training queries that recall is measured on
+SHORTLIST = 100  # rescored, when recall is measured
+DIMENSIONS = 64  # a token, where names are held in fewer dimensions than the decoder's
+_TIED = 1e-4  # scores that close are equal
+EFFORTS = tuple(2**i for i in range(13))
+
+
+def check_kind(kind: str) -> Kind:
+    """A kind of index by name.
+
+    Raises:
+        ConfigError: when there is none of that name.
+    """
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise ConfigError(f"an index is of kind {' or '.join(KINDS)}, not '{kind}'")
+
+
+def build_index(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    kind: Kind,
+    *,
+    factory: str = "auto",
+    dimensions: int | None = None,
+    target: float = 0.99,
+    seed: int = 0,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> Retriever:
+    """Index all entities of a ranker's context.
+
+    Args:
+        factory: a FAISS factory string, or "auto".
+        dimensions: a token, of a likelihood index; None chooses, 0 is all: then a flat search is exact.
+        target: the recall@10 at which search effort is high enough.
+        advance: called with (entities just added, entities in all).
+
+    Raises:
+        ConfigError: when FAISS is missing or cannot make the factory, or the run has no entity vectors.
+    """
+    faiss = require_faiss()
+    started = time.monotonic()
+    count = len(ranker.context.entities)
+    states, sample = _queries(graph, seed)
+    ids = np.arange(count)
+    done = _counted(advance, count)
+    reduction = None
+    if kind == "entity":
+        if not ranker.settings.vector.enabled:
+            raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
+        parts = entity_parts(ranker.vectors.cpu().numpy(), ids, factory, seed, done)
+        why = [_why(factory, parts)]
+    else:
+        if dimensions is None:
+            dimensions = 0 if factory in ("auto", "Flat") and count < FLAT_BELOW else DIMENSIONS
+        reduction = _reduction(ranker, states, dimensions)
+        parts = _likelihood_parts(ranker, ids, reduction, factory, seed, done)
+        kept = f"{dimensions} dimensions a token keep {reduction.kept:.1%} of the logits' energy"
+        why = [_why(factory, parts), kept if dimensions else "all dimensions: a flat search is exact"]
+    record: dict[str, Any] = {
+        "factory": factory,
+        "dimensions": dimensions,
+        "effort": EFFORTS[-1],
+        "entities": count,
+        "seed": seed,
+        "faiss": faiss.__version__,
+        "fingerprint": _fingerprint(ranker, kind, count),
+        "bytes": _bytes(parts),
+    }
+    retriever = Retriever(kind, parts, reduction, record)
+    tried = _tuned(ranker, retriever, sample, target)
+    effort, recall = tried[-1]
+    if len(tried) > 1:
+        why.append(
+            f"an effort of {effort} reaches recall@10 {recall:.3f}, {tried[-2][0]} only {tried[-2][1]:.3f}"
+        )
+    else:
+        why.append(f"recall@10 is {recall:.3f}")
+    record |= {
+        "effort": effort,
+        "recall_at_10": recall,
+        "target": target,
+        "tried": [{"effort": e, "recall_at_10": r} for e, r in tried],
+        "queries": len(sample),
+        "shortlist": min(SHORTLIST, count),
+        "seconds": round(time.monotonic() - started, 2),
+        "why": "; ".join(why),
+    }
+    return replace(retriever, record=record)
+
+
+def save_index(run: Run, retriever: Retriever) -> None:
+    """Write the index into the run folder, in place of an older one of its kind."""
+    (run.path / "index").mkdir(exist_ok=True)
+    retriever.save(run.path / "index" / retriever.kind)
+
+
+def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
+    """The saved index of a run; entities that the ranker has beyond the run's own are added to it.
+
+    Raises:
+        RunError: when there is none, it is damaged, or it was made of another model or other entities.
+    """
+    retriever = Retriever.load(run.path / "index" / kind)
+    own = len(run.graph.entities)
+    if retriever.record["entities"] != own or retriever.record["fingerprint"] != _fingerprint(
+        ranker, kind, own
+    ):
+        raise RunError(
+            f"{run.path / 'index' / kind} was made of another model or other entities than the run has now; "
+            f"build it anew with `kgmlm index {run.path} --kind {kind}`"
+        )
+    if ranker.model.device.type == "cuda":
+        retriever = retriever.on_gpu()
+    new = np.arange(own, len(ranker.context.entities))
+    return added(ranker, retriever, new) if len(new) else retriever
+
+
+def default_kind(run: Run) -> Kind:
+    """The kind of index that a run has; an entity index where it has both.
+
+    Raises:
+        RunError: when it has none.
+    """
+    for kind in reversed(KINDS):
+        if (run.path / "index" / kind).is_dir():
+            return kind
+    raise RunError(f"{run.path} has no index; `kgmlm index {run.path}` makes one")
+
+
+def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
+    """The index with further entities of the ranker's context; nothing is rebuilt."""
+    if retriever.kind == "entity":
+        vectors = ranker.vectors.cpu().numpy()[ids]
+        (part,) = entity_parts(vectors, np.arange(len(ids)), "Flat")
+        return retriever.with_parts([replace(part, ids=ids)])
+    assert retriever.reduction is not None
+    return retriever.with_parts(
+        _likelihood_parts(ranker, ids, retriever.reduction, "Flat", 0, lambda n: None)
+    )
+
+
+def _counted(advance: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    return lambda n: advance(n, total)
+
+
+def _queries(graph: KnowledgeGraph, seed: int) -> tuple[Queries, Queries]:
+    """Training queries to fit a reduction on, and others to measure recall on."""
+    queries, _ = graph.unique_queries("train")
+    rows = np.random.default_rng(seed).permutation(len(queries))
+    share = min(SAMPLE, max(1, len(rows) // 2))
+    return queries[rows[share : share + STATES]], queries[rows[:share]]
+
+
+def _reduction(ranker: Ranker, queries: Queries, dimensions: int) -> Reduction:
+    weight_VD, bias_V = ranker.model.decoder
+    if not dimensions or dimensions > weight_VD.shape[1]:
+        return Reduction.none(weight_VD, bias_V)
+    states = torch.cat([span.hidden_BLD.flatten(0, 1).cpu() for _, span in ranker.states(queries)])
+    counts = np.bincount(ranker.candidates.token_ids, minlength=len(weight_VD))
+    return Reduction.of(weight_VD, bias_V, states, counts, dimensions)
+
+
+def _likelihood_parts(
+    ranker: Ranker,
+    ids: IntArray,
+    reduction: Reduction,
+    factory: str,
+    seed: int,
+    advance: Callable[[int], None],
+) -> list[Part]:
+    length, normalization = ranker.vocabulary.span_length, ranker.settings.scoring.normalization
+    return likelihood_parts(ranker.candidates, ids, reduction, length, normalization, factory, seed, advance)
+
+
+def _why(factory: str, parts: list[Part]) -> str:
+    faiss = require_faiss()
+    made = [p for p in parts if p.index is not None]
+    exhaustive = sum(isinstance(faiss.downcast_index(p.index), faiss.IndexFlat) for p in made)
+    asked = "chosen automatically" if factory == "auto" else f"asked for: {factory}"
+    return (
+        f"{asked}; {exhaustive} of {len(made)} parts are searched exhaustively, "
+        f"the largest has {max((len(p.ids) for p in made), default=0):,} entities"
+    )
+
+
+def _bytes(parts: list[Part]) -> int:
+    faiss = require_faiss()
+    sizes = [faiss.serialize_index(p.index).nbytes for p in parts if p.index is not None]
+    return int(sum(sizes) + sum(p.ids.nbytes for p in parts))
+
+
+def _fingerprint(ranker: Ranker, kind: Kind, count: int) -> str:
+    """Of what an index of the first ``count`` entities is made from."""
+    if kind == "entity":
+        return fingerprint(ranker.vectors[:count].cpu().numpy())
+    weight_VD, bias_V = (x.detach().cpu().numpy() for x in ranker.model.decoder)
+    names = ranker.candidates
+    offsets = names.offsets[: count + 1]
+    return fingerprint(weight_VD, bias_V, names.token_ids[: offsets[-1]], offsets)
+
+
+def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> list[tuple[int, float]]:
+    """Efforts tried, each twice the one before, and recall@10 of the rescored shortlist, up to the target."""
+    kept = ranker.weights
+    ranker.weights = Weights(0.0, 1.0) if retriever.kind == "entity" else Weights()
+    try:
+        count = len(ranker.context.entities)
+        k, top = min(SHORTLIST, count), min(10, count)
+        asked = [
+            (span, parts.score(ranker.weights).topk(top, dim=1).values[:, -1:])
+            for _, span, parts in ranker.scored(queries)
+        ]
+        tried: list[tuple[int, float]] = []
+        for effort in EFFORTS:
+            hits = 0
+            for span, least_B1 in asked:
+                _, scores_BK = ranker.shortlist(span, Retrieval(retriever, k, effort))
+                hits += int((scores_BK[:, :top] > least_B1 - _TIED).sum())  # whichever of equals it found
+            tried.append((effort, hits / (top * len(queries))))
+            if tried[-1][1] >= target or _exhausted(retriever, effort):
+                break
+        return tried
+    finally:
+        ranker.weights = kept
+
+
+def _exhausted(retriever: Retriever, effort: int) -> bool:
+    """Whether more effort would find no more."""
+    faiss = require_faiss()
+    for part in retriever.parts:
+        if part.index is None:
+            continue
+        index = unwrapped(part.index)
+        if isinstance(index, faiss.IndexHNSW) or effort < getattr(index, "nlist", 0):
+            return False
+    return True

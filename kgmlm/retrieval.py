@@ -1,0 +1,500 @@
+"""Query states to a shortlist of entities, through FAISS; knows no answers and scores nothing for good.
+
+Two kinds of index. A *likelihood* index holds what the decoder says of the entities' names. The mean
+log-likelihood of a name of k tokens is an inner product and a constant that all names of k tokens share,
+
+    1/k sum_i (g_i . E[t_i] + b[t_i])  -  1/k sum_i log Z_i,
+
+so there is one FAISS index for each k, over ``(E[t_1], b[t_1], ..., E[t_k], b[t_k]) / k``, and the constants
+are added to what they find, never quantized. Names can be held in fewer dimensions a token: those that lose
+least on the states of real queries. An *entity* index holds entity vectors.
+
+Shortlists are rescored exactly by the ranker. FAISS is optional: it is imported where an index is used.
+
+Shapes: B queries, K shortlist, N entities, L span, D decoder width, V vocabulary, d dimensions a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kgmlm import files
+from kgmlm.kg import ConfigError, IntArray, RunError
+from kgmlm.tokenization import Candidates
+
+Floats = npt.NDArray[np.float32]
+Kind = Literal["likelihood", "entity"]
+KINDS: tuple[Kind, ...] = ("likelihood", "entity")
+FORMAT = 1
+_CHUNK = 2**25  # floats of entity vectors made at once: 128 MB
+_POINTS = 64  # training vectors a cell of an inverted file
+FLAT_BELOW = 50_000  # entities of one length: an exact search of so few is quick
+
+
+def require_faiss() -> Any:
+    """The ``faiss`` module.
+
+    Raises:
+        ConfigError: when it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            f"an index needs FAISS ({error}): pip install 'kgmlm[cpu]', or 'kgmlm[gpu]' for a GPU, not both"
+        ) from None
+    return faiss
+
+
+class Shortlist(NamedTuple):
+    """The K best of an index for each of B queries; where there are fewer, ids are -1 and scores -inf."""
+
+    ids_BK: IntArray
+    scores_BK: Floats
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A linear map of token rows ``(E[t], b[t])`` and query states ``(g, 1)`` to d dimensions.
+
+    Attributes:
+        tokens_Vd: reduced token rows.
+        state_Dd: ``(g, 1) @ state_Dd`` is a reduced state.
+        kept: share of the mean squared logit that the dimensions keep, on the states it was made for.
+    """
+
+    tokens_Vd: Floats
+    state_Dd: Floats
+    kept: float
+
+    @classmethod
+    def none(cls, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> Reduction:
+        """All dimensions: inner products are the logits themselves."""
+        rows = torch.cat([weight_VD, bias_V[:, None]], 1).detach().float().cpu().numpy()
+        return cls(rows, np.eye(rows.shape[1], dtype=np.float32), 1.0)
+
+    @classmethod
+    def of(
+        cls,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor,
+        states_SD: torch.Tensor,
+        counts_V: IntArray,
+        dimensions: int,
+    ) -> Reduction:
+        """The d dimensions that lose least of the logits of some states on tokens as frequent as in names.
+
+        With C the second moment of the states, the mean of ``(g . (t - t'))^2`` is ``|C^1/2 (t - t')|^2``, so
+        the best subspace is that of the first singular vectors of ``tokens @ C^1/2``.
+
+        Args:
+            states_SD: decoder inputs at the span positions of real queries.
+            counts_V: how often each token occurs in a name.
+        """
+        rows = torch.cat([weight_VD, bias_V[:, None]], 1).detach().double().cpu()
+        states = torch.cat([states_SD, torch.ones(len(states_SD), 1)], 1).double()
+        moment = states.T @ states / len(states)
+        values, basis = torch.linalg.eigh(moment)
+        values = values.clamp_min(1e-9 * values.max()).sqrt()
+        root, inverse = (basis * values) @ basis.T, (basis / values) @ basis.T
+        used = np.flatnonzero(counts_V)
+        seen = rows[used] @ root
+        weighted = seen * torch.from_numpy(counts_V[used].astype(float))[:, None].sqrt()
+        energy, axes = torch.linalg.eigh(weighted.T @ weighted)
+        axes = axes.flip(1)[:, :dimensions]
+        kept = float(energy.flip(0)[:dimensions].sum() / energy.sum())
+        tokens = (rows @ (root @ axes)).float().numpy()
+        return cls(np.ascontiguousarray(tokens), (inverse @ axes).float().numpy(), kept)
+
+
+@dataclass
+class Part:
+    """One FAISS index over vectors of the same width, and the entities that they belong to.
+
+    ``index`` is None where there are no vectors.
+    """
+
+    width: int
+    ids: IntArray
+    index: Any
+
+
+def unwrapped(index: Any) -> Any:
+    """The index behind a transform, as its own class."""
+    faiss = require_faiss()
+    index = faiss.downcast_index(index)
+    return unwrapped(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+
+
+def search_parameters(index: Any, effort: int) -> Any:
+    """Settings of one search, which leave the index as it is: cells to visit, or the width of a graph search.
+
+    An index that searches exhaustively has none.
+    """
+    faiss = require_faiss()
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = search_parameters(index.index, effort)
+        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
+    if isinstance(index, faiss.IndexIVFPQ):
+        return faiss.IVFPQSearchParameters(nprobe=min(effort, index.nlist))
+    if isinstance(index, faiss.IndexIVF):
+        return faiss.SearchParametersIVF(nprobe=min(effort, index.nlist))
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(efSearch=max(effort, 1))
+    return None
+
+
+def automatic_factory(count: int, width: int) -> str:
+    """A FAISS factory string for so many vectors of a width, inner product.
+
+    Few are searched exhaustively. More are put into cells; their vectors are one byte a dimension, or, so
+    that millions stay small, quantized to 64 bytes with the residual of their cell.
+    """
+    if count < FLAT_BELOW:
+        return "Flat"
+    cells = 2 ** round(math.log2(4 * math.sqrt(count)))
+    return f"IVF{cells},SQ8" if count * width < 2**28 else f"IVF{cells},PQ64"
+
+
+def fitting_factory(factory: str, count: int, width: int) -> str:
+    """A factory string as it can be made of few vectors: cells need points, and codes a fitting width."""
+    if factory == "auto":
+        factory = automatic_factory(count, width)
+    pieces = []
+    for piece in factory.split(","):
+        if piece.startswith("IVF") and piece[3:].isdigit():
+            cells = min(int(piece[3:]), max(1, count // 39))
+            piece = f"IVF{cells}"
+        pieces.append(piece)
+    quantized = any(p.startswith(("PQ", "OPQ")) for p in pieces)
+    return "Flat" if count < 256 or (quantized and count < 10_000) else ",".join(pieces)
+
+
+def build_part(
+    ids: IntArray,
+    width: int,
+    make: Callable[[IntArray], Floats],
+    factory: str,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Part:
+    """A FAISS index of some entities, whose vectors are made a chunk at a time.
+
+    Args:
+        make: rows of ``ids`` to vectors.
+
+    Raises:
+        ConfigError: when FAISS cannot make the factory string for this width.
+    """
+    faiss = require_faiss()
+    if not len(ids):
+        return Part(width, ids, None)
+    wanted = fitting_factory(factory, len(ids), width)
+    try:
+        if factory != "auto":
+            faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
+        index = faiss.index_factory(width, wanted, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1][-120:]
+        raise ConfigError(f"FAISS cannot make '{wanted}' of {width} dimensions: {reason}") from None
+    if not index.is_trained:
+        cells = getattr(unwrapped(index), "nlist", 0)
+        size = min(len(ids), max(_POINTS * cells, 2**14), _CHUNK // width)
+        rng = np.random.default_rng(seed)
+        try:
+            index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1][-120:]
+            raise ConfigError(f"FAISS cannot train '{wanted}' on {size:,} vectors: {reason}") from None
+    step = max(1, _CHUNK // (4 * width))
+    for start in range(0, len(ids), step):
+        rows = np.arange(start, min(start + step, len(ids)))
+        index.add(make(rows))
+        advance(len(rows))
+    return Part(width, ids, index)
+
+
+@dataclass
+class Retriever:
+    """An index of either kind, with entities added and removed since it was built.
+
+    What is built never changes: added entities stand beside it in lists that are searched exhaustively, and
+    removed ones are skipped, so any factory can do both.
+
+    Attributes:
+        kind: "likelihood" or "entity".
+        parts: for a likelihood index one for each number of tokens, from 1; for an entity index one.
+        reduction: of a likelihood index.
+        record: kind, factory, effort, FAISS version, fingerprint, and what was measured.
+        added: parts like ``parts``, of entities added since.
+        removed: ids not to be found.
+    """
+
+    kind: Kind
+    parts: list[Part]
+    reduction: Reduction | None
+    record: Mapping[str, Any]
+    added: list[Part] = field(default_factory=list)
+    removed: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return sum(len(p.ids) for p in (*self.parts, *self.added)) - len(self.removed)
+
+    @property
+    def effort(self) -> int:
+        """Cells visited, or width of a graph search, unless a search says otherwise."""
+        return int(self.record["effort"])
+
+    def search(
+        self,
+        queries: Sequence[Floats],
+        constants_BL: Floats,
+        k: int,
+        effort: int | None = None,
+    ) -> Shortlist:
+        """The k best entities of B queries.
+
+        Args:
+            queries: a matrix a part, as :func:`likelihood_queries` or :func:`entity_queries` make them.
+            constants_BL: added to the scores of each part.
+            effort: of this search alone; None is the index's own.
+
+        Raises:
+            ConfigError: when k is not positive, or a query is not finite.
+        """
+        if k < 1:
+            raise ConfigError(f"a shortlist has 1 entity or more, not {k}")
+        if not all(np.isfinite(q).all() for q in queries):
+            raise ConfigError("a query's vector is not finite")
+        found_ids, found_scores = [], []
+        for i, query_Bw in enumerate(queries):
+            for parts in (self.parts, self.added):
+                if i < len(parts) and parts[i].index is not None:
+                    ids, scores = self._part(parts[i], query_Bw, k, self.effort if effort is None else effort)
+                    found_ids.append(ids)
+                    found_scores.append(scores + constants_BL[:, i : i + 1])
+        count = len(constants_BL)
+        blank = np.full((count, k), -1), np.full((count, k), -np.inf, np.float32)
+        ids_BM = np.concatenate([*found_ids, blank[0]], 1)
+        scores_BM = np.concatenate([*found_scores, blank[1]], 1)
+        best = np.argsort(-scores_BM, axis=1, kind="stable")[:, :k]
+        rows = np.arange(count)[:, None]
+        return Shortlist(ids_BM[rows, best], scores_BM[rows, best])
+
+    def _part(self, part: Part, query_Bw: Floats, k: int, effort: int) -> tuple[IntArray, Floats]:
+        """Ids and scores of one part; what FAISS did not find, or is removed, is -1 and -inf."""
+        wanted = min(len(part.ids), k + len(self.removed))
+        if not wanted:
+            return np.zeros((len(query_Bw), 0), np.int64), np.zeros((len(query_Bw), 0), np.float32)
+        scores, rows = part.index.search(
+            np.ascontiguousarray(query_Bw), wanted, params=search_parameters(part.index, effort)
+        )
+        ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
+        if self.removed:
+            ids[np.isin(ids, list(self.removed))] = -1
+        return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
+
+    def without(self, ids: IntArray) -> Retriever:
+        """This index with some entities removed; nothing is rebuilt."""
+        return replace(self, removed=self.removed | set(ids.tolist()))
+
+    def with_parts(self, added: list[Part]) -> Retriever:
+        """This index with further entities, in parts like its own; nothing is rebuilt."""
+        joined = list(self.added) + [
+            Part(p.width, np.zeros(0, np.int64), None) for p in added[len(self.added) :]
+        ]
+        for i, part in enumerate(added):
+            if part.index is None:
+                continue
+            old = joined[i]
+            if old.index is None:
+                joined[i] = part
+                continue
+            faiss = require_faiss()
+            merged = faiss.IndexFlatIP(part.width)
+            for piece in (old, part):
+                merged.add(piece.index.reconstruct_n(0, len(piece.ids)))
+            joined[i] = Part(part.width, np.concatenate([old.ids, part.ids]), merged)
+        new = {int(i) for part in added for i in part.ids}
+        return replace(self, added=joined, removed=self.removed - new)
+
+    def on_gpu(self) -> Retriever:
+        """This index on all GPUs that FAISS has; as it is where it has none.
+
+        Raises:
+            ConfigError: when FAISS has no version of a part for GPUs (graphs, for instance).
+        """
+        faiss = require_faiss()
+        if not getattr(faiss, "get_num_gpus", int)():
+            return self
+        try:
+            parts = [
+                p if p.index is None else replace(p, index=faiss.index_cpu_to_all_gpus(p.index))
+                for p in self.parts
+            ]
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1][-120:]
+            raise ConfigError(f"FAISS cannot search this index on a GPU: {reason}") from None
+        return replace(self, parts=parts)
+
+    def save(self, folder: Path) -> None:
+        """Write the index as a folder, whole or not at all.
+
+        Raises:
+            RunError: when entities were added or removed since: what is saved belongs to a run's own graph.
+        """
+        faiss = require_faiss()
+        if self.added or self.removed:
+            raise RunError("an index with added or removed entities is not saved; build it anew")
+        with files.atomic_folder(folder) as temporary:
+            for i, part in enumerate(self.parts):
+                np.save(temporary / f"ids-{i}.npy", part.ids)
+                if part.index is not None:
+                    faiss.write_index(part.index, str(temporary / f"part-{i}.faiss"))
+            if self.reduction is not None:
+                np.savez(
+                    temporary / "reduction.npz",
+                    tokens=self.reduction.tokens_Vd,
+                    state=self.reduction.state_Dd,
+                    kept=self.reduction.kept,
+                )
+            widths = [p.width for p in self.parts]
+            record = {"format": FORMAT, "kind": self.kind, "widths": widths, **self.record}
+            files.write_json(temporary / "index.json", record)
+
+    @classmethod
+    def load(cls, folder: Path) -> Retriever:
+        """Open a saved index; vectors stay on disk until they are searched, where FAISS can.
+
+        Raises:
+            RunError: when it is missing or damaged.
+            ConfigError: when FAISS is not installed.
+        """
+        if not (folder / "index.json").is_file():
+            raise RunError(f"{folder.parent.parent} has no {folder.name} index; `kgmlm index` makes one")
+        faiss = require_faiss()
+        try:
+            record = json.loads((folder / "index.json").read_text("utf-8"))
+            if record["format"] > FORMAT:
+                raise RunError(f"{folder} was written by a newer kgmlm; build it anew with `kgmlm index`")
+            parts = []
+            for i, width in enumerate(record["widths"]):
+                ids = np.load(folder / f"ids-{i}.npy")
+                index = None
+                if len(ids):
+                    index = _read_index(faiss, folder / f"part-{i}.faiss")
+                    if index.ntotal != len(ids) or index.d != width:
+                        raise ValueError(f"part {i} has {index.ntotal} vectors for {len(ids)} entities")
+                parts.append(Part(int(width), ids, index))
+            reduction = None
+            if (folder / "reduction.npz").is_file():
+                with np.load(folder / "reduction.npz") as saved:
+                    reduction = Reduction(saved["tokens"], saved["state"], float(saved["kept"]))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise RunError(
+                f"{folder} is damaged ({str(error).splitlines()[0][:120]}); build it anew with `kgmlm index`"
+            ) from None
+        return cls(record["kind"], parts, reduction, record)
+
+
+def _read_index(faiss: Any, path: Path) -> Any:
+    """Memory-mapped where FAISS can do that for the kind of index, else read."""
+    for flag in (faiss.IO_FLAG_MMAP_IFC, faiss.IO_FLAG_MMAP):
+        try:
+            return faiss.read_index(str(path), flag)
+        except RuntimeError:
+            continue
+    return faiss.read_index(str(path))
+
+
+def likelihood_parts(
+    candidates: Candidates,
+    ids: IntArray,
+    reduction: Reduction,
+    span_length: int,
+    normalization: Literal["mean", "sum"],
+    factory: str,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[Part]:
+    """Parts of a likelihood index: names of 1 token, of 2, up to the span."""
+    dimensions = reduction.tokens_Vd.shape[1]
+    lengths = candidates.lengths_N[ids]
+    parts = []
+    for k in range(1, span_length + 1):
+        members = ids[lengths == k]
+        scale = np.float32(1 / k if normalization == "mean" else 1)
+
+        def make(
+            rows: IntArray, members: IntArray = members, scale: np.float32 = scale, k: int = k
+        ) -> Floats:
+            tokens = candidates.token_ids[candidates.offsets[members[rows], None] + np.arange(k)]
+            vectors = reduction.tokens_Vd[tokens].reshape(len(rows), k * dimensions)
+            vectors *= scale
+            return np.ascontiguousarray(vectors)
+
+        parts.append(build_part(members, k * dimensions, make, factory, seed, advance))
+    return parts
+
+
+def entity_parts(
+    vectors_ND: Floats,
+    ids: IntArray,
+    factory: str,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[Part]:
+    """The one part of an entity index.
+
+    Raises:
+        ConfigError: when a vector is not finite.
+    """
+    if not np.isfinite(vectors_ND).all():
+        raise ConfigError("an entity's vector is not finite")
+
+    def make(rows: IntArray) -> Floats:
+        return np.ascontiguousarray(vectors_ND[rows])
+
+    return [build_part(ids, vectors_ND.shape[1], make, factory, seed, advance)]
+
+
+def likelihood_queries(
+    hidden_BLD: torch.Tensor,
+    log_normalizer_BL: torch.Tensor,
+    reduction: Reduction,
+    normalization: Literal["mean", "sum"],
+) -> tuple[list[Floats], Floats]:
+    """Query vectors for names of 1, 2, ... L tokens, and the constants of each."""
+    count, length, _ = hidden_BLD.shape
+    states = np.concatenate([hidden_BLD.cpu().numpy(), np.ones((count, length, 1), np.float32)], 2)
+    reduced_BLd = (states @ reduction.state_Dd).astype(np.float32)
+    queries = [np.ascontiguousarray(reduced_BLd[:, :k].reshape(count, -1)) for k in range(1, length + 1)]
+    constants = -log_normalizer_BL.cpu().numpy().astype(np.float64).cumsum(1)
+    if normalization == "mean":
+        constants /= np.arange(1, length + 1)
+    return queries, constants.astype(np.float32)
+
+
+def entity_queries(vector_BD: torch.Tensor) -> tuple[list[Floats], Floats]:
+    """Query vectors of an entity index; the constants are 0."""
+    return [vector_BD.cpu().numpy()], np.zeros((len(vector_BD), 1), np.float32)
+
+
+def fingerprint(*arrays: npt.NDArray[Any]) -> str:
+    """A checksum of what an index was made from."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(str((array.dtype, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

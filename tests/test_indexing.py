@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kgmlm.config import VectorSettings
+from kgmlm.indexing import build_index, check_kind, default_kind, open_index, save_index
+from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
+from kgmlm.ranker import MISSED, Ranker, Retrieval
+from kgmlm.retrieval import Kind
+from kgmlm.runs import open_run
+
+pytest.importorskip("faiss")
+
+
+@pytest.mark.parametrize("kind", ["likelihood", "entity"])
+def test_a_shortlist_of_all_is_the_exact_ranking(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, kind: Kind
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    counted: list[int] = []
+    index = build_index(ranker, toy, kind, advance=lambda n, total: counted.append(n))
+    assert sum(counted) == len(index) == len(toy.entities)
+    assert index.record["recall_at_10"] == 1
+    assert "exhaustively" in index.record["why"]
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in ranker.retrieve_and_rank(queries, Retrieval(index, 99)):
+        torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
+    for (_, span), (_, _, exact) in zip(
+        ranker.states(queries), ranker.retrieve_and_rank(queries, Retrieval(index, 5)), strict=True
+    ):
+        ids, scores = ranker.shortlist(span, Retrieval(index, 5))
+        assert (scores.diff(dim=1) <= 0).all()
+        torch.testing.assert_close(scores, exact.gather(1, torch.from_numpy(ids)), atol=1e-4, rtol=1e-4)
+        if kind == "likelihood":
+            ranker.use("likelihood")
+            _, scores = ranker.shortlist(span, Retrieval(index, 5))
+            with torch.inference_mode():
+                best = ranker.scores(span, ranker.table(None)).topk(5).values
+            torch.testing.assert_close(scores, best, atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_shortlist_lacks_is_missed(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker = make_ranker()
+    index = build_index(ranker, toy, "likelihood")
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in ranker.retrieve_and_rank(queries, Retrieval(index, 4)):
+        assert ((shortlisted > MISSED).sum(1) == 4).all()
+        assert shortlisted.isfinite().all()
+        assert (shortlisted.argmax(1) == exact.argmax(1)).all()
+
+
+def test_few_dimensions_still_find_the_best(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker = make_ranker()
+    index = build_index(ranker, toy, "likelihood", dimensions=12, target=1.0)
+    assert index.reduction is not None
+    assert index.reduction.tokens_Vd.shape[1] == 12
+    assert 0 < index.reduction.kept < 1
+    assert "12 dimensions" in index.record["why"]
+
+
+def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    run = open_run(copy)
+    with pytest.raises(RunError, match="no index"):
+        default_kind(run)
+    ranker = run.ranker("cpu")
+    for kind in ("likelihood", "entity"):
+        save_index(run, build_index(ranker, run.graph, check_kind(kind)))
+        assert default_kind(run) == kind
+    wider = run.graph.extended(EntityTable(["q1", "q2"], ["Atlantis", "Thule"], ["a lost city", ""]))
+    extended = run.ranker("cpu", graph=wider)
+    queries, _ = wider.queries("test")
+    for kind in ("likelihood", "entity"):
+        index = open_index(run, extended, check_kind(kind))
+        assert len(index) == len(wider.entities)
+        for _, shortlisted, exact in extended.retrieve_and_rank(queries, Retrieval(index, 99)):
+            torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        ranker.model.decoder[0].mul_(2)
+    with pytest.raises(RunError, match="another model or other entities"):
+        open_index(run, ranker, "likelihood")
+    ranker.forget_vectors()
+    with pytest.raises(RunError, match="another model or other entities"):
+        open_index(run, ranker, "entity")
+
+
+def test_what_cannot_be_indexed_is_refused(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="likelihood or entity, not 'names'"):
+        check_kind("names")
+    with pytest.raises(ConfigError, match="no entity vectors"):
+        build_index(make_ranker(), toy, "entity")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ConfigError, match="kgmlm\\[cpu\\]"):
+        build_index(make_ranker(), toy, "likelihood")
