@@ -259,6 +259,7 @@ def evaluate(
         "scores": ranker.weights._asdict(),
         "run": {k: opened.record.get(k) for k in keys}
         | {"settings": opened.settings.model_dump(mode="json")},
+        "versions": runs.versions(),
         "hardware": runs.hardware(),
         "command": runs.command(),
     }
@@ -460,9 +461,9 @@ def index(
             target=recall,
             advance=lambda n, total: progress.update(task, advance=n, total=total),
         )
-    save_index(opened, made)
+    made = save_index(opened, made)
     if as_json:
-        print_json({"kind": chosen, **made.record})
+        print_json(made.record)
         return
     record = made.record
     print(

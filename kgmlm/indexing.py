@@ -100,7 +100,6 @@ def build_index(
         "seed": seed,
         "faiss": faiss.__version__,
         "fingerprint": _fingerprint(ranker, kind, count),
-        "bytes": _bytes(parts),
     }
     retriever = Retriever(kind, parts, reduction, record)
     tried = _tuned(ranker, retriever, sample, target)
@@ -124,10 +123,10 @@ def build_index(
     return replace(retriever, record=record)
 
 
-def save_index(run: Run, retriever: Retriever) -> None:
-    """Write the index into the run folder, in place of an older one of its kind."""
+def save_index(run: Run, retriever: Retriever) -> Retriever:
+    """Write the index into the run folder, in place of an older one of its kind; its record has its size."""
     (run.path / "index").mkdir(exist_ok=True)
-    retriever.save(run.path / "index" / retriever.kind)
+    return retriever.save(run.path / "index" / retriever.kind)
 
 
 def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
@@ -145,6 +144,8 @@ def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
             f"{run.path / 'index' / kind} was made of another model or other entities than the run has now; "
             f"build it anew with `kgmlm index {run.path} --kind {kind}`"
         )
+    if kind == "likelihood" and retriever.reduction is None:
+        retriever = replace(retriever, reduction=Reduction.none(*ranker.model.decoder))
     if ranker.model.device.type == "cuda":
         retriever = retriever.on_gpu()
     new = np.arange(own, len(ranker.context.entities))
@@ -217,12 +218,6 @@ def _why(factory: str, parts: list[Part]) -> str:
         f"{asked}; {exhaustive} of {len(made)} parts are searched exhaustively, "
         f"the largest has {max((len(p.ids) for p in made), default=0):,} entities"
     )
-
-
-def _bytes(parts: list[Part]) -> int:
-    faiss = require_faiss()
-    sizes = [faiss.serialize_index(p.index).nbytes for p in parts if p.index is not None]
-    return int(sum(sizes) + sum(p.ids.nbytes for p in parts))
 
 
 def _fingerprint(ranker: Ranker, kind: Kind, count: int) -> str:

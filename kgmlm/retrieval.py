@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +57,12 @@ def require_faiss() -> Any:
     return faiss
 
 
+def _reason(error: RuntimeError) -> str:
+    """What FAISS complains of, without where in its source."""
+    last = str(error).strip().splitlines()[-1]
+    return re.sub(r"^.*(\.cpp:\d+|failed): ", "", last)[:160]
+
+
 class Shortlist(NamedTuple):
     """The K best of an index for each of B queries; where there are fewer, ids are -1 and scores -inf."""
 
@@ -76,6 +83,11 @@ class Reduction:
     tokens_Vd: Floats
     state_Dd: Floats
     kept: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether it reduces nothing: then it is the decoder itself, and is not saved."""
+        return bool(self.state_Dd.shape[0] == self.state_Dd.shape[1])
 
     @classmethod
     def none(cls, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> Reduction:
@@ -206,8 +218,8 @@ def build_part(
             faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
         index = faiss.index_factory(width, wanted, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1][-120:]
-        raise ConfigError(f"FAISS cannot make '{wanted}' of {width} dimensions: {reason}") from None
+        what = wanted if factory == "auto" else factory
+        raise ConfigError(f"FAISS cannot make '{what}' of {width} dimensions: {_reason(error)}") from None
     if not index.is_trained:
         cells = getattr(unwrapped(index), "nlist", 0)
         size = min(len(ids), max(_POINTS * cells, 2**14), _CHUNK // width)
@@ -215,8 +227,9 @@ def build_part(
         try:
             index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1][-120:]
-            raise ConfigError(f"FAISS cannot train '{wanted}' on {size:,} vectors: {reason}") from None
+            raise ConfigError(
+                f"FAISS cannot train '{wanted}' on {size:,} vectors: {_reason(error)}"
+            ) from None
     step = max(1, _CHUNK // (4 * width))
     for start in range(0, len(ids), step):
         rows = np.arange(start, min(start + step, len(ids)))
@@ -344,12 +357,11 @@ class Retriever:
                 for p in self.parts
             ]
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1][-120:]
-            raise ConfigError(f"FAISS cannot search this index on a GPU: {reason}") from None
+            raise ConfigError(f"FAISS cannot search this index on a GPU: {_reason(error)}") from None
         return replace(self, parts=parts)
 
-    def save(self, folder: Path) -> None:
-        """Write the index as a folder, whole or not at all.
+    def save(self, folder: Path) -> Retriever:
+        """Write the index as a folder, whole or not at all; what is returned has its ``bytes`` on record.
 
         Raises:
             RunError: when entities were added or removed since: what is saved belongs to a run's own graph.
@@ -362,7 +374,7 @@ class Retriever:
                 np.save(temporary / f"ids-{i}.npy", part.ids)
                 if part.index is not None:
                     faiss.write_index(part.index, str(temporary / f"part-{i}.faiss"))
-            if self.reduction is not None:
+            if self.reduction is not None and not self.reduction.whole:
                 np.savez(
                     temporary / "reduction.npz",
                     tokens=self.reduction.tokens_Vd,
@@ -370,8 +382,10 @@ class Retriever:
                     kept=self.reduction.kept,
                 )
             widths = [p.width for p in self.parts]
-            record = {"format": FORMAT, "kind": self.kind, "widths": widths, **self.record}
+            size = sum(path.stat().st_size for path in temporary.iterdir())
+            record = {**self.record, "format": FORMAT, "kind": self.kind, "widths": widths, "bytes": size}
             files.write_json(temporary / "index.json", record)
+        return replace(self, record=record)
 
     @classmethod
     def load(cls, folder: Path) -> Retriever:
