@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgmlm import files
@@ -225,13 +226,19 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
     if not len(table):
         raise DataError(f"{path} has no entities below its header")
     label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
-    humanized = pc.utf8_trim_whitespace(pc.replace_substring_regex(label, r"[_\s]+", " "))
-    humanized = pc.if_else(pc.equal(humanized, ""), label, humanized)
-    name = pc.if_else(pc.equal(name, ""), humanized, name)
-    surface = pc.if_else(pc.equal(surface, ""), name, surface)
+    if pc.any(pc.equal(name, "")).as_py():
+        humanized = pc.utf8_trim_whitespace(pc.replace_substring_regex(label, r"[_\s]+", " "))
+        humanized = pc.if_else(pc.equal(humanized, ""), label, humanized)
+        name = pc.if_else(pc.equal(name, ""), humanized, name)
+    # Mostly there are no surfaces, and the column of names serves as both.
+    given = pc.any(pc.not_equal(surface, "")).as_py()
+    surface = pc.if_else(pc.equal(surface, ""), name, surface) if given else name
     for column, values in (("name", name), ("surface", surface)):
         table = table.set_column(table.column_names.index(column), column, values)
-    return EntityTable.of(table)
+    entities = EntityTable.of(table)
+    del label, name, surface, table
+    pa.default_memory_pool().release_unused()  # what reading and the checks held
+    return entities
 
 
 def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:

@@ -221,7 +221,6 @@ def read_text_table(
     if taken is not None and (found := pc.index(pc.is_in(labels, taken), True).as_py()) >= 0:
         number = next(islice(_texts(path), found + 1, None))[0]
         raise DataError(f"{path}:{number}: label '{labels[found]}' exists in the graph already")
-    pa.default_memory_pool().release_unused()  # what the checks hashed
     return table
 
 
