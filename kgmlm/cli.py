@@ -471,6 +471,8 @@ def index(
         f"{record['seconds']:.1f} s, recall@10 {record['recall_at_10']:.3f} (effort {record['effort']})"
     )
     tell(record["why"])
+    if record["ms_a_query"] > record["exact_ms_a_query"]:
+        tell("exact scoring is quicker among so many entities: leave --retrieve out")
     if record["recall_at_10"] < recall:
         tell(f"recall@10 stays under {recall}; more --dimensions or a finer --factory finds more")
 

@@ -387,19 +387,28 @@ class Ranker:
         advance: Callable[[int], None] = lambda n: None,
     ) -> Iterator[tuple[IntArray, SpanOutput, Parts]]:
         """As :meth:`parts`, with the states that the scores come from."""
+        score = self.scorer(entity_ids)
+        count = len(self.context.entities) if entity_ids is None else len(entity_ids)
+        batch_size = max(1, min(batch_size, _SCORES // max(1, count)))
+        for rows, span in self.states(queries, batch_size, advance):
+            yield rows, span, score(span)
+
+    def scorer(self, entity_ids: IntArray | None = None) -> Callable[[SpanOutput], Parts]:
+        """What scores states exactly, with its tables laid out."""
         table = vectors_ND = None
         if self.weights.likelihood:
             table = self._all if entity_ids is None else self.table(entity_ids)
         if self.weights.vector:
             vectors_ND = self.vectors if entity_ids is None else self.vectors[torch.from_numpy(entity_ids)]
-        count = len(self.context.entities) if entity_ids is None else len(entity_ids)
-        batch_size = max(1, min(batch_size, _SCORES // max(1, count)))
-        for rows, span in self.states(queries, batch_size, advance):
+
+        def score(span: SpanOutput) -> Parts:
             cosines_BN = None
             if vectors_ND is not None:
                 assert span.vector_BD is not None
                 cosines_BN = score_vectors(span.vector_BD, vectors_ND)
-            yield rows, span, Parts(None if table is None else self.scores(span, table), cosines_BN)
+            return Parts(None if table is None else self.scores(span, table), cosines_BN)
+
+        return score
 
     @torch.inference_mode()
     def explain(self, queries: Queries, entity_ids: IntArray) -> list[list[list[float]]]:
