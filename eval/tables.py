@@ -37,6 +37,20 @@ def candidates(report: dict[str, Any]) -> str:
     return f"{found['negatives']['count']} {how} of {entities}"
 
 
+def model(report: dict[str, Any]) -> str:
+    """The model, and what it ranks by beside the likelihood of names."""
+    run = report["run"]
+    words = ["MiniLM-L6" if "minilm" in run["model"] else run["model"]]
+    if run["settings"]["text"].get("neighbors"):
+        words.append("neighbors")
+    weights = report.get("scores", {})
+    if weights.get("vector"):
+        words.append("vectors" if weights["likelihood"] else "vectors alone")
+    elif run["settings"].get("vector", {}).get("enabled"):
+        words.append("likelihood alone")
+    return ", ".join(words)
+
+
 def row(report: dict[str, Any], to: str) -> list[str]:
     """One line of the table."""
     metrics, run = report["metrics"], report["run"]
@@ -46,13 +60,12 @@ def row(report: dict[str, Any], to: str) -> list[str]:
         value = metrics.get(key)
         return "" if value is None else f"{value:.4f}"
 
-    model = "MiniLM-L6" if "minilm" in run["model"] else run["model"]
     threads = run["hardware"]["threads"]
     graph = report["dataset"] if report["split"] == "test" else f"{report['dataset']} {report['split']}"
     return [
         f"[{report['file'].stem}]({to}{report['file'].name})",
         graph,
-        model,
+        model(report),
         candidates(report),
         *(figure(f"both.{kind}.{key}") for key in FIGURES.values()),
         figure("tail.realistic.inverse_harmonic_mean_rank"),

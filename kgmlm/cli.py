@@ -14,6 +14,7 @@ import typer
 
 from kgmlm.cli_data import Json, Quiet, data_app
 from kgmlm.terminal import (
+    PhaseBars,
     TrainingBar,
     handled,
     print_json,
@@ -150,10 +151,15 @@ def train(
 
     bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
     with progress_bar(*bar, quiet=quiet) as progress:
+        phases = PhaseBars(progress)
+
+        def validation(current: Ranker) -> dict[str, float]:
+            return validate(current, run.graph, protocol, phases)
+
         outcome = run_training(
             run,
             ranker,
-            (lambda current: validate(current, run.graph, protocol)) if "valid" in run.graph.splits else None,
+            validation if "valid" in run.graph.splits else None,
             max_steps=max_steps or training.max_steps,
             resume=resume,
             tracker=tracker,

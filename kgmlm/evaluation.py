@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -523,28 +524,40 @@ def _retrieved(
     }
 
 
-def validate(ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol) -> dict[str, float]:
+def validate(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Callable[[str, int, int], None] = lambda what, n, total: None,
+) -> dict[str, float]:
     """MRR and Hits@10 of the run's own graph; with entity vectors, choose their weight by the MRR.
 
     Weights are tried from likelihood alone to vectors alone, all from the same forward passes; the best is
     left in ``ranker.weights``. Give it a validation split, never a test split.
+
+    Args:
+        advance: called with (what is being done, how many just were, how many there are).
 
     Returns:
         ``mrr`` and ``hits_at_10`` under the best weights; with vectors also ``weight_...`` and ``mrr_...`` of
         ``likelihood`` and ``vector``: the best weights, and the MRR of each alone.
     """
     if not ranker.settings.vector.enabled:
-        metrics = evaluate(ranker, graph, protocol).report["metrics"]
+        bar = partial(advance, "validating")
+        metrics = evaluate(ranker, graph, protocol, advance=bar).report["metrics"]
         return {"mrr": metrics["mrr"], "hits_at_10": metrics["both.realistic.hits_at_10"]}
     unit = Ranker.default_weights(ranker.settings).vector
     tried = [Weights(), *(Weights(1.0, unit * x) for x in WEIGHTS_TRIED), Weights(0.0, 1.0)]
     ranker.weights = Weights(1.0, unit)  # both parts are made
+    unread = ranker.unread()
+    ranker.read_entities(advance=lambda n: advance("reading entities", n, unread))
     scope = Scope.of(graph)
     member_N = scope.members(protocol)
     triples = _within(_sampled(scope, protocol), member_N, protocol)
     asked = _Asked.of(triples, graph, protocol)
     views = [_View.of(member_N, triples) for _ in tried]
-    for rows, parts in ranker.parts(asked.distinct):
+    distinct = asked.distinct
+    for rows, parts in ranker.parts(distinct, advance=lambda n: advance("validating", n, len(distinct))):
         at, group = asked.of_groups(rows)
         known = asked.known.lookup(asked.queries[at])
         for weights, view in zip(tried, views, strict=True):

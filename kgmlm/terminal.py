@@ -18,7 +18,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from kgmlm.evaluation import Evaluation
     from kgmlm.prediction import Prediction, Predictor
@@ -106,6 +106,23 @@ def progress_bar(*columns: str, quiet: bool = False) -> Iterator[Progress]:
     )
     with progress:
         yield progress
+
+
+class PhaseBars:
+    """Bars that come with a phase of a longer job and go with its end; one a kind of thing done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, n: int, total: int) -> None:
+        """``n`` more of ``total`` are done."""
+        if what not in self.tasks:
+            self.tasks[what] = self.progress.add_task(what, total=total, loss="-", mrr="-", best="-")
+        task = self.tasks[what]
+        self.progress.advance(task, n)
+        if self.progress.tasks[self.progress.task_ids.index(task)].finished:
+            self.progress.remove_task(self.tasks.pop(what))
 
 
 class TrainingBar:

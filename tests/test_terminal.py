@@ -9,7 +9,7 @@ import typer
 from kgmlm.config import Protocol
 from kgmlm.evaluation import evaluate
 from kgmlm.kg import DataError, KnowledgeGraph
-from kgmlm.terminal import TrainingBar, handled, print_check, print_metrics, progress_bar
+from kgmlm.terminal import PhaseBars, TrainingBar, handled, print_check, print_metrics, progress_bar
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,17 @@ def test_nothing_is_printed_when_quiet(capsys: pytest.CaptureFixture[str]) -> No
     with progress_bar(quiet=True) as progress:
         progress.add_task("work", total=3)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_phase_has_a_bar_while_it_lasts() -> None:
+    with progress_bar("loss {task.fields[loss]}") as progress:
+        TrainingBar(progress)
+        phases = PhaseBars(progress)
+        phases("reading entities", 3, 5)
+        phases("validating", 1, 9)
+        assert [t.description for t in progress.tasks] == ["training", "reading entities", "validating"]
+        assert progress.tasks[1].completed == 3
+        phases("reading entities", 2, 5)
+        assert [t.description for t in progress.tasks] == ["training", "validating"]
+        phases("reading entities", 1, 5)
+        assert progress.tasks[-1].completed == 1, "the next time it starts anew"

@@ -249,10 +249,11 @@ def test_a_signal_saves_and_a_resume_goes_on_to_the_same_losses(
 
 @pytest.mark.slow
 def test_two_processes_train_one_run(tmp_path: Path) -> None:
-    """``torchrun`` on two CPU processes: one folder, one log, half as many steps."""
+    """``torchrun`` on two CPU processes, entity vectors too: one folder, one log, half as many steps."""
     arguments = [
         "--nproc_per_node", "2", "--standalone", "-m", "kgmlm.cli", "train", "--dataset", "toy",
         "--model", "scratch", "--output", str(tmp_path / "run"), *TINY_SETTINGS, "--set", "training.epochs=2",
+        "--set", "vector.enabled=true",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
