@@ -17,6 +17,7 @@ from kgmlm.terminal import (
     PhaseBars,
     TrainingBar,
     handled,
+    print_comparison,
     print_json,
     print_metrics,
     print_predictions,
@@ -485,6 +486,33 @@ def index(
 
 @app.command()
 @handled
+def compare(
+    a: Annotated[
+        Path, typer.Argument(help="A run folder, or ranks that `evaluate` wrote.", show_default=False)
+    ],
+    b: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
+    split: Annotated[str, typer.Option(help="Whose ranks of the run folders.")] = "test",
+    draws: Annotated[int, typer.Option(min=100, help="Resamplings and random swaps.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Say whether two runs rank the same triples differently by more than chance.
+
+    Pairs their ranks triple by triple: a 95 % interval of each difference by resampling triples, and p, how
+    often swapping the two at random gives as large a one. Seeds of training are another source of chance.
+    """
+    from kgmlm import comparison
+
+    one, other = (comparison.read_ranks(comparison.ranks_file(path, split)) for path in (a, b))
+    found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
+    if as_json:
+        print_json(comparison.as_json(found, len(one)))
+    else:
+        print_comparison(found, str(a), str(b))
+
+
+@app.command()
+@handled
 def linearize(
     source: Annotated[str, typer.Argument(help="A run folder, a built-in dataset, or a dataset folder.")],
     relation: Annotated[str, typer.Option(help="The relation (label or name).", show_default=False)],
@@ -539,6 +567,7 @@ def linearize(
                 "tokens": tokens,
                 "span_start": encoded.span_start,
                 "span_length": encoded.span_length,
+                "vector": encoded.vector,
                 "tokens_cut": encoded.cut,
             }
         )
@@ -547,6 +576,7 @@ def linearize(
         print(" ".join(tokens))
         tell(
             f"{len(tokens)} tokens, a span of {encoded.span_length} from token {encoded.span_start} on"
+            + (" and a mask for the query's vector" if encoded.vector else "")
             + (f", {encoded.cut} tokens cut" if encoded.cut else "")
         )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
     from kgmlm.prediction import Prediction, Predictor
 
@@ -204,6 +205,22 @@ def print_metrics(evaluation: Evaluation) -> None:
             f"shortlists of {found['k']:,} by the {found['kind']} index hold {found['recall']['both']:.2%} "
             f"of the answers; MRR {found['exact']['mrr']:.4f} by exact ranking, {found['mrr_lost']:.4f} lost"
         )
+
+
+def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
+    """Two runs side by side, a line a metric."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    names = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10"}
+    table = Table(title=escape(f"A: {a}, B: {b}"))
+    for column in ("queries", "metric", "A", "B", "B - A", "95 % interval", "p"):
+        table.add_column(column, justify="left" if column in ("queries", "metric") else "right")
+    for d in differences:
+        interval = f"{d.low:+.4f} to {d.high:+.4f}"
+        figures = (f"{d.a:.4f}", f"{d.b:.4f}", f"{d.difference:+.4f}", interval, f"{d.p:.4f}")
+        table.add_row(d.side, names[d.metric], *figures)
+    stdout().print(table)
 
 
 def print_predictions(

@@ -390,3 +390,20 @@ def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Pa
     refused(cli(*base, "--effort", "3"), "--retrieve")
     refused(cli(*base, "--retrieve", "3", "--index", "names"), "'names'")
     refused(cli("index", run, "--factory", "Flatt"), "FAISS cannot")
+
+
+def test_two_evaluations_are_compared(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{scores}.parquet" for scores in ("likelihood", "vector")]
+    for path in paths:
+        done = cli("evaluate", toy_vector_run, "--scores", path.stem, "--ranks", path, "-q")
+        assert done.returncode == 0, done.stderr
+    done = cli("compare", *paths, "--json", "--draws", "200")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["queries"] == 2 * 8
+    assert {(d["side"], d["metric"]) for d in report["differences"]} >= {
+        ("both", "mrr"),
+        ("tail", "hits_at_10"),
+    }
+    assert "95 % interval" in cli("compare", *paths).stdout
+    refused(cli("compare", paths[0], tmp_path / "absent"), "does not exist")

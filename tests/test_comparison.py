@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kgmlm.comparison import COLUMNS, compare, paired, ranks_file, read_ranks
+from kgmlm.kg import DataError
+
+
+def ranks(optimistic: list[int] | np.ndarray, candidates: int = 1000) -> pd.DataFrame:
+    """Both queries of as many triples as half the ranks."""
+    n = len(optimistic) // 2
+    keys = [(f"h{i}", "r", f"t{i}", target) for target in ("head", "tail") for i in range(n)]
+    table = pd.DataFrame(keys, columns=COLUMNS[:4])
+    return table.assign(optimistic=optimistic, pessimistic=optimistic, candidates=candidates)
+
+
+def test_a_difference_is_that_of_the_means_and_its_sign_says_who_is_better() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.integers(2, 40, 600)
+    found = {d.metric: d for d in compare(ranks(first), ranks(first - 1), draws=500)}
+    mrr = found["mrr"]
+    assert mrr.a == pytest.approx(np.mean(1 / first))
+    assert mrr.b == pytest.approx(np.mean(1 / (first - 1)))
+    assert mrr.low < mrr.difference < mrr.high
+    assert mrr.low > 0
+    assert mrr.p == pytest.approx(1 / 501), "no random swap does as much"
+    back = next(d for d in compare(ranks(first - 1), ranks(first), draws=500) if d.metric == "mrr")
+    assert back.difference == pytest.approx(-mrr.difference)
+    assert back.high < 0
+
+
+def test_no_difference_is_no_finding() -> None:
+    same = ranks(np.random.default_rng(0).integers(1, 40, 200))
+    for d in compare(same, same.sample(frac=1, random_state=1), draws=200):
+        assert (d.difference, d.low, d.high, d.p) == (0, 0, 0, 1)
+
+
+def test_chance_is_found_to_be_chance() -> None:
+    """Two rankings that differ by noise alone: p is below .05 about one time in twenty."""
+    ps = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        a, b = rng.integers(1, 40, (2, 200))
+        ps += [d.p for d in compare(ranks(a), ranks(b), draws=200, seed=seed) if d.metric == "mrr"]
+    assert 0 <= np.mean(np.array(ps) < 0.05) <= 0.15
+    assert 0.35 < np.mean(ps) < 0.65
+
+
+def test_sides_are_compared_apart() -> None:
+    first, second = ranks([2, 4, 6, 8]), ranks([2, 4, 3, 4])
+    found = {
+        (d.side, d.metric): d.difference for d in compare(first, second, sides=("head", "tail"), draws=100)
+    }
+    assert found["head", "mrr"] == 0
+    assert found["tail", "mrr"] == pytest.approx((1 / 3 + 1 / 4 - 1 / 6 - 1 / 8) / 2)
+    with pytest.raises(DataError, match="not 'left'"):
+        compare(first, second, sides=("left",))
+
+
+def test_the_queries_of_a_triple_count_together() -> None:
+    """Ten triples of which both queries move alike say less than twenty independent ones would."""
+    a, b = ranks([9] * 20), ranks([3] * 6 + [40] * 4 + [3] * 6 + [40] * 4)
+    together = next(d for d in compare(a, b, draws=2000) if d.metric == "hits_at_3")
+    split = b.assign(head=[f"h{i}" for i in range(20)])
+    alone = next(
+        d for d in compare(a.assign(head=split["head"]), split, draws=2000) if d.metric == "hits_at_3"
+    )
+    assert together.high - together.low > 1.2 * (alone.high - alone.low)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    table = ranks([1, 2, 3, 4])
+    with pytest.raises(DataError, match=r"1 are in one only, such as \(h0, r, t0\) in the first"):
+        paired(table, table.iloc[1:])
+    with pytest.raises(DataError, match=r"4 of 4 queries .* different numbers of candidates"):
+        paired(table, table.assign(candidates=50))
+    path = tmp_path / "ranks.parquet"
+    for content, message in (
+        (table.drop(columns="target"), "no column 'target'"),
+        (table.iloc[:0], "no ranks"),
+        (pd.concat([table, table]), "query twice"),
+    ):
+        content.to_parquet(path)
+        with pytest.raises(DataError, match=message):
+            read_ranks(path)
+    path.write_text("x")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        read_ranks(path)
+    with pytest.raises(DataError, match="does not exist"):
+        ranks_file(tmp_path / "absent")
+    (tmp_path / "run" / "ranks").mkdir(parents=True)
+    with pytest.raises(DataError, match="it has: none"):
+        ranks_file(tmp_path / "run")
