@@ -22,6 +22,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,11 +32,12 @@ import numpy.typing as npt
 import torch
 
 from kgmlm import files
-from kgmlm.kg import ConfigError, IntArray, RunError
+from kgmlm.kg import BoolArray, ConfigError, IntArray, RunError
 from kgmlm.tokenization import Candidates
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["likelihood", "entity"]
+BUILDS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
 KINDS: tuple[Kind, ...] = ("likelihood", "entity")
 FORMAT = 1
 _CHUNK = 2**25  # floats of entity vectors made at once: 128 MB
@@ -42,12 +45,25 @@ _POINTS = 64  # training vectors a cell of an inverted file
 FLAT_BELOW = 50_000  # entities of one length: an exact search of so few is quick
 
 
+@cache
+def _installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def require_faiss() -> Any:
     """The ``faiss`` module.
 
     Raises:
-        ConfigError: when it is not installed.
+        ConfigError: when it is not installed, or twice: its builds share one name and overwrite each other.
     """
+    builds = [name for name in BUILDS if _installed(name)]
+    if len(builds) > 1:
+        both = " and ".join(builds)
+        raise ConfigError(f"{both} are both installed and overwrite each other; remove all but one")
     try:
         import faiss
     except ImportError as error:
@@ -238,6 +254,20 @@ def build_part(
     return Part(width, ids, index)
 
 
+def _found(
+    part: Part, query_Bw: Floats, k: int, effort: int, hidden: frozenset[int]
+) -> tuple[IntArray, Floats]:
+    """Ids and scores of one part; what FAISS did not find, or is hidden, is -1 and -inf."""
+    wanted = min(len(part.ids), k + len(hidden))
+    scores, rows = part.index.search(
+        np.ascontiguousarray(query_Bw), wanted, params=search_parameters(part.index, effort)
+    )
+    ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
+    if hidden:
+        ids[np.isin(ids, list(hidden))] = -1
+    return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
+
+
 @dataclass
 class Retriever:
     """An index of either kind, with entities added and removed since it was built.
@@ -251,7 +281,7 @@ class Retriever:
         reduction: of a likelihood index.
         record: kind, factory, effort, FAISS version, fingerprint, and what was measured.
         added: parts like ``parts``, of entities added since.
-        removed: ids not to be found.
+        removed: ids that the index was built with and does not find any more.
     """
 
     kind: Kind
@@ -292,9 +322,10 @@ class Retriever:
             raise ConfigError("a query's vector is not finite")
         found_ids, found_scores = [], []
         for i, query_Bw in enumerate(queries):
-            for parts in (self.parts, self.added):
+            for parts, hidden in ((self.parts, self.removed), (self.added, frozenset())):
                 if i < len(parts) and parts[i].index is not None:
-                    ids, scores = self._part(parts[i], query_Bw, k, self.effort if effort is None else effort)
+                    tried = self.effort if effort is None else effort
+                    ids, scores = _found(parts[i], query_Bw, k, tried, hidden)
                     found_ids.append(ids)
                     found_scores.append(scores + constants_BL[:, i : i + 1])
         count = len(constants_BL)
@@ -305,42 +336,35 @@ class Retriever:
         rows = np.arange(count)[:, None]
         return Shortlist(ids_BM[rows, best], scores_BM[rows, best])
 
-    def _part(self, part: Part, query_Bw: Floats, k: int, effort: int) -> tuple[IntArray, Floats]:
-        """Ids and scores of one part; what FAISS did not find, or is removed, is -1 and -inf."""
-        wanted = min(len(part.ids), k + len(self.removed))
-        if not wanted:
-            return np.zeros((len(query_Bw), 0), np.int64), np.zeros((len(query_Bw), 0), np.float32)
-        scores, rows = part.index.search(
-            np.ascontiguousarray(query_Bw), wanted, params=search_parameters(part.index, effort)
-        )
-        ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
-        if self.removed:
-            ids[np.isin(ids, list(self.removed))] = -1
-        return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
+    def _built(self, ids: IntArray) -> IntArray:
+        """Those of some ids that the index was built with."""
+        return np.unique(np.concatenate([ids[:0], *(p.ids[np.isin(p.ids, ids)] for p in self.parts)]))
 
     def without(self, ids: IntArray) -> Retriever:
         """This index with some entities removed; nothing is rebuilt."""
-        return replace(self, removed=self.removed | set(ids.tolist()))
+        added = [
+            part if part.index is None else _flat(part.width, [(part, ~np.isin(part.ids, ids))])
+            for part in self.added
+        ]
+        return replace(self, added=added, removed=self.removed | set(self._built(ids).tolist()))
 
     def with_parts(self, added: list[Part]) -> Retriever:
-        """This index with further entities, in parts like its own; nothing is rebuilt."""
-        joined = list(self.added) + [
-            Part(p.width, np.zeros(0, np.int64), None) for p in added[len(self.added) :]
-        ]
+        """This index with further entities, in flat parts like its own; nothing is rebuilt.
+
+        Raises:
+            ConfigError: when an entity is in the index already; it can be removed, then added anew.
+        """
+        new = np.concatenate([part.ids for part in added])
+        there = set(self._built(new).tolist()) - self.removed
+        there |= {int(i) for part in self.added for i in part.ids[np.isin(part.ids, new)]}
+        if there:
+            raise ConfigError(f"entity {min(there)} is in the index already")
+        joined = []
         for i, part in enumerate(added):
-            if part.index is None:
-                continue
-            old = joined[i]
-            if old.index is None:
-                joined[i] = part
-                continue
-            faiss = require_faiss()
-            merged = faiss.IndexFlatIP(part.width)
-            for piece in (old, part):
-                merged.add(piece.index.reconstruct_n(0, len(piece.ids)))
-            joined[i] = Part(part.width, np.concatenate([old.ids, part.ids]), merged)
-        new = {int(i) for part in added for i in part.ids}
-        return replace(self, added=joined, removed=self.removed - new)
+            olds = [old for old in self.added[i : i + 1] if old.index is not None]
+            pieces = [*olds, *([part] if part.index is not None else [])]
+            joined.append(_flat(part.width, [(p, np.ones(len(p.ids), np.bool_)) for p in pieces]))
+        return replace(self, added=joined)
 
     def on_gpu(self) -> Retriever:
         """This index on all GPUs that FAISS has; as it is where it has none.
@@ -420,6 +444,18 @@ class Retriever:
                 f"{folder} is damaged ({str(error).splitlines()[0][:120]}); build it anew with `kgmlm index`"
             ) from None
         return cls(record["kind"], parts, reduction, record)
+
+
+def _flat(width: int, pieces: Sequence[tuple[Part, BoolArray]]) -> Part:
+    """One flat part of what is kept of others."""
+    faiss = require_faiss()
+    ids = np.concatenate([np.zeros(0, np.int64), *(part.ids[keep] for part, keep in pieces)])
+    if not len(ids):
+        return Part(width, ids, None)
+    index = faiss.IndexFlatIP(width)
+    for part, keep in pieces:
+        index.add(part.index.reconstruct_n(0, len(part.ids))[keep])
+    return Part(width, ids, index)
 
 
 def _read_index(faiss: Any, path: Path) -> Any:

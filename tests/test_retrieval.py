@@ -183,6 +183,16 @@ def test_entities_come_and_go_without_a_rebuild(factory: str) -> None:
     again = index.without(np.array([top])).search(*asked(vectors[:1]), 1999)
     assert top not in again.ids_BK
     assert len(index) == 2000, "what was built has not changed"
+    with pytest.raises(ConfigError, match="entity 5002 is in the index already"):
+        wider.with_parts(part([2]))
+    assert best(without.with_parts(part([1]))) == [5000, 5001, 5002]
+    moved = Part(32, np.array([top]), part([0])[0].index)
+    with pytest.raises(ConfigError, match=f"entity {top} is in"):
+        index.with_parts([moved])
+    anew = index.without(np.array([top])).with_parts([moved])
+    assert len(anew) == 2000
+    assert best(anew)[0] == top, "removed and added anew with another vector"
+    assert anew.search(*asked(vectors[:1]), 1999).ids_BK.tolist()[0].count(top) <= 1
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "HNSW16"])
