@@ -447,8 +447,8 @@ def index(
 ) -> None:
     """Index a run's entities with FAISS, so that `rank` and `evaluate` with --retrieve score only a few.
 
-    Exact scoring is quick up to about a million entities; an index is for more. How hard it searches is
-    measured on training queries.
+    How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring:
+    among fewer than a million entities it seldom is.
     """
     from kgmlm import runs
     from kgmlm.indexing import build_index, check_kind, save_index
