@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kgmlm.kg import KnowledgeGraph
-    from kgmlm.ranker import Ranker, Retrieval
+    from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
 
 app = typer.Typer(
@@ -235,6 +235,7 @@ def evaluate(
     (other or opened.graph).triples(settings.split)
     from kgmlm.evaluation import Scope
     from kgmlm.evaluation import evaluate as run_evaluation
+    from kgmlm.indexing import open_retrieval
 
     scope = Scope.of(opened.graph)
     if other is not None:
@@ -249,7 +250,7 @@ def evaluate(
     ranker = _ranker(opened, scope.graph, device, scores)
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, batch_size)
-        retrieval = _retrieval(opened, ranker, retrieve, index, effort)
+        retrieval = open_retrieval(opened, ranker, retrieve, index, effort)
         task = progress.add_task(f"evaluating {settings.split}", total=None)
         result = run_evaluation(
             ranker,
@@ -295,23 +296,6 @@ def _read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
     if unread := ranker.unread():
         task = progress.add_task("reading entities", total=unread)
         ranker.read_entities(batch_size, lambda n: progress.advance(task, n))
-
-
-def _retrieval(
-    run: Run, ranker: Ranker, retrieve: int | None, kind: str | None, effort: int | None
-) -> Retrieval | None:
-    """An opened index, or None where none was asked for."""
-    from kgmlm.kg import ConfigError
-
-    if retrieve is None:
-        if kind is not None or effort is not None:
-            raise ConfigError("--index and --effort go with --retrieve")
-        return None
-    from kgmlm.indexing import check_kind, default_kind, open_index
-    from kgmlm.ranker import Retrieval
-
-    chosen = default_kind(run) if kind is None else check_kind(kind)
-    return Retrieval(open_index(run, ranker, chosen), retrieve, effort)
 
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
@@ -384,6 +368,7 @@ def rank(
     if queries is None and relation is None:
         raise QueryError("--relation is missing")
     opened = open_run(run)
+    from kgmlm.indexing import open_retrieval
     from kgmlm.prediction import Predictor, Resolver
 
     graph = opened.graph
@@ -408,7 +393,7 @@ def rank(
     unread = predictor.ranker.unread()
     with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
         _read_entities(predictor.ranker, progress, batch_size)
-        retrieval = _retrieval(opened, predictor.ranker, retrieve, index, effort)
+        predictor.retrieval = open_retrieval(opened, predictor.ranker, retrieve, index, effort)
         task = progress.add_task("ranking", total=len(asked))
         results = dict(
             predictor.predict(
@@ -416,7 +401,6 @@ def rank(
                 k,
                 novel=novel,
                 explain=explain,
-                retrieval=retrieval,
                 batch_size=batch_size,
                 advance=lambda n: progress.advance(task, n),
             )

@@ -176,6 +176,23 @@ def default_kind(run: Run) -> Kind:
     raise RunError(f"{run.path} has no index; `kgmlm index {run.path}` makes one")
 
 
+def open_retrieval(
+    run: Run, ranker: Ranker, k: int | None, kind: str | None = None, effort: int | None = None
+) -> Retrieval | None:
+    """Shortlists of k entities by the run's index of some kind (None: the one it has); None without a k.
+
+    Raises:
+        ConfigError: when a kind or an effort is given without a k, or there is no such kind.
+        RunError: as :func:`open_index` says.
+    """
+    if k is None:
+        if kind is not None or effort is not None:
+            raise ConfigError("an index and its effort go with how many entities to retrieve (--retrieve)")
+        return None
+    chosen = default_kind(run) if kind is None else check_kind(kind)
+    return Retrieval(open_index(run, ranker, chosen), k, effort)
+
+
 def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
     """The index with further entities of the ranker's context; nothing is rebuilt."""
     if retriever.kind == "entity":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from kgmlm.indexing import added, open_retrieval
 from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query, QueryError
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import open_run
@@ -145,14 +146,18 @@ class Resolver:
 class Predictor:
     """Ranks candidates for queries given as labels or names.
 
+    Args:
+        retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
+
     Example:
         >>> predictor = open_predictor("runs/demo")  # doctest: +SKIP
         >>> predictor.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
     """
 
-    def __init__(self, graph: KnowledgeGraph, ranker: Ranker) -> None:
+    def __init__(self, graph: KnowledgeGraph, ranker: Ranker, retrieval: Retrieval | None = None) -> None:
         self.graph = graph
         self.ranker = ranker
+        self.retrieval = retrieval
         self.resolver = Resolver(graph)
 
     def with_entities(self, more: EntityTable) -> Predictor:
@@ -169,7 +174,12 @@ class Predictor:
             >>> predictor.with_entities(new).rank(head="coronavirus", relation="causes")  # doctest: +SKIP
         """
         graph = self.graph.extended(more)
-        return Predictor(graph, self.ranker.over(graph.context))
+        ranker = self.ranker.over(graph.context)
+        retrieval = self.retrieval
+        if retrieval is not None:
+            new = np.arange(len(self.graph.entities), len(graph.entities))
+            retrieval = retrieval._replace(retriever=added(ranker, retrieval.retriever, new))
+        return Predictor(graph, ranker, retrieval)
 
     @cached_property
     def _known(self) -> FilterIndex:
@@ -182,7 +192,6 @@ class Predictor:
         *,
         novel: bool = False,
         explain: bool = False,
-        retrieval: Retrieval | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
     ) -> Iterator[tuple[int, list[Prediction]]]:
@@ -193,11 +202,10 @@ class Predictor:
         Args:
             novel: leave out triples that the graph has in any split.
             explain: add each token's log-likelihood.
-            retrieval: rank only what an index finds; fewer than k may be left of it.
         """
         table = Queries.of(queries)
         entities = self.graph.entities
-        for rows, ranked in self._ranked(table, k, novel, retrieval, batch_size, advance):
+        for rows, ranked in self._ranked(table, k, novel, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             for b, row in enumerate(rows.tolist()):
@@ -213,14 +221,13 @@ class Predictor:
         queries: Queries,
         k: int,
         novel: bool,
-        retrieval: Retrieval | None,
         batch_size: int,
         advance: Callable[[int], None],
     ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
         """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
-        if retrieval is not None:
+        if self.retrieval is not None:
             for rows, span in self.ranker.states(queries, batch_size, advance):
-                ids_BK, scores_BK = self.ranker.shortlist(span, retrieval)
+                ids_BK, scores_BK = self.ranker.shortlist(span, self.retrieval)
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
                 )
@@ -289,11 +296,19 @@ class Predictor:
         )
 
 
-def open_predictor(run: str | Path, device: str | None = None) -> Predictor:
+def open_predictor(
+    run: str | Path, device: str | None = None, *, retrieve: int | None = None, index: str | None = None
+) -> Predictor:
     """A predictor from a run folder.
 
+    Args:
+        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+        retrieve: score only so many entities a query, found by an index that `kgmlm index` made.
+        index: "likelihood" or "entity"; None takes the one that the run has.
+
     Raises:
-        RunError: when the folder is no run, or training has left no model yet.
+        RunError: when the folder is no run, training has left no model yet, or there is no such index.
     """
     opened = open_run(run)
-    return Predictor(opened.graph, opened.ranker(device))
+    ranker = opened.ranker(device)
+    return Predictor(opened.graph, ranker, open_retrieval(opened, ranker, retrieve, index))

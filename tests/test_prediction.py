@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import torch
 
 import kgmlm
 from kgmlm.config import VectorSettings
-from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.indexing import build_index, save_index
+from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, Queries, Query, QueryError, RunError
 from kgmlm.prediction import Predictor, Resolver, open_predictor
 from kgmlm.ranker import Ranker
+from kgmlm.runs import open_run
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +128,23 @@ def test_new_entities_join_by_their_text_alone(toy_run: Path) -> None:
     assert len(wider.rank(head="q1", relation="capital")) == 10
     with pytest.raises(DataError, match="'paris' exists already"):
         predictor.with_entities(EntityTable(["paris"]))
+
+
+def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    run = open_run(copy)
+    exact = open_predictor(copy, "cpu")
+    save_index(run, build_index(exact.ranker, run.graph, "likelihood"))
+    predictor = open_predictor(copy, "cpu", retrieve=31)
+    asked = {"head": "france", "relation": "capital", "k": 8}
+    short, whole = (p.rank(**asked) for p in (predictor, exact))  # type: ignore[arg-type]
+    assert short.score.tolist() == pytest.approx(whole.score.tolist(), abs=1e-4)
+    new = EntityTable(["q1"], ["Paris"], ["a new town of an old name"])
+    table = predictor.with_entities(new).rank(head="france", relation="capital", k=99)
+    assert len(table) == 31, "as many as are retrieved"
+    assert "q1" in set(predictor.with_entities(new).rank(head="france", relation="capital", k=31).tail_label)
+    assert len(open_predictor(copy, "cpu", retrieve=4).rank(head="france", relation="capital")) == 4
+    with pytest.raises(RunError, match="no entity index"):
+        open_predictor(copy, "cpu", retrieve=4, index="entity")
