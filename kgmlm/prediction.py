@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and what the entity vectors add to their mean (0 in a run
-    without vectors).
+    Explained, it has each token's log-likelihood and, in a run with entity vectors, what these add to it.
     """
 
     rank: int
@@ -40,7 +39,7 @@ class Prediction:
     score: float
     known: bool
     tokens: tuple[dict[str, Any], ...] | None = None
-    vector: float = 0.0
+    vector: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -51,7 +50,9 @@ class Prediction:
             "score": self.score,
             "known": self.known,
         }
-        return row if self.tokens is None else row | {"vector": self.vector, "tokens": list(self.tokens)}
+        if self.vector is not None:
+            row["vector"] = self.vector
+        return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
 
 def _top(scores_N: torch.Tensor, k: int) -> list[int]:
@@ -247,9 +248,11 @@ class Predictor:
         ids = np.array([p.id for p in predictions], np.int64)
         values = self.ranker.explain(Queries.of([query]), ids)[0]
         ((_, parts),) = self.ranker.parts(Queries.of([query]), ids)
-        cosines = parts.vector_BN[0].tolist() if parts.vector_BN is not None else [0.0] * len(ids)
+        vectors: list[float | None] = [None] * len(ids)
+        if parts.vector_BN is not None:
+            vectors = (self.ranker.weights.vector * parts.vector_BN[0]).tolist()
         explained = []
-        for p, log_likelihoods, cosine in zip(predictions, values, cosines, strict=True):
+        for p, log_likelihoods, vector in zip(predictions, values, vectors, strict=True):
             token_ids = self.ranker.candidates.tokens(p.id).tolist()
             pieces = self.ranker.tokenizer.tokens(token_ids)
             tokens = tuple(
@@ -258,7 +261,7 @@ class Predictor:
                     zip(pieces, token_ids, log_likelihoods, strict=True)
                 )
             )
-            explained.append(replace(p, tokens=tokens, vector=self.ranker.weights.vector * cosine))
+            explained.append(replace(p, tokens=tokens, vector=vector))
         return explained
 
     def rank(

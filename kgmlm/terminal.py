@@ -276,7 +276,7 @@ def print_predictions(
             table.add_column(column, justify="right" if column in ("rank", "score") else "left")
         for p in results[position]:
             tokens = " ".join(f"{t['token']} {t['log_likelihood']:.2f}" for t in p.tokens or ())
-            tokens += f"; vector {p.vector:+.2f}" if p.vector else ""
+            tokens += "" if p.vector is None else f"; vector {p.vector:+.2f}"
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(c) for c in cells + ([tokens] if explained else [])))
         stdout().print(table)

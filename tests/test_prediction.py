@@ -84,7 +84,7 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
     ((_, found),) = predictor.predict([query], k=31, explain=True)
     for p in found:
         assert p.tokens is not None
-        assert p.vector == 0
+        assert p.vector is None
         assert [t["position"] for t in p.tokens] == list(range(len(p.tokens)))
         mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
         assert mean == pytest.approx(p.score, abs=1e-5)
@@ -101,8 +101,9 @@ def test_an_explanation_tells_what_the_vectors_add(
     for p in found:
         assert p.tokens is not None
         mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
+        assert p.vector is not None
         assert mean + p.vector == pytest.approx(p.score, abs=1e-5)
-    assert len({round(p.vector, 5) for p in found}) > 10
+    assert len({p.vector for p in found}) > 10
 
 
 def test_many_queries_come_back_under_their_positions(predictor: Predictor) -> None:
