@@ -42,7 +42,7 @@ from kgmlm.metrics import (
 )
 from kgmlm.ranker import MISSED, Ranker, Retrieval, Weights
 
-WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0)  # of entity vectors, in units of Ranker.default_weights
+WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of entity vectors, in units of Ranker.default_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -196,8 +196,9 @@ def print_metrics(evaluation: Evaluation) -> None:
     if position["any"]["count"]:
         table.add_row("both, seen only", *cells(position["neither"], ""))
         table.add_row("both, unseen", *cells(position["any"], ""))
-    if position["any"]["count"] and "pykeen_comparable" in report:
-        table.add_row("as PyKEEN", *cells(report["pykeen_comparable"]["metrics"], "both.realistic."))
+    comparable = report.get("pykeen_comparable", {"metrics": {}})["metrics"]
+    if position["any"]["count"] and comparable.get("both.realistic.count"):
+        table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
     stdout().print(table)
     if "retrieval" in report:
         found = report["retrieval"]
