@@ -229,13 +229,24 @@ class Ranker:
         return self._vectors_ND
 
     def adopt(self, entities: EntityTable, vectors_MD: torch.Tensor) -> None:
-        """Take over the vectors of M entities that this model has read, wherever the texts are the same."""
+        """Take over the vectors of M entities that this model has read, wherever the texts are the same.
+
+        Of several entities with one text each keeps its own: their vectors may differ in the last bit, by
+        which an index knows them.
+        """
         known = self.context.entities
         vectors_ND = vectors_MD.to(self.model.device)
         read_N = np.ones(len(known), np.bool_)
         if entities is not known:
-            row_of = {text: row for row, text in enumerate(_texts(entities))}
-            rows_N = np.array([row_of.get(text, -1) for text in _texts(known)], np.int64)
+            texts = list(_texts(entities))
+            row_of = {text: row for row, text in enumerate(texts)}
+            rows_N = np.array(
+                [
+                    i if i < len(texts) and texts[i] == text else row_of.get(text, -1)
+                    for i, text in enumerate(_texts(known))
+                ],
+                np.int64,
+            )
             read_N = rows_N >= 0
             vectors_ND = vectors_ND[torch.from_numpy(np.maximum(rows_N, 0)).to(vectors_ND.device)]
         self._vectors_ND, self._read_N = vectors_ND, read_N

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,21 @@ def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path
     ranker.forget_vectors()
     with pytest.raises(RunError, match="another model or other entities"):
         open_index(run, ranker, "entity")
+
+
+def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    trained = open_run(copy)
+    graph = trained.graph.extended(EntityTable(["p1", "p2"], ["Paris", "Paris"]))
+    ranker = trained.ranker("cpu", graph=graph)
+    run = replace(trained, graph=graph)
+    vectors = ranker.vectors.clone()
+    vectors[-1, 0] += 1e-6  # as another batch may round it
+    ranker.adopt(graph.entities, vectors)
+    save_index(run, build_index(ranker, graph, "entity"))
+    wider = ranker.over(graph.extended(EntityTable(["q1"], ["Atlantis"])).context)
+    assert len(open_index(run, wider, "entity")) == len(graph.entities) + 1
 
 
 def test_what_cannot_be_indexed_is_refused(
