@@ -86,6 +86,9 @@ class VectorSettings(_Strict):
         temperature: cosines are divided by it in training.
         memory: how many of the latest entity vectors join a batch's own as further candidates in training.
         loss_weight: of the vectors' loss beside the likelihood's.
+        offset_rate: the peak learning rate of an offset for each entity seen in training, added to what is
+            read from its text: it learns what the text does not say. 0 is without; entities never seen
+            have none either way. It wants a ``memory`` as large as the graph, if that fits.
     """
 
     enabled: bool = False
@@ -93,6 +96,7 @@ class VectorSettings(_Strict):
     temperature: float = Field(0.05, gt=0)
     memory: int = Field(2048, ge=0)
     loss_weight: float = Field(1.0, gt=0)
+    offset_rate: float = Field(0.0, ge=0)
 
 
 class TrainingSettings(_Strict):

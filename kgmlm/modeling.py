@@ -147,6 +147,21 @@ class SpanModel(nn.Module):
         self.mlm.save_pretrained(folder)
 
 
+class Offsets(nn.Module):
+    """What training adds to the vectors that are read from entities' texts; 0 for entities never seen.
+
+    Shapes: E entities of N.
+    """
+
+    def __init__(self, entities: int, width: int) -> None:
+        super().__init__()
+        self.offset_ND = nn.Parameter(torch.zeros(entities, width))
+
+    def forward(self, entity_ids: torch.Tensor, read_ED: torch.Tensor) -> torch.Tensor:
+        """Unit vectors ``(E, D)``."""
+        return nn.functional.normalize(read_ED + self.offset_ND[entity_ids], dim=-1)
+
+
 def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     """A pretrained masked LM by hub name or folder.
 

@@ -16,7 +16,7 @@ import torch
 from kgmlm.config import ScoringSettings, Settings
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, Edge, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, neighborhood
-from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.modeling import Offsets, SpanModel, SpanOutput
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
 from kgmlm.scoring import PairTable, score_candidates, score_shortlist, score_vectors, token_log_probs
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
@@ -26,9 +26,9 @@ MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any oth
 _TEXTS = 8192  # entity texts tokenized at once
 
 
-def _texts(entities: EntityTable) -> Iterator[tuple[str, str]]:
-    """What entities' vectors are read from."""
-    return zip(entities.column("surface"), entities.column("description"), strict=True)
+def _identities(entities: EntityTable) -> Iterator[tuple[str, str, str]]:
+    """By what a vector is an entity's: the text that it is read from, and whose it is."""
+    return zip(*(entities.column(c) for c in ("label", "surface", "description")), strict=True)
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ class Ranker:
 
     Attributes:
         weights: of likelihood and vectors in a score; 1 and 0 without entity vectors.
+        offsets: added to the vectors read from the context's entities while they are trained; vectors that
+            were saved have them in.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Ranker:
         self.settings = settings
         self.vocabulary = vocabulary
         self.weights = self.default_weights(settings)
+        self.offsets: Offsets | None = None
         self._template = get_template(settings.text.template)
         self._vectors_ND: torch.Tensor | None = None
         self._read_N = np.zeros(0, np.bool_)
@@ -137,7 +140,7 @@ class Ranker:
         return Weights(1.0, settings.training.temperature / settings.vector.temperature)
 
     def over(self, context: ContextGraph) -> Ranker:
-        """The same model over other entities; vectors of texts that it has read are kept."""
+        """The same model over other entities; vectors of entities that it has read are kept."""
         twin = Ranker(context, self.tokenizer, self.model, self.settings, self.vocabulary)
         twin.weights = self.weights
         if self._vectors_ND is not None and self._read_N.all():
@@ -229,24 +232,13 @@ class Ranker:
         return self._vectors_ND
 
     def adopt(self, entities: EntityTable, vectors_MD: torch.Tensor) -> None:
-        """Take over the vectors of M entities that this model has read, wherever the texts are the same.
-
-        Of several entities with one text each keeps its own: their vectors may differ in the last bit, by
-        which an index knows them.
-        """
+        """Take over the vectors of M entities that this model has read: those of the same label and text."""
         known = self.context.entities
         vectors_ND = vectors_MD.to(self.model.device)
         read_N = np.ones(len(known), np.bool_)
         if entities is not known:
-            texts = list(_texts(entities))
-            row_of = {text: row for row, text in enumerate(texts)}
-            rows_N = np.array(
-                [
-                    i if i < len(texts) and texts[i] == text else row_of.get(text, -1)
-                    for i, text in enumerate(_texts(known))
-                ],
-                np.int64,
-            )
+            row_of = {identity: row for row, identity in enumerate(_identities(entities))}
+            rows_N = np.array([row_of.get(identity, -1) for identity in _identities(known)], np.int64)
             read_N = rows_N >= 0
             vectors_ND = vectors_ND[torch.from_numpy(np.maximum(rows_N, 0)).to(vectors_ND.device)]
         self._vectors_ND, self._read_N = vectors_ND, read_N
@@ -279,8 +271,9 @@ class Ranker:
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]
             for rows, batch in self._padded(self.encode_entities(part), batch_size):
+                ids = torch.from_numpy(part[rows]).to(device)
                 vectors = self.model(batch).vector_BD
-                self._vectors_ND[torch.from_numpy(part[rows]).to(device)] = vectors
+                self._vectors_ND[ids] = vectors if self.offsets is None else self.offsets(ids, vectors)
                 advance(len(rows))
         self._read_N[:] = True
 

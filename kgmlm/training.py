@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from kgmlm import files
 from kgmlm.config import Settings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, FloatArray, GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
-from kgmlm.modeling import SpanModel, SpanOutput, create_model, load_model
+from kgmlm.modeling import Offsets, SpanModel, SpanOutput, create_model, load_model
 from kgmlm.ranker import Ranker, Vocabulary
 from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
 from kgmlm.scoring import entity_loss, score_candidates, score_vectors, token_loss
@@ -242,6 +242,14 @@ class BatchStream:
             position = 0
 
 
+class Joined(NamedTuple):
+    """Candidates of the vectors' loss: M entities, their vectors, and the column of each entity (or -1)."""
+
+    column_N: IntArray
+    ids_M: IntArray
+    vectors_MD: torch.Tensor
+
+
 class Memory:
     """The latest entity vectors, newest first: further candidates that cost no forward pass.
 
@@ -258,17 +266,17 @@ class Memory:
         self.vectors_MD = torch.zeros(0, width, device=device)
         self._column_N = np.full(entities, -1)
 
-    def joined(self, entity_ids: IntArray, vectors_ED: torch.Tensor) -> tuple[IntArray, torch.Tensor]:
-        """A batch's own vectors, then those remembered of other entities: column by entity, and vectors."""
+    def joined(self, entity_ids: IntArray, vectors_ED: torch.Tensor) -> Joined:
+        """A batch's own vectors, then those remembered of other entities."""
         self._column_N[:] = -1
         self._column_N[entity_ids] = np.arange(len(entity_ids))
         others = np.flatnonzero(self._column_N[self.ids_M] < 0)
         self._column_N[self.ids_M[others]] = len(entity_ids) + np.arange(len(others))
         kept = self.vectors_MD[torch.from_numpy(others).to(self.vectors_MD.device)]
-        ids = np.concatenate([entity_ids, self.ids_M[others]])[: self.size]
+        ids_M = np.concatenate([entity_ids, self.ids_M[others]])
         joined_MD = torch.cat([vectors_ED, kept])
-        self.ids_M, self.vectors_MD = ids, joined_MD[: self.size].detach()
-        return self._column_N, joined_MD
+        self.ids_M, self.vectors_MD = ids_M[: self.size], joined_MD[: self.size].detach()
+        return Joined(self._column_N, ids_M, joined_MD)
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps."""
@@ -281,7 +289,13 @@ class Memory:
 
 
 class Losses:
-    """The objective of a run, as a function of a batch; with entity vectors it remembers the latest."""
+    """The objective of a run, as a function of a batch.
+
+    With entity vectors it remembers the latest, and gives the ranker offsets to learn if the run has them.
+
+    Attributes:
+        offsets: the ranker's; in training by several processes, wrapped.
+    """
 
     def __init__(
         self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, stream: BatchStream
@@ -294,9 +308,12 @@ class Losses:
         self.table = ranker.table(self.entities) if settings.objective == "entity" else None
         self.vector = ranker.settings.vector
         self.memory: Memory | None = None
+        self.offsets: torch.nn.Module | None = None
         if self.vector.enabled:
-            width = ranker.model.decoder[0].shape[1]
-            self.memory = Memory(self.vector.memory, len(graph.entities), width, ranker.model.device)
+            count, width = len(graph.entities), ranker.model.decoder[0].shape[1]
+            self.memory = Memory(self.vector.memory, count, width, ranker.model.device)
+            if self.vector.offset_rate:
+                self.offsets = ranker.offsets = Offsets(count, width).to(ranker.model.device)
 
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
@@ -307,21 +324,29 @@ class Losses:
         return self._likelihood(span, batch.rows) + self.vector.loss_weight * self._vectors(span, batch)
 
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
-        """Softmax of cosines over the entities just read and those remembered, true answers as targets."""
+        """Softmax of cosines over the entities just read and those remembered, true answers as targets.
+
+        Offsets have a loss of their own beside it, without gradient to the texts: what is read from a text
+        alone has to do for entities never seen.
+        """
         assert self.memory is not None
         assert span.entities_ED is not None
         assert span.vector_BD is not None
-        column_N, vectors_MD = self.memory.joined(batch.entity_ids, span.entities_ED)
+        joined = self.memory.joined(batch.entity_ids, span.entities_ED)
+        vectors_MD = joined.vectors_MD
         positions, ids = self.answers.take(batch.rows)
-        columns = column_N[ids]
+        columns = joined.column_N[ids]
         there = columns >= 0
         device = vectors_MD.device
         targets = (
             torch.from_numpy(positions[there]).to(device),
             torch.from_numpy(columns[there]).to(device),
         )
-        cosines_BM = score_vectors(span.vector_BD, vectors_MD)
-        return entity_loss(cosines_BM, targets, self.vector.temperature)
+        loss = entity_loss(score_vectors(span.vector_BD, vectors_MD), targets, self.vector.temperature)
+        if self.offsets is None:
+            return loss
+        moved_MD = self.offsets(torch.from_numpy(joined.ids_M).to(device), vectors_MD.detach())
+        return loss + entity_loss(score_vectors(span.vector_BD, moved_MD), targets, self.vector.temperature)
 
     def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
         """The run's objective on mean log-likelihoods."""
@@ -340,6 +365,20 @@ class Losses:
             return entity_loss(scores_BN, answers, self.settings.temperature)
         return token_loss(scores_BN, answers)
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps."""
+        tensors = self.memory.state() if self.memory else {}
+        if self.ranker.offsets is not None:
+            tensors["offsets"] = self.ranker.offsets.offset_ND.detach().cpu()
+        return tensors
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a checkpoint's state."""
+        if self.memory:
+            self.memory.restore(tensors)
+        if self.ranker.offsets is not None:
+            self.ranker.offsets.offset_ND.data.copy_(tensors["offsets"])
+
 
 @dataclass
 class State:
@@ -351,23 +390,29 @@ class State:
     minutes: float = 0.0
 
 
-def _optimizer(model: SpanModel, settings: TrainingSettings, learning_rate: float) -> torch.optim.AdamW:
-    """Fused AdamW; no weight decay on biases and norms."""
+def _optimizer(
+    model: SpanModel, offsets: Offsets | None, settings: Settings, learning_rate: float
+) -> torch.optim.AdamW:
+    """Fused AdamW; no weight decay on biases and norms, offsets at a rate of their own."""
+    decay = settings.training.weight_decay
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    if offsets is not None:
+        rate = settings.vector.offset_rate
+        groups.append({"params": list(offsets.parameters()), "weight_decay": decay, "lr": rate})
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
 def save_checkpoint(
-    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, memory: Memory | None, state: State
+    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, losses: Losses, state: State
 ) -> None:
     """Write a resumable state atomically, in safetensors, then drop the older ones."""
     from safetensors.torch import save_file
 
-    tensors = {"rng.cpu": torch.get_rng_state(), **(memory.state() if memory else {})}
+    tensors = {"rng.cpu": torch.get_rng_state(), **losses.state()}
     if torch.cuda.is_available():
         tensors |= {f"rng.cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
     for index, values in optimizer.state_dict()["state"].items():
@@ -392,7 +437,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def load_checkpoint(
-    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, memory: Memory | None
+    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: Losses
 ) -> State:
     """Restore moments and random states, and the weights unless the model has them; returns the rest."""
     from safetensors.torch import load_file, load_model
@@ -401,8 +446,7 @@ def load_checkpoint(
         state = State(**json.loads((folder / "state.json").read_text("utf-8")))
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
-        if memory:
-            memory.restore(tensors)
+        losses.restore(tensors)
     except Exception as error:
         raise RunError(f"{folder} cannot be read: {str(error).splitlines()[0]}") from None
     moments: dict[int, dict[str, torch.Tensor]] = {}
@@ -520,21 +564,23 @@ def train(
     model = ranker.model.to(accelerator.device)
     if settings.dropout is not None:
         model.set_dropout(settings.dropout)
-    optimizer = _optimizer(model, settings, peak_learning_rate(run))
     stream = BatchStream(ranker, run.graph, settings, (accelerator.process_index, accelerator.num_processes))
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
     losses = Losses(ranker, run.graph, settings, stream)
-    state = load_checkpoint(checkpoint, model, optimizer, losses.memory) if checkpoint else State()
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"] = peak_learning_rate(
-            run
-        )  # what a schedule that starts midway asks for
+    optimizer = _optimizer(model, ranker.offsets, run.settings, peak_learning_rate(run))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    state = load_checkpoint(checkpoint, model, optimizer, losses) if checkpoint else State()
+    for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+        group["initial_lr"] = group["lr"] = peak  # what a schedule that starts midway asks for
     schedule = get_linear_schedule_with_warmup(
         optimizer, round(settings.warmup * total), total, last_epoch=state.step - 1
     )
     prepared = accelerator.prepare(model)
+    if losses.offsets is not None:
+        losses.offsets = accelerator.prepare(losses.offsets)
+    together = [prepared, *([losses.offsets] if losses.offsets is not None else [])]
     wrapped_optimizer = accelerator.prepare(optimizer)
     # Of several processes one writes; the others' losses are of their own batches.
     log = MetricsLog(run.path / "metrics.jsonl" if accelerator.is_main_process else None, state.step)
@@ -549,7 +595,7 @@ def train(
         nonlocal saved, run
         state.minutes = minutes()
         if accelerator.is_main_process:
-            save_checkpoint(run.path, ranker, optimizer, losses.memory, state)
+            save_checkpoint(run.path, ranker, optimizer, losses, state)
         saved = time.monotonic()
 
     def validation() -> None:
@@ -584,7 +630,7 @@ def train(
             batches = stream.from_position(state.step * settings.accumulation)
             while state.step < last:
                 batch = next(batches)
-                with accelerator.accumulate(prepared):
+                with accelerator.accumulate(*together):
                     loss = losses(prepared, batch)
                     accelerator.backward(loss)
                     accumulated += loss.item() / settings.accumulation

@@ -17,7 +17,7 @@ from conftest import TINY_SETTINGS, Cli
 
 from kgmlm.config import Protocol, Settings, VectorSettings, load_settings
 from kgmlm.evaluation import validate
-from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
+from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.training import (
@@ -253,7 +253,7 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     arguments = [
         "--nproc_per_node", "2", "--standalone", "-m", "kgmlm.cli", "train", "--dataset", "toy",
         "--model", "scratch", "--output", str(tmp_path / "run"), *TINY_SETTINGS, "--set", "training.epochs=2",
-        "--set", "vector.enabled=true",
+        "--set", "vector.enabled=true", "--set", "vector.offset_rate=0.01",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
@@ -294,15 +294,39 @@ def test_training_with_entity_vectors_learns_and_chooses_their_weight(
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("offset_rate", [0.0, 0.01])
 def test_a_resumed_run_with_entity_vectors_has_the_losses_of_an_unbroken_one(
-    toy: KnowledgeGraph, tmp_path: Path
+    toy: KnowledgeGraph, tmp_path: Path, offset_rate: float
 ) -> None:
+    more = (*VECTORS, f"vector.offset_rate={offset_rate}")
     for name in ("unbroken", "resumed"):
-        run, ranker = start_run(tmp_path / name, toy, "scratch", settings(*VECTORS))
+        run, ranker = start_run(tmp_path / name, toy, "scratch", settings(*more))
         train(run, ranker, max_steps=10 if name == "resumed" else None)
     run, ranker = resume_run(tmp_path / "resumed")
     train(run, ranker, resume=True)
     assert losses(tmp_path / "unbroken") == losses(tmp_path / "resumed")
+    vectors = [open_run(tmp_path / n).ranker("cpu").vectors for n in ("unbroken", "resumed")]
+    assert torch.equal(*vectors)
+
+
+def test_offsets_are_learned_for_entities_seen_and_for_no_others(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    run, ranker = start_run(
+        tmp_path / "run", toy, "scratch", settings(*VECTORS, "vector.offset_rate=0.02", "vector.memory=64")
+    )
+    train(run, ranker)
+    loaded = open_run(tmp_path / "run").ranker("cpu")
+    text_only = Ranker(toy.context, ranker.tokenizer, ranker.model, ranker.settings, ranker.vocabulary)
+    moved_N = (loaded.vectors - text_only.vectors).norm(dim=1).numpy() > 0.01
+    assert not toy.seen_N.all()
+    np.testing.assert_array_equal(moved_N, toy.seen_N)
+    torch.testing.assert_close(loaded.vectors.norm(dim=1), torch.ones(len(moved_N)))
+
+    seen = int(np.flatnonzero(toy.seen_N)[0])
+    known = toy.entities[seen]
+    twin = EntityTable(["a twin"], [known.surface], [known.description])
+    wider = loaded.over(toy.extended(twin).context)
+    torch.testing.assert_close(wider.vectors[seen], loaded.vectors[seen])
+    torch.testing.assert_close(wider.vectors[-1], text_only.vectors[seen], atol=1e-5, rtol=1e-5)
 
 
 def test_every_step_reads_an_answer_of_each_query(
@@ -325,12 +349,13 @@ def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
     memory = Memory(4, 10, 2, torch.device("cpu"))
     first, second = torch.arange(6.0).view(3, 2), -torch.arange(4.0).view(2, 2)
     memory.joined(np.array([1, 2, 3]), first)
-    column_N, vectors = memory.joined(np.array([3, 5]), second)
+    column_N, ids_M, vectors = memory.joined(np.array([3, 5]), second)
+    np.testing.assert_array_equal(ids_M, [3, 5, 1, 2])
     assert column_N.tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
     torch.testing.assert_close(vectors, torch.cat([second, first[:2]]))
-    column_N, vectors = memory.joined(np.array([7]), first[:1])
+    vectors = memory.joined(np.array([7]), first[:1]).vectors_MD
     assert len(vectors) == 5
-    column_N, vectors = memory.joined(np.array([8]), first[:1])
+    vectors = memory.joined(np.array([8]), first[:1]).vectors_MD
     assert len(vectors) == 5, "the oldest is forgotten"
     assert column_N[2] == -1
 
