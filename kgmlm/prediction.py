@@ -55,14 +55,24 @@ class Prediction:
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
 
+_BLOCK = 1024  # scores of which only the best is looked at first
+
+
 def _top(scores_N: torch.Tensor, k: int) -> list[int]:
     """The k best, equal scores in order of their ids; sorts no more than it must."""
     k = min(max(k, 0), len(scores_N))
     if not k:
         return []
-    eligible = torch.nonzero(scores_N >= scores_N.topk(k).values[-1])[:, 0]
-    best = scores_N[eligible].argsort(descending=True, stable=True)[:k]
-    ids: list[int] = eligible[best].tolist()
+    ids_M = torch.arange(len(scores_N), device=scores_N.device)
+    blocks = len(scores_N) // _BLOCK
+    if blocks >= k:  # the k best are in blocks whose best is not worse than the k-th best of these
+        bests = scores_N[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1)
+        near = torch.nonzero(bests >= bests.topk(k).values[-1])
+        ids_M = torch.cat([(near * _BLOCK + ids_M[:_BLOCK]).ravel(), ids_M[blocks * _BLOCK :]])
+    values_M = scores_N[ids_M]
+    eligible = values_M >= values_M.topk(k).values[-1]
+    best = values_M[eligible].argsort(descending=True, stable=True)[:k]
+    ids: list[int] = ids_M[eligible][best].tolist()
     return ids
 
 

@@ -9,6 +9,7 @@ Shapes: B queries, N candidates, L span, D decoder width, P distinct (position, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -66,6 +67,23 @@ class PairTable:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @cached_property
+    def columns(self) -> tuple[list[tuple[torch.Tensor, ...]], torch.Tensor]:
+        """The same by length: for names of 0, 1, 2, ... tokens the pairs at each position, and the place of
+        each candidate among the names so grouped.
+        """
+        offsets, device = self.offsets.cpu().numpy(), self.pairs.device
+        lengths, pairs = np.diff(offsets), self.pairs.cpu().numpy()
+        order = np.argsort(lengths, kind="stable")
+        places = np.empty(len(order), np.int32)
+        places[order] = np.arange(len(order), dtype=np.int32)
+        groups = []
+        bounds = np.searchsorted(lengths[order], np.arange(lengths.max(initial=0) + 2))
+        for length, (start, end) in enumerate(pairwise(bounds.tolist())):
+            firsts = offsets[order[start:end]]
+            groups.append(tuple(torch.from_numpy(pairs[firsts + i]).to(device) for i in range(length)))
+        return groups, torch.from_numpy(places).to(device)
+
 
 def pair_log_probs(
     model: SpanModel, span: SpanOutput, log_normalizer_BL: torch.Tensor, table: PairTable
@@ -93,10 +111,32 @@ def score_candidates(
         normalization: "mean" over a name's tokens, or their "sum".
     """
     log_probs_PB = pair_log_probs(model, span, log_normalizer_BL, table)
-    scores_NB = nn.functional.embedding_bag(
-        table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
-    )
-    return scores_NB.T
+    if log_probs_PB.requires_grad or log_probs_PB.is_cuda:
+        scores_NB = nn.functional.embedding_bag(
+            table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
+        )
+        return scores_NB.T
+    scores_BN = log_probs_PB.new_empty(log_probs_PB.shape[1], len(table))
+    for log_probs_P, scores_N in zip(log_probs_PB.T.contiguous(), scores_BN, strict=True):
+        _gather(log_probs_P, table, normalization, scores_N)
+    return scores_BN
+
+
+def _gather(
+    log_probs_P: torch.Tensor, table: PairTable, normalization: Normalization, scores_N: torch.Tensor
+) -> None:
+    """Scores of one query: names of one length at a time, far faster on a CPU than bags of one column."""
+    groups, places = table.columns
+    parts = []
+    for length, columns in enumerate(groups):
+        if not length:
+            parts.append(log_probs_P.new_zeros(len(table) - sum(len(c[0]) for c in groups[1:])))
+            continue
+        total = log_probs_P.index_select(0, columns[0])
+        for pairs in columns[1:]:
+            total += log_probs_P.index_select(0, pairs)
+        parts.append(total / length if normalization == "mean" else total)
+    torch.index_select(torch.cat(parts), 0, places, out=scores_N)
 
 
 def score_shortlist(

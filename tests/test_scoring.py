@@ -10,9 +10,10 @@ from families import FAMILIES, build
 
 from kgmlm.kg import KnowledgeGraph
 from kgmlm.linearization import Linearization, Segment
-from kgmlm.modeling import SpanModel
+from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.ranker import Ranker
 from kgmlm.scoring import (
+    Normalization,
     PairTable,
     entity_loss,
     score_candidates,
@@ -20,7 +21,7 @@ from kgmlm.scoring import (
     token_log_probs,
     token_loss,
 )
-from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenization import Candidates, SpanTokenizer
 
 NAMES = ["Georgia", "New York", "New York City", "disease or syndrome", "virus", "virus", "Paris, in France"]
 
@@ -66,6 +67,25 @@ def test_scores_equal_a_brute_force_loop(
         )
     np.testing.assert_allclose(scores.numpy(), expected, atol=1e-5, rtol=1e-5)
     assert scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: Normalization) -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.array([3, 1, 0, 6, 3, 2, 0, 1])
+    tokens = rng.integers(5, 40, lengths.sum())
+    names = Candidates(tokens, np.concatenate([[0], lengths.cumsum()]), lengths > 9)
+    table = PairTable.of(names)
+    width = tiny_model.decoder[0].shape[1]
+    span = SpanOutput(torch.randn(5, 6, width))
+    log_z = tiny_model.log_normalizer(span)
+    trained = score_candidates(tiny_model, span, log_z, table, normalization)
+    assert trained.requires_grad
+    with torch.no_grad():
+        ranked = score_candidates(tiny_model, span, log_z, table, normalization)
+        none = score_candidates(tiny_model, span, log_z, PairTable.of(names.take(np.zeros(0, np.int64))))
+    torch.testing.assert_close(ranked, trained, atol=1e-5, rtol=1e-5)
+    assert none.shape == (5, 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
