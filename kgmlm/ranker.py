@@ -18,7 +18,14 @@ from kgmlm.kg import BoolArray, ConfigError, ContextGraph, Edge, EntityTable, In
 from kgmlm.linearization import Linearization, entity_text, get_template, neighborhood
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
-from kgmlm.scoring import PairTable, score_candidates, score_shortlist, score_vectors, token_log_probs
+from kgmlm.scoring import (
+    PairTable,
+    rank_candidates,
+    score_candidates,
+    score_shortlist,
+    score_vectors,
+    token_log_probs,
+)
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
 
 _SCORES = 2**25  # scores held at once: 128 MB
@@ -207,9 +214,11 @@ class Ranker:
         return self.model.log_normalizer(span, self._softmax_tokens)
 
     def scores(self, span: SpanOutput, table: PairTable) -> torch.Tensor:
-        """Scores ``(B, N)`` under the run's settings; differentiable."""
+        """Scores ``(B, N)`` under the run's settings; differentiable where gradients are enabled."""
         normalization = self.settings.scoring.normalization
-        return score_candidates(self.model, span, self.normalizer(span), table, normalization)
+        if torch.is_grad_enabled():
+            return score_candidates(self.model, span, self.normalizer(span), table, normalization)
+        return rank_candidates(self.model, span, self._softmax_tokens, table, normalization)
 
     def use(self, scores: str) -> None:
         """Rank by "both" parts as the run was trained, or by the "likelihood" or the "vector" alone.
@@ -345,9 +354,10 @@ class Ranker:
         Equal scores keep the order of their ids. Where there are fewer than K, ids are -1 and scores
         :data:`MISSED`.
         """
-        normalizer_BL = self.normalizer(span)
         normalization = self.settings.scoring.normalization
         retriever = retrieval.retriever
+        if self.weights.likelihood or retriever.kind == "likelihood":
+            normalizer_BL = self.normalizer(span)
         if retriever.kind == "entity":
             assert span.vector_BD is not None
             asked = entity_queries(span.vector_BD)

@@ -22,6 +22,7 @@ from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.tokenization import Candidates
 
 Normalization = Literal["mean", "sum"]
+_LOGITS = 2**25  # logits held at once: 128 MB
 _GATHERED = 2**24  # floats gathered at once: 64 MB
 
 
@@ -110,16 +111,50 @@ def score_candidates(
     Args:
         normalization: "mean" over a name's tokens, or their "sum".
     """
-    log_probs_PB = pair_log_probs(model, span, log_normalizer_BL, table)
-    if log_probs_PB.requires_grad or log_probs_PB.is_cuda:
-        scores_NB = nn.functional.embedding_bag(
-            table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
+    return _bags(pair_log_probs(model, span, log_normalizer_BL, table), table, normalization).T
+
+
+def rank_candidates(
+    model: SpanModel,
+    span: SpanOutput,
+    softmax_tokens: torch.Tensor | None,
+    table: PairTable,
+    normalization: Normalization = "mean",
+) -> torch.Tensor:
+    """The scores of :func:`score_candidates` without gradients, from one pass over the decoder's rows.
+
+    Args:
+        softmax_tokens: what ``Z`` sums over; None is the whole vocabulary.
+    """
+    weight_VD, bias_V = (x.float() for x in model.decoder)
+    count, length, _ = span.hidden_BLD.shape
+    scores_BN = span.hidden_BLD.new_empty(count, len(table))
+    step = max(1, _LOGITS // (length * len(weight_VD)))
+    for hidden_bLD, scores_bN in zip(span.hidden_BLD.split(step), scores_BN.split(step), strict=True):
+        logits_bLV = nn.functional.linear(hidden_bLD, weight_VD, bias_V)
+        among_bLV = logits_bLV if softmax_tokens is None else logits_bLV[..., softmax_tokens]
+        log_z_bL = among_bLV.logsumexp(2)
+        log_probs_bP = torch.cat(
+            [
+                logits_bLV[:, i].index_select(1, table.tokens_P[a:b]) - log_z_bL[:, i, None]
+                for i, (a, b) in enumerate(pairwise(table.starts))
+            ]
+            or [logits_bLV[:, 0, :0]],
+            1,
         )
-        return scores_NB.T
-    scores_BN = log_probs_PB.new_empty(log_probs_PB.shape[1], len(table))
-    for log_probs_P, scores_N in zip(log_probs_PB.T.contiguous(), scores_BN, strict=True):
-        _gather(log_probs_P, table, normalization, scores_N)
+        if log_probs_bP.is_cuda:
+            scores_bN.copy_(_bags(log_probs_bP.T.contiguous(), table, normalization).T)
+            continue
+        for log_probs_P, scores_N in zip(log_probs_bP, scores_bN, strict=True):
+            _gather(log_probs_P, table, normalization, scores_N)
     return scores_BN
+
+
+def _bags(log_probs_PB: torch.Tensor, table: PairTable, normalization: Normalization) -> torch.Tensor:
+    """Scores ``(N, B)``."""
+    return nn.functional.embedding_bag(
+        table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
+    )
 
 
 def _gather(

@@ -16,6 +16,7 @@ from kgmlm.scoring import (
     Normalization,
     PairTable,
     entity_loss,
+    rank_candidates,
     score_candidates,
     score_shortlist,
     token_log_probs,
@@ -60,12 +61,16 @@ def test_scores_equal_a_brute_force_loop(
     with torch.no_grad():
         batch = tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(text),))], 5, 64))
         span = model(batch)
-        log_z = model.log_normalizer(span, None if allowed is None else torch.tensor(allowed))
-        scores = score_candidates(model, span, log_z, PairTable.of(candidates), normalization)[0]  # type: ignore[arg-type]
+        tokens = None if allowed is None else torch.tensor(allowed)
+        table = PairTable.of(candidates)
+        log_z = model.log_normalizer(span, tokens)
+        scores = rank_candidates(model, span, tokens, table, normalization)[0]  # type: ignore[arg-type]
+        trained = score_candidates(model, span, log_z, table, normalization)[0]  # type: ignore[arg-type]
         expected = brute_force(
             mlm, hf_tokenizer, text, NAMES, 5, end=end, total=normalization == "sum", allowed=allowed
         )
     np.testing.assert_allclose(scores.numpy(), expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(trained.numpy(), expected, atol=1e-5, rtol=1e-5)
     assert scores.dtype == torch.float32
 
 
@@ -82,8 +87,8 @@ def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: 
     trained = score_candidates(tiny_model, span, log_z, table, normalization)
     assert trained.requires_grad
     with torch.no_grad():
-        ranked = score_candidates(tiny_model, span, log_z, table, normalization)
-        none = score_candidates(tiny_model, span, log_z, PairTable.of(names.take(np.zeros(0, np.int64))))
+        ranked = rank_candidates(tiny_model, span, None, table, normalization)
+        none = rank_candidates(tiny_model, span, None, PairTable.of(names.take(np.zeros(0, np.int64))))
     torch.testing.assert_close(ranked, trained, atol=1e-5, rtol=1e-5)
     assert none.shape == (5, 0)
 
