@@ -142,6 +142,18 @@ class EntityTable:
         joined.table = pa.concat_tables([self.table, more.table])
         return joined
 
+    def rows_in(self, other: EntityTable) -> IntArray:
+        """Where each entity is in another table, with the same label, surface and description; or -1."""
+        found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
+        rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+        there = np.flatnonzero(rows_N >= 0)
+        for column in ("surface", "description"):
+            mine = self.table.column(column).take(pa.array(there))
+            theirs = other.table.column(column).take(pa.array(rows_N[there]))
+            same = pc.equal(mine, theirs).to_numpy()
+            rows_N[there[~same]] = -1
+        return rows_N
+
     def take(self, ids: IntArray) -> EntityTable:
         """Some of the entities, renumbered in the order asked for."""
         return EntityTable.of(self.table.take(pa.array(ids)))

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from kgmlm.indexing import added, open_retrieval
 from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query, QueryError
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import open_run
+from kgmlm.scoring import top
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,27 +53,6 @@ class Prediction:
         if self.vector is not None:
             row["vector"] = self.vector
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
-
-
-_BLOCK = 1024  # scores of which only the best is looked at first
-
-
-def _top(scores_N: torch.Tensor, k: int) -> list[int]:
-    """The k best, equal scores in order of their ids; sorts no more than it must."""
-    k = min(max(k, 0), len(scores_N))
-    if not k:
-        return []
-    ids_M = torch.arange(len(scores_N), device=scores_N.device)
-    blocks = len(scores_N) // _BLOCK
-    if blocks >= k:  # the k best are in blocks whose best is not worse than the k-th best of these
-        bests = scores_N[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1)
-        near = torch.nonzero(bests >= bests.topk(k).values[-1])
-        ids_M = torch.cat([(near * _BLOCK + ids_M[:_BLOCK]).ravel(), ids_M[blocks * _BLOCK :]])
-    values_M = scores_N[ids_M]
-    eligible = values_M >= values_M.topk(k).values[-1]
-    best = values_M[eligible].argsort(descending=True, stable=True)[:k]
-    ids: list[int] = ids_M[eligible][best].tolist()
-    return ids
 
 
 class Resolver:
@@ -250,7 +229,7 @@ class Predictor:
             if novel:
                 ranked = scores_BN.clone()
                 ranked[self._known.lookup(queries[rows])] = float("-inf")
-            best = [_top(row, k) for row in ranked]
+            best = [top(row, k) for row in ranked]
             yield rows, [[(i, float(row[i])) for i in ids] for ids, row in zip(best, scores_BN, strict=True)]
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:

@@ -33,11 +33,6 @@ MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any oth
 _TEXTS = 8192  # entity texts tokenized at once
 
 
-def _identities(entities: EntityTable) -> Iterator[tuple[str, str, str]]:
-    """By what a vector is an entity's: the text that it is read from, and whose it is."""
-    return zip(*(entities.column(c) for c in ("label", "surface", "description")), strict=True)
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """What is fixed by the training entities and frozen with a run.
@@ -246,11 +241,18 @@ class Ranker:
         vectors_ND = vectors_MD.to(self.model.device)
         read_N = np.ones(len(known), np.bool_)
         if entities is not known:
-            row_of = {identity: row for row, identity in enumerate(_identities(entities))}
-            rows_N = np.array([row_of.get(identity, -1) for identity in _identities(known)], np.int64)
+            rows_N = known.rows_in(entities)
             read_N = rows_N >= 0
-            vectors_ND = vectors_ND[torch.from_numpy(np.maximum(rows_N, 0)).to(vectors_ND.device)]
+            there, rows = (torch.from_numpy(x) for x in (np.flatnonzero(read_N), rows_N[read_N]))
+            adopted_ND = self._no_vectors()
+            adopted_ND[there.to(adopted_ND.device)] = vectors_ND[rows.to(vectors_ND.device)]
+            vectors_ND = adopted_ND
         self._vectors_ND, self._read_N = vectors_ND, read_N
+
+    def _no_vectors(self) -> torch.Tensor:
+        """Zeros ``(N, D)``; NumPy's take no memory until they are written."""
+        shape = (len(self.context.entities), self.model.decoder[0].shape[1])
+        return torch.from_numpy(np.zeros(shape, np.float32)).to(self.model.device)
 
     def forget_vectors(self) -> None:
         """Read all entities anew: the weights have changed."""
@@ -273,9 +275,9 @@ class Ranker:
         count = len(self.context.entities)
         if not len(self._read_N):
             self._read_N = np.zeros(count, np.bool_)
-        device, width = self.model.device, self.model.decoder[0].shape[1]
+        device = self.model.device
         if self._vectors_ND is None:
-            self._vectors_ND = torch.zeros(count, width, device=device)
+            self._vectors_ND = self._no_vectors()
         missing = np.flatnonzero(~self._read_N)
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]

@@ -23,6 +23,7 @@ from kgmlm.tokenization import Candidates
 
 Normalization = Literal["mean", "sum"]
 _LOGITS = 2**25  # logits held at once: 128 MB
+_BLOCK = 1024  # scores of which only the best is looked at first
 _GATHERED = 2**24  # floats gathered at once: 64 MB
 
 
@@ -170,7 +171,7 @@ def _gather(
         total = log_probs_P.index_select(0, columns[0])
         for pairs in columns[1:]:
             total += log_probs_P.index_select(0, pairs)
-        parts.append(total / length if normalization == "mean" else total)
+        parts.append(total.div_(length) if normalization == "mean" else total)
     torch.index_select(torch.cat(parts), 0, places, out=scores_N)
 
 
@@ -209,6 +210,24 @@ def score_shortlist(
 def score_vectors(query_BD: torch.Tensor, entities_ND: torch.Tensor) -> torch.Tensor:
     """Cosines ``(B, N)`` of unit vectors."""
     return query_BD @ entities_ND.T
+
+
+def top(scores_N: torch.Tensor, k: int) -> list[int]:
+    """The k best, equal scores in order of their ids; sorts no more than it must."""
+    k = min(max(k, 0), len(scores_N))
+    if not k:
+        return []
+    ids_M = torch.arange(len(scores_N), device=scores_N.device)
+    blocks = len(scores_N) // _BLOCK
+    if blocks >= k:  # the k best are in blocks whose best is not worse than the k-th best of these
+        bests = scores_N[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1)
+        near = torch.nonzero(bests >= bests.topk(k).values[-1])
+        ids_M = torch.cat([(near * _BLOCK + ids_M[:_BLOCK]).ravel(), ids_M[blocks * _BLOCK :]])
+    values_M = scores_N[ids_M]
+    eligible = values_M >= values_M.topk(k).values[-1]
+    best = values_M[eligible].argsort(descending=True, stable=True)[:k]
+    ids: list[int] = ids_M[eligible][best].tolist()
+    return ids
 
 
 def token_log_probs(

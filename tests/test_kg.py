@@ -20,6 +20,14 @@ def test_labels_that_repeat_are_refused() -> None:
         EntityTable(["a", "a"])
 
 
+def test_rows_in_another_table_go_by_label_and_text() -> None:
+    old = EntityTable(["a", "b", "c"], ["Anna", "Bea", "Cleo"], ["one", "", "three"])
+    new = EntityTable(["c", "x", "b", "a"], ["Cleo", "Anna", "Bea", "Anna"], ["three", "one", "", "another"])
+    assert new.rows_in(old).tolist() == [2, -1, 1, -1]
+    assert old.rows_in(old).tolist() == [0, 1, 2]
+    assert EntityTable([]).rows_in(old).tolist() == []
+
+
 def test_queries_carry_no_answer(toy: KnowledgeGraph) -> None:
     queries, answers = toy.queries("test")
     n = len(toy.triples("test"))

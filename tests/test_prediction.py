@@ -11,7 +11,7 @@ import kgmlm
 from kgmlm.config import VectorSettings
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, Queries, Query, QueryError, RunError
-from kgmlm.prediction import Predictor, Resolver, _top, open_predictor
+from kgmlm.prediction import Predictor, Resolver, open_predictor
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 
@@ -19,14 +19,6 @@ from kgmlm.runs import open_run
 @pytest.fixture(scope="module")
 def predictor(toy_run: Path) -> Predictor:
     return open_predictor(toy_run, "cpu")
-
-
-@pytest.mark.parametrize("count", [1, 1000, 1025, 50_000])
-@pytest.mark.parametrize("k", [0, 1, 7, 40])
-def test_the_best_are_those_of_a_stable_sort(count: int, k: int) -> None:
-    for levels in (3, 10_000):
-        scores_N = torch.randint(levels, (count,), generator=torch.Generator().manual_seed(k)).float()
-        assert _top(scores_N, k) == scores_N.argsort(descending=True, stable=True)[:k].tolist()
 
 
 def test_labels_win_over_names_and_case_is_forgiven(toy: KnowledgeGraph) -> None:

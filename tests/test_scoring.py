@@ -21,6 +21,7 @@ from kgmlm.scoring import (
     score_shortlist,
     token_log_probs,
     token_loss,
+    top,
 )
 from kgmlm.tokenization import Candidates, SpanTokenizer
 
@@ -91,6 +92,14 @@ def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: 
         none = rank_candidates(tiny_model, span, None, PairTable.of(names.take(np.zeros(0, np.int64))))
     torch.testing.assert_close(ranked, trained, atol=1e-5, rtol=1e-5)
     assert none.shape == (5, 0)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 1025, 50_000])
+@pytest.mark.parametrize("k", [0, 1, 7, 40])
+def test_the_best_are_those_of_a_stable_sort(count: int, k: int) -> None:
+    for levels in (3, 10_000):
+        scores_N = torch.randint(levels, (count,), generator=torch.Generator().manual_seed(k)).float()
+        assert top(scores_N, k) == scores_N.argsort(descending=True, stable=True)[:k].tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

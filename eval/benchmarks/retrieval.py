@@ -1,20 +1,26 @@
 """Exact scoring against FAISS indexes by number of entities: time, memory, latency, recall.
 
-    python eval/benchmarks/retrieval.py RUN [--sizes 1000000,5000000] [--output FILE]
+    python eval/benchmarks/retrieval.py RUN [--sizes 0,1000000,5000000] [--output FILE.json]
+    python eval/benchmarks/retrieval.py --draw FILE.json
 
 The run's own entities are joined by names of one to three words of theirs, a sense number behind some, all
 distinct. Query states are those of the run's training queries; the encoder's time is told apart. Entity
-vectors of the composed names are made up (normalized sums of two real ones and noise): reading a million
-texts would take hours.
+vectors of the composed names are made up (normalized sums of two real ones and noise): reading millions of
+texts would take hours. Each size and kind is measured in a process of its own, whose peak memory is its own.
+Beside the JSON a plot is drawn, FILE.svg.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,30 +28,51 @@ import numpy as np
 import torch
 import typer
 
-from kgmlm import EntityTable, open_predictor, runs
+from kgmlm import open_predictor, runs
+from kgmlm.datasets import read_entities
 from kgmlm.indexing import build_index
+from kgmlm.kg import KnowledgeGraph
 from kgmlm.modeling import SpanOutput
-from kgmlm.ranker import Ranker, Retrieval, Weights
+from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.retrieval import Kind, Retriever, require_faiss
+from kgmlm.scoring import top
 
-SINGLE = 100  # queries timed one by one
+QUERIES = 128
+SINGLE = 64  # of them, timed one by one
 BATCH = 64
 
 
-def compose(words: list[str], taken: set[str], count: int, seed: int) -> list[str]:
-    """So many distinct names that nobody has yet."""
+@dataclass(frozen=True)
+class Plan:
+    """What one process measures; ``new`` is a table of composed entities, if there are any."""
+
+    run: Path
+    kind: Kind
+    new: Path | None
+    factory: str
+    dimensions: int | None
+    seed: int
+
+
+def compose(path: Path, surfaces: list[str], count: int, seed: int) -> None:
+    """Write a table of so many entities with distinct names that nobody has yet."""
+    words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
+    taken = set(surfaces)
     rng = np.random.default_rng(seed)
-    names: dict[str, None] = {}
-    while len(names) < count:
-        size = min(200_000, count)
-        picked = rng.integers(len(words), size=(size, 3)).tolist()
-        lengths = rng.choice([1, 2, 3], size, p=[0.35, 0.5, 0.15]).tolist()
-        senses = rng.geometric(0.5, size).tolist()
-        for row, length, sense in zip(picked, lengths, senses, strict=True):
-            name = " ".join([words[i] for i in row[:length]] + ([str(sense)] if sense > 1 else []))
-            if name not in taken:
-                names[name] = None
-    return list(names)[:count]
+    done = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write("label\tname\n")
+        while done < count:
+            size = 200_000
+            picked = rng.integers(len(words), size=(size, 3)).tolist()
+            lengths = rng.choice([1, 2, 3], size, p=[0.35, 0.5, 0.15]).tolist()
+            senses = rng.geometric(0.5, size).tolist()
+            for row, length, sense in zip(picked, lengths, senses, strict=True):
+                name = " ".join([words[i] for i in row[:length]] + ([str(sense)] if sense > 1 else []))
+                if done < count and name not in taken:
+                    taken.add(name)
+                    file.write(f"new-{done}\t{name}\n")
+                    done += 1
 
 
 def made_up_vectors(real: torch.Tensor, count: int, seed: int) -> torch.Tensor:
@@ -62,16 +89,22 @@ def made_up_vectors(real: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     return vectors
 
 
-def one(span: SpanOutput, row: int) -> SpanOutput:
-    """The states of one query."""
-    vector = None if span.vector_BD is None else span.vector_BD[row : row + 1]
-    return SpanOutput(span.hidden_BLD[row : row + 1], vector)
+def split(spans: list[SpanOutput], size: int) -> list[SpanOutput]:
+    """The same states in batches of at most so many queries."""
+    return [
+        SpanOutput(
+            span.hidden_BLD[i : i + size], None if span.vector_BD is None else span.vector_BD[i : i + size]
+        )
+        for span in spans
+        for i in range(0, len(span.hidden_BLD), size)
+    ]
 
 
 def timed(search: Callable[[SpanOutput], Any], spans: list[SpanOutput]) -> dict[str, float]:
     """Median and 99th percentile of single queries, and queries a second in batches."""
-    singles = [one(span, row) for span in spans for row in range(len(span.hidden_BLD))][:SINGLE]
-    search(singles[0])
+    singles = split(spans, 1)[:SINGLE]
+    for single in singles[:3]:
+        search(single)
     seconds = []
     for single in singles:
         started = time.perf_counter()
@@ -95,13 +128,13 @@ def recalls(
 ) -> dict[str, float]:
     """Share of the exact top 10 in rescored shortlists of 100, and of the top 100 in those of 1,000."""
     found = {}
-    for top, k in ((10, 100), (100, 1000)):
+    for first, k in ((10, 100), (100, 1000)):
         hits = total = 0
         for span, scores_BM in zip(spans, best, strict=True):
             _, scores_BK = ranker.shortlist(span, Retrieval(retriever, k))
-            hits += int((scores_BK[:, :top] > scores_BM[:, top - 1 : top] - 1e-4).sum())
-            total += top * len(scores_BM)
-        found[f"recall_at_{top}"] = round(hits / total, 4)
+            hits += int((scores_BK[:, :first] > scores_BM[:, first - 1 : first] - 1e-4).sum())
+            total += first * len(scores_BM)
+        found[f"recall_at_{first}"] = round(hits / total, 4)
     return found
 
 
@@ -111,117 +144,146 @@ def peak_mb() -> int:
 
 
 @torch.inference_mode()
-def measure(
-    predictor: Any, size: int, kinds: list[Kind], factory: str, dimensions: int | None, seed: int
-) -> list[dict[str, Any]]:
-    """All ways at one size."""
-    surfaces = predictor.graph.entities.column("surface")
-    words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
-    ranker: Ranker = predictor.ranker
-    graph = predictor.graph
-    real = ranker.vectors if ranker.settings.vector.enabled else None
-    if size > len(surfaces):
-        count = size - len(surfaces)
-        names = compose(words, set(surfaces), count, seed)
-        wider = predictor.with_entities(EntityTable([f"new-{i}" for i in range(count)], names))
-        ranker, graph = wider.ranker, wider.graph
-    if real is not None:
-        ranker.adopt(ranker.context.entities, made_up_vectors(real.cpu(), len(ranker.context.entities), seed))
+def measure(plan: Plan) -> list[dict[str, Any]]:
+    """All ways of one kind at one size."""
+    predictor = open_predictor(plan.run, device="cpu")
+    started = time.perf_counter()
+    wider = predictor
+    if plan.new is not None:
+        wider = predictor.with_entities(read_entities(plan.new, predictor.graph))
+    ranker: Ranker = wider.ranker
+    graph: KnowledgeGraph = wider.graph
+    count = len(graph.entities)
+    ranker.use(plan.kind)
     queries, _ = predictor.graph.unique_queries("train")
-    rows = np.random.default_rng(seed + 1).choice(len(queries), 256, replace=False)
-    started = time.perf_counter()
-    spans = [span for _, span in ranker.states(queries[rows], BATCH)]
-    encoder = {"ms_a_query": round(1e3 * (time.perf_counter() - started) / len(rows), 2)}
-    tokens = round(float(ranker.candidates.lengths_N.mean()), 2)
-    started = time.perf_counter()
-    for span in spans:
-        ranker.normalizer(span)
-    normalizer = {"log_z_ms_a_query": round(1e3 * (time.perf_counter() - started) / len(rows), 2)}
+    rows = np.random.default_rng(plan.seed + 1).choice(len(queries), QUERIES, replace=False)
+    encoding = time.perf_counter()
+    spans = [span for _, span in predictor.ranker.states(queries[rows], BATCH)]
+    encoded = 1e3 * (time.perf_counter() - encoding) / len(rows)
+    started += time.perf_counter() - encoding
+    if plan.kind == "likelihood":
+        pairs = ranker.table(None)
+        tokens = {"tokens_a_name": round(float(ranker.candidates.lengths_N.mean()), 2)}
+    else:
+        vectors_ND = made_up_vectors(predictor.ranker.vectors, count, plan.seed)
+        ranker.adopt(graph.entities, vectors_ND)
+        tokens = {}
     table: list[dict[str, Any]] = []
 
     def row(way: str, **values: Any) -> None:
-        table.append({"entities": len(ranker.context.entities), "way": way, **values})
-        print(json.dumps(table[-1]), flush=True)
+        table.append({"entities": count, "way": way, **values, "peak_mb": peak_mb()})
+        print(json.dumps(table[-1]), file=sys.stderr, flush=True)
 
-    row("encoder", tokens_a_name=tokens, **encoder, **normalizer)
-    for kind in kinds:
-        ranker.weights = Weights() if kind == "likelihood" else Weights(0.0, 1.0)
-        before = peak_mb()
+    def exact(span: SpanOutput) -> torch.Tensor:
+        if plan.kind == "likelihood":
+            scores_BN = ranker.scores(span, pairs)
+        else:
+            assert span.vector_BD is not None
+            scores_BN = span.vector_BD @ vectors_ND.T
+        return scores_BN
+
+    def found(span: SpanOutput) -> list[list[int]]:
+        return [top(scores_N, 100) for scores_N in exact(span)]
+
+    built = time.perf_counter() - started
+    small = split(spans, max(1, min(BATCH, 2**25 // count)))
+    row(
+        f"exact {plan.kind}",
+        build_s=round(built, 1),
+        **tokens,
+        **timed(found, small),
+        encoder_ms_a_query=round(encoded, 2),
+    )
+    size = len(small[0].hidden_BLD)
+    best = [torch.cat([exact(p).topk(100).values for p in split([span], size)]) for span in spans]
+    if plan.kind == "entity":
+        faiss = require_faiss()
         started = time.perf_counter()
-        pairs = ranker.table(None) if kind == "likelihood" else None
+        flat = faiss.IndexFlatIP(vectors_ND.shape[1])
+        flat.add(vectors_ND.numpy())
         built = time.perf_counter() - started
 
-        def exact(span: SpanOutput, pairs: Any = pairs) -> torch.Tensor:
-            if pairs is not None:
-                scores_BN = ranker.scores(span, pairs)
-            else:
-                assert span.vector_BD is not None
-                scores_BN = span.vector_BD @ ranker.vectors.T
-            best: torch.Tensor = scores_BN.topk(100).values
-            return best
+        def plain(span: SpanOutput) -> Any:
+            assert span.vector_BD is not None
+            return flat.search(span.vector_BD.numpy(), 100)
 
-        limit = max(1, 2**26 // len(ranker.context.entities))  # bounds what is held at once
-        small = [
-            SpanOutput(h, v)
-            for s in spans
-            for h, v in zip(
-                s.hidden_BLD.split(limit),
-                (s.vector_BD.split(limit) if s.vector_BD is not None else [None] * len(s.hidden_BLD)),
-                strict=False,
-            )
-        ]
-        figures = timed(exact, small)
-        row(f"exact {kind}", build_s=round(built, 2), **figures, peak_mb=peak_mb(), peak_mb_before=before)
-        best = [torch.cat([exact(one(span, r)) for r in range(len(span.hidden_BLD))]) for span in spans]
-        if kind == "entity":
-            faiss = require_faiss()
-            started = time.perf_counter()
-            flat = faiss.IndexFlatIP(ranker.vectors.shape[1])
-            flat.add(ranker.vectors.cpu().numpy())
-            built = time.perf_counter() - started
-
-            def plain(span: SpanOutput, flat: Any = flat) -> Any:
-                assert span.vector_BD is not None
-                return flat.search(span.vector_BD.cpu().numpy(), 100)
-
-            row("FAISS flat, entity", build_s=round(built, 2), **timed(plain, spans))
-            del flat
-        started = time.perf_counter()
-        index = build_index(ranker, graph, kind, factory=factory, dimensions=dimensions, seed=seed)
-        spent = time.perf_counter() - started
-        with tempfile.TemporaryDirectory() as folder:
-            record = index.save(Path(folder) / "index").record
-        row(
-            f"{kind} index",
-            build_s=round(spent, 1),
-            mb=round(record["bytes"] / 1e6, 1),
-            bytes_an_entity=round(record["bytes"] / len(index), 1),
-            effort=record["effort"],
-            **timed(lambda span, index=index: ranker.shortlist(span, Retrieval(index, 100)), spans),
-            **recalls(ranker, index, spans, best),
-            why=record["why"],
-            peak_mb=peak_mb(),
-        )
+        row("FAISS flat", build_s=round(built, 1), **timed(plain, spans))
+        del flat
+    started = time.perf_counter()
+    index = build_index(
+        ranker, graph, plan.kind, factory=plan.factory, dimensions=plan.dimensions, seed=plan.seed
+    )
+    spent = time.perf_counter() - started
+    with tempfile.TemporaryDirectory() as folder:
+        record = index.save(Path(folder) / "index").record
+    row(
+        f"{plan.kind} index",
+        build_s=round(spent, 1),
+        mb=round(record["bytes"] / 1e6, 1),
+        bytes_an_entity=round(record["bytes"] / count, 1),
+        effort=record["effort"],
+        **timed(lambda span: ranker.shortlist(span, Retrieval(index, 100)), spans),
+        **recalls(ranker, index, spans, best),
+        why=record["why"],
+    )
     return table
 
 
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Latency of a single query and throughput in batches by number of entities, as SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "kgmlm"  # the same file from the same figures
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    ways = list(dict.fromkeys(row["way"] for row in report["rows"]))
+    panels = (
+        ("p50_ms", "median latency of a query (ms)"),
+        ("queries_a_second", "queries a second in batches"),
+    )
+    for axis, (key, title) in zip(axes, panels, strict=True):
+        for way in ways:
+            points = [(r["entities"], r[key]) for r in report["rows"] if r["way"] == way]
+            axis.plot(*zip(*points, strict=True), marker="o", label=way)
+        axis.set(xscale="log", yscale="log", xlabel="entities", title=title)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
 def main(
-    run: Path,
+    run: Annotated[Path | None, typer.Argument()] = None,
     sizes: str = "0,1000000,5000000",
     kinds: str = "likelihood,entity",
     factory: str = "auto",
     dimensions: Annotated[int | None, typer.Option(min=0)] = None,
     seed: int = 0,
     output: Path | None = None,
+    draw_only: Annotated[Path | None, typer.Option("--draw")] = None,
 ) -> None:
-    """Measure at each size (0: the run's own entities), print a line a way, and write all as JSON."""
-    predictor = open_predictor(run, device="cpu")
+    """Measure at each size (0: the run's own entities), and write all as JSON and a plot."""
+    if draw_only is not None:
+        draw(json.loads(draw_only.read_text("utf-8")), draw_only.with_suffix(".svg"))
+        return
+    if run is None:
+        raise typer.BadParameter("a run, or --draw FILE")
+    surfaces = runs.open_run(run).graph.entities.column("surface")
     chosen: list[Kind] = [k for k in ("likelihood", "entity") if k in kinds.split(",")]
-    if not predictor.ranker.settings.vector.enabled:
-        chosen = ["likelihood"]
     rows: list[dict[str, Any]] = []
-    for size in sizes.split(","):
-        rows += measure(open_predictor(run, device="cpu"), int(size), chosen, factory, dimensions, seed)
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool,
+    ):
+        for size in map(int, sizes.split(",")):
+            new = Path(folder) / "new.tsv" if size else None
+            if new is not None:
+                compose(new, surfaces, size - len(surfaces), seed)
+            for kind in chosen:
+                rows += pool.submit(measure, Plan(run, kind, new, factory, dimensions, seed)).result()
     report = {
         "rows": rows,
         "hardware": runs.hardware(),
@@ -230,6 +292,7 @@ def main(
     }
     if output is not None:
         output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+        draw(report, output.with_suffix(".svg"))
 
 
 if __name__ == "__main__":
