@@ -1,4 +1,4 @@
-"""Write the tables of results into eval/README.md and README.md, from the files in eval/results.
+"""Write the tables of results into eval/README.md and README.md, from the files beside this one.
 
 python eval/tables.py           rewrite them
 python eval/tables.py --check   exit code 1 when they are not up to date
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- results: python eval/tables.py -->", "<!-- end of results -->"
+RESULTS = ("<!-- results: python eval/tables.py -->", "<!-- end of results -->")
+BASELINES = ("<!-- baselines: python eval/tables.py -->", "<!-- end of baselines -->")
+RETRIEVAL = ("<!-- retrieval: python eval/tables.py -->", "<!-- end of retrieval -->")
 FIGURES = {
     "MRR": "inverse_harmonic_mean_rank",
     "H@1": "hits_at_1",
@@ -76,12 +78,57 @@ def row(report: dict[str, Any], to: str) -> list[str]:
     ]
 
 
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
 def table(reports: list[dict[str, Any]], to: str) -> str:
     """Reports as a Markdown table; ``to`` leads from the page to the folder of the files."""
     head = ["result", "graph", "model", "candidates", *FIGURES, "tail MRR", "head MRR", "ranks",
             "training minutes", "trained on"]  # fmt: skip
-    lines = [head, ["---"] * len(head), *(row(r, to) for r in reports)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return markdown(head, [row(r, to) for r in reports])
+
+
+def baselines(path: Path) -> str:
+    """What rules reach, as a table with its command."""
+    report = json.loads(path.read_text("utf-8"))
+    rows = [
+        [r["dataset"], r["rule"]]
+        + [f"{r['metrics'][f'both.realistic.{key}']:.4f}" for key in FIGURES.values()]
+        + [f"{r['metrics'][f'{side}.realistic.inverse_harmonic_mean_rank']:.4f}" for side in ("tail", "head")]
+        for r in report["rows"]
+    ]
+    head = ["graph", "rule", *FIGURES, "tail MRR", "head MRR"]
+    return f"{markdown(head, rows)}\n\n```console\n{report['command']}\n```"
+
+
+def retrieval(path: Path) -> str:
+    """The benchmark of indexes as a table, its plot and its command."""
+    report = json.loads(path.read_text("utf-8"))
+    keys = {
+        "entities": "entities",
+        "way": "way",
+        "p50_ms": "p50 ms",
+        "p99_ms": "p99 ms",
+        "queries_a_second": "queries a second",
+        "recall_at_10": "recall@10",
+        "recall_at_100": "recall@100",
+        "build_s": "build s",
+        "bytes_an_entity": "bytes an entity",
+        "peak_mb": "peak MiB",
+        "encoder_ms_a_query": "encoder ms a query",
+    }
+
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+    rows = [[cell(r.get(key)) for key in keys] for r in report["rows"]]
+    threads = report["hardware"]["threads"]
+    return (
+        f"{markdown(list(keys.values()), rows)}\n\n![latency and throughput](benchmarks/{path.stem}.svg)\n\n"
+        f"On {threads} CPU thread{'s' if threads > 1 else ''}:\n\n```console\n{report['command']}\n```"
+    )
 
 
 def commands(reports: list[dict[str, Any]]) -> str:
@@ -93,24 +140,31 @@ def commands(reports: list[dict[str, Any]]) -> str:
     )
 
 
-def filled(page: Path, content: str) -> str:
-    """The page with the content between its two marks."""
-    before, rest = page.read_text("utf-8").split(BEGIN)
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{rest.split(END)[1]}"
+def filled(text: str, marks: tuple[str, str], content: str) -> str:
+    """A page with the content between its two marks."""
+    begin, end = marks
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
 
 
 def main() -> int:
     """Rewrite or check both pages."""
     reports = results()
     pages = {
-        HERE / "README.md": table(reports, "results/") + "\n\n" + commands(reports),
-        HERE.parent / "README.md": table(reports, "eval/results/"),
+        HERE / "README.md": {
+            RESULTS: table(reports, "results/") + "\n\n" + commands(reports),
+            BASELINES: baselines(HERE / "baselines.json"),
+            RETRIEVAL: retrieval(HERE / "benchmarks" / "retrieval.json"),
+        },
+        HERE.parent / "README.md": {RESULTS: table(reports, "eval/results/")},
     }
-    stale = {
-        page: new
-        for page, content in pages.items()
-        if (new := filled(page, content)) != page.read_text("utf-8")
-    }
+    stale = {}
+    for page, contents in pages.items():
+        old = new = page.read_text("utf-8")
+        for marks, content in contents.items():
+            new = filled(new, marks, content)
+        if new != old:
+            stale[page] = new
     if "--check" in sys.argv:
         for page in stale:
             print(f"{page} is not up to date: run python eval/tables.py", file=sys.stderr)

@@ -30,6 +30,7 @@ from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, 
 
 _SCORES = 2**25  # scores held at once: 128 MB
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
+MORE = 100  # entities that an index is asked for beyond a shortlist
 _TEXTS = 8192  # entity texts tokenized at once
 
 
@@ -351,8 +352,9 @@ class Ranker:
 
     @torch.inference_mode()
     def shortlist(self, span: SpanOutput, retrieval: Retrieval) -> tuple[IntArray, torch.Tensor]:
-        """The K entities that an index finds, rescored exactly: ids and scores ``(B, K)``, best first.
+        """The K best that an index finds, rescored exactly: ids and scores ``(B, K)``, best first.
 
+        The index is asked for some more, since its own scores are approximate.
         Equal scores keep the order of their ids. Where there are fewer than K, ids are -1 and scores
         :data:`MISSED`.
         """
@@ -366,7 +368,7 @@ class Ranker:
         else:
             assert retriever.reduction is not None
             asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
-        ids_BK = retriever.search(*asked, retrieval.k, retrieval.effort).ids_BK
+        ids_BK = retriever.search(*asked, retrieval.k + MORE, retrieval.effort).ids_BK
         some_BK = np.maximum(ids_BK, 0)
         likelihood_BK = vector_BK = None
         if self.weights.likelihood:
@@ -379,7 +381,7 @@ class Ranker:
             vector_BK = (chosen_BKD @ span.vector_BD[:, :, None])[:, :, 0]
         scores_BK = Parts(likelihood_BK, vector_BK).score(self.weights)
         scores_BK[torch.from_numpy(ids_BK < 0).to(scores_BK.device)] = MISSED
-        order = np.lexsort((ids_BK, -scores_BK.cpu().numpy()))
+        order = np.lexsort((ids_BK, -scores_BK.cpu().numpy()))[:, : retrieval.k]
         rows = np.arange(len(order))[:, None]
         return ids_BK[rows, order], scores_BK.gather(1, torch.from_numpy(order).to(scores_BK.device))
 

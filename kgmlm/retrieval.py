@@ -183,22 +183,22 @@ def search_parameters(index: Any, effort: int) -> Any:
     return None
 
 
-def automatic_factory(count: int, width: int) -> str:
-    """A FAISS factory string for so many vectors of a width, inner product.
+def automatic_factory(count: int) -> str:
+    """A FAISS factory string for so many vectors, inner product.
 
-    Few are searched exhaustively. More are put into cells; their vectors are one byte a dimension, or, so
-    that millions stay small, quantized to 64 bytes with the residual of their cell.
+    Few are searched exhaustively. More are put into cells, and held as one bit a dimension of their
+    difference to the cell's center and two floats (RaBitQ: Gao and Long, 2024): no codebook to train, about
+    70 bytes for 384 dimensions, and faster than codes of as many bytes at the same recall.
     """
     if count < FLAT_BELOW:
         return "Flat"
-    cells = 2 ** round(math.log2(4 * math.sqrt(count)))
-    return f"IVF{cells},SQ8" if count * width < 2**28 else f"IVF{cells},PQ64"
+    return f"IVF{2 ** round(math.log2(2 * math.sqrt(count)))},RaBitQ"
 
 
-def fitting_factory(factory: str, count: int, width: int) -> str:
-    """A factory string as it can be made of few vectors: cells need points, and codes a fitting width."""
+def fitting_factory(factory: str, count: int) -> str:
+    """A factory string as it can be made of few vectors: cells and codes need points."""
     if factory == "auto":
-        factory = automatic_factory(count, width)
+        factory = automatic_factory(count)
     pieces = []
     for piece in factory.split(","):
         if piece.startswith("IVF") and piece[3:].isdigit():
@@ -228,7 +228,7 @@ def build_part(
     faiss = require_faiss()
     if not len(ids):
         return Part(width, ids, None)
-    wanted = fitting_factory(factory, len(ids), width)
+    wanted = fitting_factory(factory, len(ids))
     try:
         if factory != "auto":
             faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
