@@ -183,22 +183,22 @@ def search_parameters(index: Any, effort: int) -> Any:
     return None
 
 
-def automatic_factory(count: int) -> str:
+def automatic_factory(kind: Kind, count: int) -> str:
     """A FAISS factory string for so many vectors, inner product.
 
-    Few are searched exhaustively. More are put into cells, and held as one bit a dimension of their
-    difference to the cell's center and two floats (RaBitQ: Gao and Long, 2024): no codebook to train, about
-    70 bytes for 384 dimensions, and faster than codes of as many bytes at the same recall.
+    Few are searched exhaustively. More entity vectors are put into cells, and held as one bit a dimension of
+    their difference to the cell's center and two floats (RaBitQ: Gao and Long, 2024): no codebook to train,
+    about 70 bytes for 384 dimensions, and faster than codes of as many bytes at the same recall. Names that
+    score alike are not in one region, and what tells them apart is finer than a bit: so likelihoods get no
+    cells and a byte a dimension.
     """
     if count < FLAT_BELOW:
         return "Flat"
-    return f"IVF{2 ** round(math.log2(2 * math.sqrt(count)))},RaBitQ"
+    return "SQ8" if kind == "likelihood" else f"IVF{2 ** round(math.log2(2 * math.sqrt(count)))},RaBitQ"
 
 
 def fitting_factory(factory: str, count: int) -> str:
     """A factory string as it can be made of few vectors: cells and codes need points."""
-    if factory == "auto":
-        factory = automatic_factory(count)
     pieces = []
     for piece in factory.split(","):
         if piece.startswith("IVF") and piece[3:].isdigit():
@@ -230,12 +230,10 @@ def build_part(
         return Part(width, ids, None)
     wanted = fitting_factory(factory, len(ids))
     try:
-        if factory != "auto":
-            faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
+        faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
         index = faiss.index_factory(width, wanted, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        what = wanted if factory == "auto" else factory
-        raise ConfigError(f"FAISS cannot make '{what}' of {width} dimensions: {_reason(error)}") from None
+        raise ConfigError(f"FAISS cannot make '{factory}' of {width} dimensions: {_reason(error)}") from None
     if not index.is_trained:
         cells = getattr(unwrapped(index), "nlist", 0)
         size = min(len(ids), max(_POINTS * cells, 2**14), _CHUNK // width)
@@ -494,7 +492,8 @@ def likelihood_parts(
             vectors *= scale
             return np.ascontiguousarray(vectors)
 
-        parts.append(build_part(members, k * dimensions, make, factory, seed, advance))
+        chosen = automatic_factory("likelihood", len(members)) if factory == "auto" else factory
+        parts.append(build_part(members, k * dimensions, make, chosen, seed, advance))
     return parts
 
 
@@ -510,13 +509,15 @@ def entity_parts(
     Raises:
         ConfigError: when a vector is not finite.
     """
-    if not np.isfinite(vectors_ND).all():
-        raise ConfigError("an entity's vector is not finite")
 
     def make(rows: IntArray) -> Floats:
-        return np.ascontiguousarray(vectors_ND[rows])
+        vectors = np.ascontiguousarray(vectors_ND[rows])
+        if not np.isfinite(vectors).all():
+            raise ConfigError("an entity's vector is not finite")
+        return vectors
 
-    return [build_part(ids, vectors_ND.shape[1], make, factory, seed, advance)]
+    chosen = automatic_factory("entity", len(ids)) if factory == "auto" else factory
+    return [build_part(ids, vectors_ND.shape[1], make, chosen, seed, advance)]
 
 
 def likelihood_queries(

@@ -232,9 +232,10 @@ def test_a_factory_that_faiss_cannot_make_is_one_sentence(factory: str) -> None:
 def test_few_vectors_are_searched_exhaustively_whatever_was_asked_for() -> None:
     assert fitting_factory("IVF4096,PQ64", 200) == "Flat"
     assert fitting_factory("IVF4096,SQ8", 39_000) == "IVF1000,SQ8"
-    assert fitting_factory("auto", 1000) == automatic_factory(1000) == "Flat"
-    assert automatic_factory(1_000_000) == "IVF2048,RaBitQ"
-    assert automatic_factory(5_000_000) == "IVF4096,RaBitQ"
+    assert automatic_factory("entity", 1000) == automatic_factory("likelihood", 1000) == "Flat"
+    assert automatic_factory("entity", 1_000_000) == "IVF2048,RaBitQ"
+    assert automatic_factory("entity", 5_000_000) == "IVF4096,RaBitQ"
+    assert automatic_factory("likelihood", 1_000_000) == "SQ8"
 
 
 def test_an_index_can_move_to_a_gpu() -> None:

@@ -154,7 +154,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
     ranker: Ranker = wider.ranker
     graph: KnowledgeGraph = wider.graph
     count = len(graph.entities)
-    ranker.use(plan.kind)
+    ranker.use("vector" if plan.kind == "entity" else "likelihood")
     queries, _ = predictor.graph.unique_queries("train")
     rows = np.random.default_rng(plan.seed + 1).choice(len(queries), QUERIES, replace=False)
     encoding = time.perf_counter()
