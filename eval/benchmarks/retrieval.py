@@ -3,11 +3,11 @@
     python eval/benchmarks/retrieval.py RUN [--sizes 0,1000000,5000000] [--output FILE.json]
     python eval/benchmarks/retrieval.py --draw FILE.json
 
-The run's own entities are joined by names of one to three words of theirs, a sense number behind some, all
-distinct. Query states are those of the run's training queries; the encoder's time is told apart. Entity
-vectors of the composed names are made up (normalized sums of two real ones and noise): reading millions of
-texts would take hours. Each size and kind is measured in a process of its own, whose peak memory is its own.
-Beside the JSON a plot is drawn, FILE.svg.
+The run's own entities are joined by names of one to three words of theirs that are one token each, a sense
+number behind some, all distinct. Query states are those of the run's training queries; the encoder's time is
+told apart. Entity vectors of the composed names are made up (normalized sums of two real ones and noise):
+reading millions of texts would take hours. Each size and kind is measured in a process of its own, whose peak
+memory is its own. Beside the JSON a plot is drawn, FILE.svg.
 """
 
 from __future__ import annotations
@@ -54,9 +54,13 @@ class Plan:
     seed: int
 
 
-def compose(path: Path, surfaces: list[str], count: int, seed: int) -> None:
+def compose(path: Path, run: Path, count: int, seed: int) -> None:
     """Write a table of so many entities with distinct names that nobody has yet."""
+    opened = runs.open_run(run)
+    surfaces = opened.graph.entities.column("surface")
     words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
+    tokens = opened.ranker("cpu").tokenizer.candidates(words, None, end_of_name=False).lengths_N
+    words = [w for w, n in zip(words, tokens.tolist(), strict=True) if n == 1]
     taken = set(surfaces)
     rng = np.random.default_rng(seed)
     done = 0
@@ -65,8 +69,8 @@ def compose(path: Path, surfaces: list[str], count: int, seed: int) -> None:
         while done < count:
             size = 200_000
             picked = rng.integers(len(words), size=(size, 3)).tolist()
-            lengths = rng.choice([1, 2, 3], size, p=[0.35, 0.5, 0.15]).tolist()
-            senses = rng.geometric(0.5, size).tolist()
+            lengths = rng.choice([1, 2, 3], size, p=[0.3, 0.6, 0.1]).tolist()
+            senses = rng.geometric(0.75, size).tolist()
             for row, length, sense in zip(picked, lengths, senses, strict=True):
                 name = " ".join([words[i] for i in row[:length]] + ([str(sense)] if sense > 1 else []))
                 if done < count and name not in taken:
@@ -270,7 +274,7 @@ def main(
         return
     if run is None:
         raise typer.BadParameter("a run, or --draw FILE")
-    surfaces = runs.open_run(run).graph.entities.column("surface")
+    own = len(runs.open_run(run).graph.entities)
     chosen: list[Kind] = [k for k in ("likelihood", "entity") if k in kinds.split(",")]
     rows: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
@@ -281,7 +285,7 @@ def main(
         for size in map(int, sizes.split(",")):
             new = Path(folder) / "new.tsv" if size else None
             if new is not None:
-                compose(new, surfaces, size - len(surfaces), seed)
+                compose(new, run, size - own, seed)
             for kind in chosen:
                 rows += pool.submit(measure, Plan(run, kind, new, factory, dimensions, seed)).result()
     report = {
