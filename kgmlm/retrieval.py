@@ -41,7 +41,8 @@ BUILDS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
 KINDS: tuple[Kind, ...] = ("likelihood", "entity")
 FORMAT = 1
 _CHUNK = 2**25  # floats of entity vectors made at once: 128 MB
-_POINTS = 64  # training vectors a cell of an inverted file
+_POINTS = 40  # training vectors a cell of an inverted file; FAISS wants 39
+_TRAINING = 2**26  # floats of training vectors at most: 256 MB
 FLAT_BELOW = 50_000  # entities of one length: an exact search of so few is quick
 
 
@@ -236,7 +237,7 @@ def build_part(
         raise ConfigError(f"FAISS cannot make '{factory}' of {width} dimensions: {_reason(error)}") from None
     if not index.is_trained:
         cells = getattr(unwrapped(index), "nlist", 0)
-        size = min(len(ids), max(_POINTS * cells, 2**14), _CHUNK // width)
+        size = min(len(ids), max(_POINTS * cells, 2**14), _TRAINING // width)
         rng = np.random.default_rng(seed)
         try:
             index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
