@@ -111,7 +111,8 @@ class TrainingSettings(_Strict):
         learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
         dropout: of the whole model in training; None leaves the model's own. Where an epoch is all that time
             allows, 0 learns faster.
-        eval_every: validate every so many epochs; ``eval_triples`` bounds the sample (0: all).
+        eval_every: validate every so many epochs, or fractions of one; ``eval_triples`` bounds the sample
+            (0: all).
         patience: stop after so many validations without a better MRR (0: never).
         checkpoint_minutes: save a resumable checkpoint this often.
         precision: "auto" is bf16 where a GPU has it, else fp32.
@@ -128,7 +129,7 @@ class TrainingSettings(_Strict):
     warmup: float = Field(0.1, ge=0, le=1)
     clip: float = Field(1.0, gt=0)
     dropout: float | None = Field(None, ge=0, lt=1)
-    eval_every: int = Field(1, ge=1)
+    eval_every: float = Field(1, gt=0)
     eval_triples: int = Field(500, ge=0)
     patience: int = Field(0, ge=0)
     checkpoint_minutes: float = Field(5.0, gt=0)

@@ -366,22 +366,20 @@ class Retriever:
         return replace(self, added=joined)
 
     def on_gpu(self) -> Retriever:
-        """This index on all GPUs that FAISS has; as it is where it has none.
-
-        Raises:
-            ConfigError: when FAISS has no version of a part for GPUs (graphs, for instance).
-        """
+        """This index on all GPUs that FAISS has; what FAISS has on CPUs only (RaBitQ, graphs) stays."""
         faiss = require_faiss()
         if not getattr(faiss, "get_num_gpus", int)():
             return self
-        try:
-            parts = [
-                p if p.index is None else replace(p, index=faiss.index_cpu_to_all_gpus(p.index))
-                for p in self.parts
-            ]
-        except RuntimeError as error:
-            raise ConfigError(f"FAISS cannot search this index on a GPU: {_reason(error)}") from None
-        return replace(self, parts=parts)
+
+        def moved(part: Part) -> Part:
+            if part.index is None:
+                return part
+            try:
+                return replace(part, index=faiss.index_cpu_to_all_gpus(part.index))
+            except RuntimeError:
+                return part
+
+        return replace(self, parts=[moved(part) for part in self.parts])
 
     def save(self, folder: Path) -> Retriever:
         """Write the index as a folder, whole or not at all; what is returned has its ``bytes`` on record.

@@ -618,7 +618,7 @@ def train(
         reporter.validated(mrr, state.best_mrr)
         model.train()
 
-    every = max(1, settings.eval_every * stream.per_epoch // settings.accumulation)
+    every = max(1, int(settings.eval_every * stream.per_epoch) // settings.accumulation)
     reporter.start(total, state.step)
     with _catch_signals() as caught:
         try:

@@ -238,9 +238,20 @@ def test_few_vectors_are_searched_exhaustively_whatever_was_asked_for() -> None:
     assert automatic_factory("likelihood", 1_000_000) == "SQ8"
 
 
-def test_an_index_can_move_to_a_gpu() -> None:
+def test_what_has_no_gpu_version_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(index: object) -> object:
+        raise RuntimeError("This index type is not implemented on GPU.")
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", refused, raising=False)
+    index = entity_index(unit_vectors(2000), "IVF16,RaBitQ")
+    assert index.on_gpu().parts[0].index is index.parts[0].index
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ"])
+def test_an_index_can_move_to_a_gpu(factory: str) -> None:
     if not getattr(faiss, "get_num_gpus", int)():
         pytest.skip("this FAISS has no GPU")
-    index, queries = entity_index(unit_vectors(2000)), asked(unit_vectors(20, seed=3))
+    index, queries = entity_index(unit_vectors(2000), factory), asked(unit_vectors(20, seed=3))
     moved = index.on_gpu()
     assert np.array_equal(moved.search(*queries, 7).ids_BK, index.search(*queries, 7).ids_BK)

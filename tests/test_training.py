@@ -172,6 +172,14 @@ def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     assert any(not torch.equal(best[k], last[k]) for k in best)
 
 
+def test_validation_comes_every_so_many_epochs_or_parts_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    for every, epochs, times in (("0.5", 2, 4), ("2", 4, 2)):
+        asked = Validation(*([0.1] * 9))
+        path = tmp_path / every
+        go(path, toy, f"training.eval_every={every}", f"training.epochs={epochs}", validate=asked)
+        assert 9 - len(asked.values) == times
+
+
 def test_training_stops_early(toy: KnowledgeGraph, tmp_path: Path) -> None:
     outcome = go(
         tmp_path / "run",
