@@ -217,12 +217,13 @@ def top(scores_N: torch.Tensor, k: int) -> list[int]:
     k = min(max(k, 0), len(scores_N))
     if not k:
         return []
-    ids_M = torch.arange(len(scores_N), device=scores_N.device)
-    blocks = len(scores_N) // _BLOCK
-    if blocks >= k:  # the k best are in blocks whose best is not worse than the k-th best of these
-        bests = scores_N[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1)
+    blocks, device = len(scores_N) // _BLOCK, scores_N.device
+    whole = blocks * _BLOCK if blocks >= k else 0
+    ids_M = torch.arange(whole, len(scores_N), device=device)
+    if whole:  # the k best are in blocks whose best is not worse than the k-th best of these
+        bests = scores_N[:whole].view(blocks, _BLOCK).amax(1)
         near = torch.nonzero(bests >= bests.topk(k).values[-1])
-        ids_M = torch.cat([(near * _BLOCK + ids_M[:_BLOCK]).ravel(), ids_M[blocks * _BLOCK :]])
+        ids_M = torch.cat([(near * _BLOCK + torch.arange(_BLOCK, device=device)).ravel(), ids_M])
     values_M = scores_N[ids_M]
     eligible = values_M >= values_M.topk(k).values[-1]
     best = values_M[eligible].argsort(descending=True, stable=True)[:k]
