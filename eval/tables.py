@@ -64,6 +64,8 @@ def row(report: dict[str, Any], to: str) -> list[str]:
 
     threads = run["hardware"]["threads"]
     graph = report["dataset"] if report["split"] == "test" else f"{report['dataset']} {report['split']}"
+    if report["protocol"]["triples"] != "all":
+        graph += f", {report['protocol']['triples']} triples"
     return [
         f"[{report['file'].stem}]({to}{report['file'].name})",
         graph,

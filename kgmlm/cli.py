@@ -413,8 +413,11 @@ def rank(
 def index(
     run: RunArgument,
     kind: Annotated[
-        str, typer.Option(help="likelihood (what the names say) or entity (of runs with entity vectors).")
-    ] = "likelihood",
+        str | None,
+        typer.Option(
+            help="entity (vectors; by default of runs that have them) or likelihood (what the names say)."
+        ),
+    ] = None,
     factory: Annotated[str, typer.Option(help='A FAISS factory string such as "IVF4096,PQ64".')] = "auto",
     dimensions: Annotated[
         int | None,
@@ -432,13 +435,14 @@ def index(
     """Index a run's entities with FAISS, so that `rank` and `evaluate` with --retrieve score only a few.
 
     How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring:
-    among fewer than a million entities it seldom is.
+    an index of entity vectors is among a million, one of names is not on a CPU.
     """
     from kgmlm import runs
     from kgmlm.indexing import build_index, check_kind, save_index
 
-    chosen = check_kind(kind)
     opened = runs.open_run(run)
+    default = "entity" if opened.settings.vector.enabled else "likelihood"
+    chosen = check_kind(default if kind is None else kind)
     quiet_transformers()
     ranker = opened.ranker(device)
     with progress_bar(quiet=quiet) as progress:

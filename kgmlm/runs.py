@@ -77,7 +77,11 @@ def hardware() -> dict[str, Any]:
 
 def command() -> str:
     """The command line of this process, for the record."""
-    return shlex.join([Path(sys.argv[0]).stem, *sys.argv[1:]])
+    script = Path(sys.argv[0])
+    program = ["kgmlm"] if script.stem in ("kgmlm", "cli") else [script.stem]
+    if script.suffix == ".py" and script.stem != "cli":
+        program = ["python", script.name if script.is_absolute() else script.as_posix()]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
