@@ -250,10 +250,10 @@ def draw(report: dict[str, Any], path: Path) -> None:
     for axis, (key, title) in zip(axes, panels, strict=True):
         for way in ways:
             points = [(r["entities"], r[key]) for r in report["rows"] if r["way"] == way]
-            axis.plot(*zip(*points, strict=True), marker="o", label=way)
+            axis.plot(*zip(*points, strict=True), marker="o", label=way if axis is axes[0] else None)
         axis.set(xscale="log", yscale="log", xlabel="entities", title=title)
         axis.grid(alpha=0.3)
-    axes[0].legend()
+    figure.legend(loc="outside lower center", ncols=len(ways))
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
