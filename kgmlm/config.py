@@ -84,7 +84,8 @@ class VectorSettings(_Strict):
         enabled: train and use the vectors.
         max_length: of an entity's text in tokens, special ones and the mask included.
         temperature: cosines are divided by it in training.
-        memory: how many of the latest entity vectors join a batch's own as further candidates in training.
+        memory: how many of the latest entity vectors join a batch's own as further candidates in training;
+            the hard negatives are among them. As many as the graph has entities make it a softmax over all.
         loss_weight: of the vectors' loss beside the likelihood's.
         offset_rate: the peak learning rate of an offset for each entity seen in training, added to what is
             read from its text: it learns what the text does not say. 0 is without; entities never seen
