@@ -366,7 +366,11 @@ class Retriever:
         return replace(self, added=joined)
 
     def on_gpu(self) -> Retriever:
-        """This index on all GPUs that FAISS has; what FAISS has on CPUs only (RaBitQ, graphs) stays."""
+        """This index on all GPUs that FAISS has; what FAISS has on CPUs only (RaBitQ, graphs) stays.
+
+        Raises:
+            ConfigError: when a GPU cannot take it for another reason, such as its memory.
+        """
         faiss = require_faiss()
         if not getattr(faiss, "get_num_gpus", int)():
             return self
@@ -376,8 +380,10 @@ class Retriever:
                 return part
             try:
                 return replace(part, index=faiss.index_cpu_to_all_gpus(part.index))
-            except RuntimeError:
-                return part
+            except RuntimeError as error:
+                if "not implemented" in str(error):
+                    return part
+                raise ConfigError(f"FAISS cannot search this index on a GPU: {_reason(error)}") from None
 
         return replace(self, parts=[moved(part) for part in self.parts])
 

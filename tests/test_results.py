@@ -1,6 +1,7 @@
 """The committed results: complete, and the pages that show them up to date."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,38 @@ def test_a_result_says_where_it_comes_from(path: Path) -> None:
     assert report["hardware"]["threads"] > 0
     for command in (report["command"], report["run"]["command"]):
         assert not any(word.startswith("/") for word in command.split()), "a path of one machine"
+
+
+def script(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_rules_are_evaluated(tmp_path: Path) -> None:
+    script("eval/baselines.py", "toy", "--output", tmp_path / "rules.json")
+    report = json.loads((tmp_path / "rules.json").read_text("utf-8"))
+    mrr = {r["rule"]: r["metrics"]["both.realistic.inverse_harmonic_mean_rank"] for r in report["rows"]}
+    assert list(mrr) == ["constant", "frequency", "mirror", "mirror, then frequency"]
+    assert mrr["frequency"] > mrr["constant"] > 0
+    assert report["command"].startswith("python eval/baselines.py toy")
+
+
+@pytest.mark.slow
+def test_retrieval_is_measured_and_drawn(toy_vector_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "retrieval.json"
+    script("eval/benchmarks/retrieval.py", toy_vector_run, "--sizes", 400, "--output", output)
+    rows = {row["way"]: row for row in json.loads(output.read_text("utf-8"))["rows"]}
+    assert {"exact likelihood", "likelihood index", "exact entity", "FAISS flat", "entity index"} == set(rows)
+    assert {row["entities"] for row in rows.values()} == {400}
+    assert all(rows[way]["recall_at_100"] == 1 for way in ("likelihood index", "entity index"))
+    assert all(row["p50_ms"] > 0 for row in rows.values())
+    assert (tmp_path / "retrieval.svg").read_text("utf-8").count("entity index")
 
 
 def test_the_tables_show_the_results() -> None:

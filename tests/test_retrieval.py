@@ -249,6 +249,13 @@ def test_what_has_no_gpu_version_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatc
     index = entity_index(unit_vectors(2000), "IVF16,RaBitQ")
     assert index.on_gpu().parts[0].index is index.parts[0].index
 
+    def full(index: object) -> object:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", full, raising=False)
+    with pytest.raises(ConfigError, match=r"on a GPU: .*out of memory"):
+        index.on_gpu()
+
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ"])
 def test_an_index_can_move_to_a_gpu(factory: str) -> None:

@@ -160,7 +160,9 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
     count = len(graph.entities)
     ranker.use("vector" if plan.kind == "entity" else "likelihood")
     queries, _ = predictor.graph.unique_queries("train")
-    rows = np.random.default_rng(plan.seed + 1).choice(len(queries), QUERIES, replace=False)
+    rows = np.random.default_rng(plan.seed + 1).choice(
+        len(queries), min(QUERIES, len(queries)), replace=False
+    )
     encoding = time.perf_counter()
     spans = [span for _, span in predictor.ranker.states(queries[rows], BATCH)]
     encoded = 1e3 * (time.perf_counter() - encoding) / len(rows)
