@@ -116,7 +116,8 @@ class TrainingSettings(_Strict):
             (0: all).
         patience: stop after so many validations without a better MRR (0: never).
         checkpoint_minutes: save a resumable checkpoint this often.
-        precision: "auto" is bf16 where a GPU has it, else fp32.
+        precision: "auto" is bf16 where a GPU has it, else fp32. On CPUs with bf16 matrix units (Intel's AMX)
+            "bf16" halves the time of a step or better; weights, sums and losses stay fp32.
     """
 
     objective: Literal["entity", "token"] = "entity"

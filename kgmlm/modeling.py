@@ -133,6 +133,13 @@ class SpanModel(nn.Module):
         ]
         return torch.cat(parts).view(span.hidden_BLD.shape[:2])
 
+    def attend(self, implementation: str) -> None:
+        """Compute attention by another of the library's implementations, where the family has it."""
+        try:
+            self.mlm.set_attn_implementation(implementation)
+        except (ValueError, ImportError, NotImplementedError):
+            return
+
     def set_dropout(self, p: float) -> None:
         """Give every dropout of the model this probability; while it is in memory, not in its config."""
         for module in self.modules():

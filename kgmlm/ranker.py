@@ -19,6 +19,7 @@ from kgmlm.linearization import Linearization, entity_text, get_template, neighb
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
 from kgmlm.scoring import (
+    Normalization,
     PairTable,
     rank_candidates,
     score_candidates,
@@ -209,11 +210,13 @@ class Ranker:
         """``log Z_BL`` over the vocabulary or the run's frozen tokens."""
         return self.model.log_normalizer(span, self._softmax_tokens)
 
-    def scores(self, span: SpanOutput, table: PairTable) -> torch.Tensor:
+    def scores(
+        self, span: SpanOutput, table: PairTable, normalization: Normalization | None = None
+    ) -> torch.Tensor:
         """Scores ``(B, N)`` under the run's settings; differentiable where gradients are enabled."""
-        normalization = self.settings.scoring.normalization
+        normalization = normalization or self.settings.scoring.normalization
         if torch.is_grad_enabled():
-            return score_candidates(self.model, span, self.normalizer(span), table, normalization)
+            return score_candidates(self.model, span, self._softmax_tokens, table, normalization)
         return rank_candidates(self.model, span, self._softmax_tokens, table, normalization)
 
     def use(self, scores: str) -> None:
@@ -434,4 +437,4 @@ class Ranker:
         self.model.eval()
         batch = self.tokenizer.collate(self.encode(queries)).to(self.model.device)
         span = self.model(batch)
-        return token_log_probs(self.model, span, self.normalizer(span), self.candidates.take(entity_ids))
+        return token_log_probs(self.model, span, self._softmax_tokens, self.candidates.take(entity_ids))

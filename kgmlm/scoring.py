@@ -88,31 +88,42 @@ class PairTable:
 
 
 def pair_log_probs(
-    model: SpanModel, span: SpanOutput, log_normalizer_BL: torch.Tensor, table: PairTable
+    model: SpanModel, span: SpanOutput, softmax_tokens: torch.Tensor | None, table: PairTable
 ) -> torch.Tensor:
-    """``log p_i(t)`` of every pair as contiguous rows: ``(P, B)``, float32."""
+    """``log p_i(t)`` of every pair as contiguous rows: ``(P, B)``, float32.
+
+    Logits of all tokens are made once, for the normalizer and for the pairs, with the batch innermost: what
+    is looked up, and added up in the backward pass, are rows.
+    """
     weight_VD, bias_V = model.decoder
-    rows = []
-    for i in range(len(table.starts) - 1):
-        tokens = table.tokens_P[table.starts[i] : table.starts[i + 1]]
-        logits = weight_VD[tokens].float() @ span.hidden_BLD[:, i].T + bias_V[tokens, None].float()
-        rows.append(logits - log_normalizer_BL[:, i])
-    return torch.cat(rows) if rows else span.hidden_BLD.new_zeros(0, len(span.hidden_BLD))
+    tokens_P, among = table.tokens_P, softmax_tokens
+    if among is not None:
+        used = torch.unique(torch.cat([among, tokens_P]))
+        weight_VD, bias_V = weight_VD[used], bias_V[used]
+        tokens_P, among = torch.searchsorted(used, tokens_P), torch.searchsorted(used, among)
+    count, length, width = span.hidden_BLD.shape
+    hidden_DR = span.hidden_BLD.permute(2, 1, 0).reshape(width, length * count)
+    logits_VR = torch.addmm(bias_V[:, None].float(), weight_VD.float(), hidden_DR)
+    log_z_LB = (logits_VR if among is None else logits_VR[among]).logsumexp(0).view(length, count)
+    starts = torch.tensor(table.starts, device=tokens_P.device)
+    position_P = torch.arange(len(starts) - 1, device=starts.device).repeat_interleave(starts.diff())
+    return logits_VR.view(-1, count)[tokens_P * length + position_P] - log_z_LB[position_P]
 
 
 def score_candidates(
     model: SpanModel,
     span: SpanOutput,
-    log_normalizer_BL: torch.Tensor,
+    softmax_tokens: torch.Tensor | None,
     table: PairTable,
     normalization: Normalization = "mean",
 ) -> torch.Tensor:
     """Scores ``(B, N)`` of all candidates, differentiable, finite float32.
 
     Args:
+        softmax_tokens: what ``Z`` sums over; None is the whole vocabulary.
         normalization: "mean" over a name's tokens, or their "sum".
     """
-    return _bags(pair_log_probs(model, span, log_normalizer_BL, table), table, normalization).T
+    return _bags(pair_log_probs(model, span, softmax_tokens, table), table, normalization).T
 
 
 def rank_candidates(
@@ -232,11 +243,11 @@ def top(scores_N: torch.Tensor, k: int) -> list[int]:
 
 
 def token_log_probs(
-    model: SpanModel, span: SpanOutput, log_normalizer_BL: torch.Tensor, candidates: Candidates
+    model: SpanModel, span: SpanOutput, softmax_tokens: torch.Tensor | None, candidates: Candidates
 ) -> list[list[list[float]]]:
     """For B queries and few candidates, the log-likelihood of each token: ``[b][n][i]``, for explanations."""
     table = PairTable.of(candidates, span.hidden_BLD.device)
-    values_PB = pair_log_probs(model, span, log_normalizer_BL, table)[table.pairs].T.tolist()
+    values_PB = pair_log_probs(model, span, softmax_tokens, table)[table.pairs].T.tolist()
     bounds = candidates.offsets.tolist()
     return [[row[a:b] for a, b in pairwise(bounds)] for row in values_PB]
 

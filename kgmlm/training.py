@@ -30,7 +30,7 @@ from kgmlm.linearization import get_template
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput, create_model, load_model
 from kgmlm.ranker import Ranker, Vocabulary
 from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
-from kgmlm.scoring import entity_loss, score_candidates, score_vectors, token_loss
+from kgmlm.scoring import entity_loss, score_vectors, token_loss
 from kgmlm.tokenization import Encoded, MaskedBatch, SpanTokenizer, load_tokenizer, train_tokenizer
 
 BUCKET = 50  # batches that are sorted by length together
@@ -358,8 +358,7 @@ class Losses:
         else:
             distinct, columns = np.unique(ids, return_inverse=True)
             table = self.ranker.table(distinct)
-            log_normalizer = self.ranker.normalizer(span)
-            scores_BN = score_candidates(self.ranker.model, span, log_normalizer, table, "mean")
+            scores_BN = self.ranker.scores(span, table, "mean")
         answers = (torch.from_numpy(positions).to(device), torch.from_numpy(columns).to(device))
         if self.settings.objective == "entity":
             return entity_loss(scores_BN, answers, self.settings.temperature)
@@ -520,6 +519,21 @@ def _precision(settings: TrainingSettings) -> str:
     return "bf16" if settings.precision == "bf16" else "no"
 
 
+@contextmanager
+def _matmuls(precision: str) -> Iterator[None]:
+    """Multiply float32 matrices in bf16 as well, with float32 sums, where the hardware can.
+
+    That is for what autocast leaves alone: the decoder, whose logits need float32.
+    """
+    before = torch.get_float32_matmul_precision()
+    if precision == "bf16":
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def train(
     run: Run,
     ranker: Ranker,
@@ -551,9 +565,10 @@ def train(
 
     settings = run.settings.training
     reporter = reporter or Silent()
+    precision = _precision(settings)
     accelerator = Accelerator(
         cpu=_on_cpu(),
-        mixed_precision=_precision(settings),
+        mixed_precision=precision,
         gradient_accumulation_steps=settings.accumulation,
         log_with=tracker,
         project_dir=run.path / "logs" if tracker else None,
@@ -564,6 +579,8 @@ def train(
     model = ranker.model.to(accelerator.device)
     if settings.dropout is not None:
         model.set_dropout(settings.dropout)
+    if precision == "bf16" and model.device.type == "cpu":
+        model.attend("eager")  # as plain matrix products, which bf16 units do fast
     stream = BatchStream(ranker, run.graph, settings, (accelerator.process_index, accelerator.num_processes))
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
@@ -620,7 +637,7 @@ def train(
 
     every = max(1, int(settings.eval_every * stream.per_epoch) // settings.accumulation)
     reporter.start(total, state.step)
-    with _catch_signals() as caught:
+    with _matmuls(precision), _catch_signals() as caught:
         try:
             if not state.step:
                 save()

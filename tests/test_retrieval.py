@@ -68,7 +68,7 @@ def test_a_flat_likelihood_index_gives_the_exact_ranking(
     with torch.no_grad():
         tiny_model.decoder[1].normal_()
         log_z = tiny_model.log_normalizer(span)
-        exact = score_candidates(tiny_model, span, log_z, PairTable.of(names), normalization)
+        exact = score_candidates(tiny_model, span, None, PairTable.of(names), normalization)
         reduction = Reduction.none(*tiny_model.decoder)
         parts = likelihood_parts(names, np.arange(500), reduction, SPAN, normalization, "Flat")
         queries = likelihood_queries(span.hidden_BLD, log_z, reduction, normalization)

@@ -64,9 +64,8 @@ def test_scores_equal_a_brute_force_loop(
         span = model(batch)
         tokens = None if allowed is None else torch.tensor(allowed)
         table = PairTable.of(candidates)
-        log_z = model.log_normalizer(span, tokens)
         scores = rank_candidates(model, span, tokens, table, normalization)[0]  # type: ignore[arg-type]
-        trained = score_candidates(model, span, log_z, table, normalization)[0]  # type: ignore[arg-type]
+        trained = score_candidates(model, span, tokens, table, normalization)[0]  # type: ignore[arg-type]
         expected = brute_force(
             mlm, hf_tokenizer, text, NAMES, 5, end=end, total=normalization == "sum", allowed=allowed
         )
@@ -84,8 +83,7 @@ def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: 
     table = PairTable.of(names)
     width = tiny_model.decoder[0].shape[1]
     span = SpanOutput(torch.randn(5, 6, width))
-    log_z = tiny_model.log_normalizer(span)
-    trained = score_candidates(tiny_model, span, log_z, table, normalization)
+    trained = score_candidates(tiny_model, span, None, table, normalization)
     assert trained.requires_grad
     with torch.no_grad():
         ranked = rank_candidates(tiny_model, span, None, table, normalization)
@@ -110,9 +108,8 @@ def test_explanations_sum_to_the_score(family: str) -> None:
     texts = [Linearization((Segment(t),)) for t in ("virus | causes |", "Georgia |")]
     with torch.no_grad():
         span = model(tokenizer.collate(tokenizer.encode_queries(texts, 5, 64)))
-        log_z = model.log_normalizer(span)
-        scores = score_candidates(model, span, log_z, PairTable.of(candidates))
-        tokens = token_log_probs(model, span, log_z, candidates)
+        scores = score_candidates(model, span, None, PairTable.of(candidates))
+        tokens = token_log_probs(model, span, None, candidates)
     means = [[sum(bag) / len(bag) for bag in row] for row in tokens]
     np.testing.assert_allclose(scores.numpy(), means, atol=1e-5)
 
