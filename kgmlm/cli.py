@@ -46,7 +46,8 @@ Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by defaul
 Scores = Annotated[
     str,
     typer.Option(
-        help="Where a run has entity vectors: both parts of a score, or likelihood or vector alone."
+        help="all that a run has; its text, without the structural model; or likelihood, vector or "
+        "structure alone."
     ),
 ]
 Retrieve = Annotated[
@@ -202,7 +203,7 @@ def evaluate(
         Path | None, typer.Option(help="Per-query ranks, Parquet; by default in RUN/ranks.")
     ] = None,
     max_triples: Annotated[int | None, typer.Option(min=1, help="A seeded sample of the split.")] = None,
-    scores: Scores = "both",
+    scores: Scores = "all",
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
@@ -265,6 +266,7 @@ def evaluate(
         **result.report,
         "trained_on": opened.graph.name,
         "scores": ranker.weights._asdict(),
+        "structure": opened.record.get("structure") if ranker.weights.structure else None,
         "run": {k: opened.record.get(k) for k in keys}
         | {"settings": opened.settings.model_dump(mode="json")},
         "versions": runs.versions(),
@@ -344,7 +346,7 @@ def rank(
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates a query.")] = 10,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show each token's log-likelihood.")] = False,
-    scores: Scores = "both",
+    scores: Scores = "all",
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
@@ -470,6 +472,95 @@ def index(
         tell("exact scoring is quicker among so many entities: leave --retrieve out")
     if record["recall_at_10"] < recall:
         tell(f"recall@10 stays under {recall}; more --dimensions or a finer --factory finds more")
+
+
+@app.command()
+@handled
+def fuse(
+    run: RunArgument,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings as TOML; by default those of the run.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE over the settings, such as structure.epochs=30."),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Take the structural model of this run (it may be the same one) instead of training; "
+            "choose its weights anew.",
+        ),
+    ] = None,
+    max_triples: Annotated[
+        int, typer.Option(min=0, help="Choose weights on a seeded sample of validation; 0 is all of it.")
+    ] = 0,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a structural model (ComplEx, by PyKEEN) beside a run, and add it to the run's scores.
+
+    How much it counts is chosen on validation, for each relation and side. `rank` and `evaluate` use it from
+    then on; --scores text leaves it out. Entities that training has not seen have no structure and keep their
+    text.
+    """
+    import time
+
+    from kgmlm import runs
+    from kgmlm.config import Protocol, load_settings
+    from kgmlm.kg import RunError
+
+    opened = runs.open_run(run)
+    settings = load_settings(config or run / "config.toml", set_ or []).structure
+    if "valid" not in opened.graph.splits:
+        raise RunError(f"{run} has no validation triples to choose weights on")
+    giver = None if source is None else runs.open_run(source)
+    if giver is not None:
+        if not (giver.path / runs.STRUCTURE).is_file():
+            raise RunError(f"{source} has no structural model; `kgmlm fuse {source}` trains one")
+        if not giver.graph.same(opened.graph):
+            raise RunError(f"{source} is a run of another graph than {run}")
+    from kgmlm.evaluation import choose_structure
+    from kgmlm.structure import load_structure, train_structure
+
+    quiet_transformers()
+    ranker = opened.ranker(device)
+    with progress_bar(quiet=quiet) as progress:
+        if giver is not None:
+            values = dict(giver.record["structure"])
+            ranker.structure = load_structure(giver.path / runs.STRUCTURE, giver.graph).to(
+                ranker.model.device
+            )
+        else:
+            started = time.monotonic()
+            task = progress.add_task("training structure", total=settings.epochs)
+            structure = train_structure(
+                opened.graph, settings, lambda n, total: progress.update(task, advance=n, total=total)
+            )
+            ranker.structure = structure.to(ranker.model.device)
+            values = {
+                "settings": settings.model_dump(mode="json"),
+                "minutes": round((time.monotonic() - started) / 60, 2),
+                "versions": runs.versions(),
+                "hardware": runs.hardware(),
+                "command": runs.command(),
+            }
+        _read_entities(ranker, progress, batch_size)
+        protocol = Protocol(split="valid", max_triples=max_triples)
+        valid = choose_structure(ranker, opened.graph, protocol, PhaseBars(progress))
+    assert ranker.structure is not None
+    opened.save_structure(ranker.structure, **values | {"valid": valid})
+    if as_json:
+        print_json(valid)
+    else:
+        print(
+            f"validation MRR {valid['mrr']:.4f} (text {valid['mrr_text']:.4f}, structure "
+            f"{valid['mrr_structure']:.4f}), Hits@1 {valid['hits_at_1']:.4f}, "
+            f"Hits@10 {valid['hits_at_10']:.4f}"
+        )
 
 
 @app.command()

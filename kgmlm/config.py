@@ -100,6 +100,25 @@ class VectorSettings(_Strict):
     offset_rate: float = Field(0.0, ge=0)
 
 
+class StructureSettings(_Strict):
+    """The structural model that `kgmlm fuse` trains beside the text: ComplEx with reciprocal relations.
+
+    Attributes:
+        dimension: complex numbers an embedding.
+        learning_rate: of Adagrad.
+        regularization: weight of the third powers of the embeddings in a batch (N3; Lacroix et al., 2018).
+        precision: "bf16" multiplies in bf16 with fp32 sums; faster where the hardware has units for it.
+    """
+
+    dimension: int = Field(200, ge=1)
+    epochs: int = Field(20, ge=1)
+    batch_size: int = Field(256, ge=1)
+    learning_rate: float = Field(0.1, gt=0)
+    regularization: float = Field(0.05, ge=0)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = Field(0, ge=0)
+
+
 class TrainingSettings(_Strict):
     """The training loop.
 
@@ -146,6 +165,7 @@ class Settings(_Strict):
     text: TextSettings = TextSettings()
     scoring: ScoringSettings = ScoringSettings()
     vector: VectorSettings = VectorSettings()
+    structure: StructureSettings = StructureSettings()
     training: TrainingSettings = TrainingSettings()
 
     def without_max_steps(self) -> Settings:

@@ -369,6 +369,14 @@ class KnowledgeGraph:
         """Both queries of each triple of a split (heads first) and, apart, their answers."""
         return both_sides(self.triples(split))
 
+    def same(self, other: KnowledgeGraph) -> bool:
+        """Whether another graph has the same entities, relations and training triples, by label and id."""
+        return (
+            self.entities.table.column("label").equals(other.entities.table.column("label"))
+            and [r.label for r in self.relations] == [r.label for r in other.relations]
+            and np.array_equal(self.triples("train"), other.triples("train"))
+        )
+
     def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
         """Each distinct query of a split once, with all its true answers *in that split*."""
         queries, answers = self.queries(split)

@@ -9,7 +9,8 @@ Shapes: B queries, T tokens, L span, D width of the decoder's input, V vocabular
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,21 @@ class SpanOutput:
     hidden_BLD: torch.Tensor
     vector_BD: torch.Tensor | None = None
     entities_ED: torch.Tensor | None = None
+
+
+@contextmanager
+def reduced_products(enabled: bool = True) -> Iterator[None]:
+    """Multiply float32 matrices in bf16 with float32 sums, where the hardware has units for it.
+
+    For what autocast would round to bf16 but has to stay float32: logits, and scores of structural models.
+    """
+    before = torch.get_float32_matmul_precision()
+    if enabled:
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class SpanModel(nn.Module):

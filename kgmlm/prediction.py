@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and, in a run with entity vectors, what these add to it.
+    Explained, it has each token's log-likelihood and what entity vectors and a structural model add, in runs
+    that have them.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Prediction:
     known: bool
     tokens: tuple[dict[str, Any], ...] | None = None
     vector: float | None = None
+    structure: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -50,8 +52,8 @@ class Prediction:
             "score": self.score,
             "known": self.known,
         }
-        if self.vector is not None:
-            row["vector"] = self.vector
+        added = {"vector": self.vector, "structure": self.structure}
+        row |= {part: value for part, value in added.items() if value is not None}
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
 
@@ -217,7 +219,7 @@ class Predictor:
         """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
         if self.retrieval is not None:
             for rows, span in self.ranker.states(queries, batch_size, advance):
-                ids_BK, scores_BK = self.ranker.shortlist(span, self.retrieval)
+                ids_BK, scores_BK = self.ranker.shortlist(span, self.retrieval, queries[rows])
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
                 )
@@ -237,11 +239,14 @@ class Predictor:
         ids = np.array([p.id for p in predictions], np.int64)
         values = self.ranker.explain(Queries.of([query]), ids)[0]
         ((_, parts),) = self.ranker.parts(Queries.of([query]), ids)
-        vectors: list[float | None] = [None] * len(ids)
-        if parts.vector_BN is not None:
-            vectors = (self.ranker.weights.vector * parts.vector_BN[0]).tolist()
+        vectors, structural = (
+            [None] * len(ids) if part is None else (weight * part[0]).tolist()
+            for weight, part in zip(self.ranker.weights[1:], parts[1:], strict=True)
+        )
         explained = []
-        for p, log_likelihoods, vector in zip(predictions, values, vectors, strict=True):
+        for p, log_likelihoods, vector, structure in zip(
+            predictions, values, vectors, structural, strict=True
+        ):
             token_ids = self.ranker.candidates.tokens(p.id).tolist()
             pieces = self.ranker.tokenizer.tokens(token_ids)
             tokens = tuple(
@@ -250,7 +255,7 @@ class Predictor:
                     zip(pieces, token_ids, log_likelihoods, strict=True)
                 )
             )
-            explained.append(replace(p, tokens=tokens, vector=vector))
+            explained.append(replace(p, tokens=tokens, vector=vector, structure=structure))
         return explained
 
     def rank(

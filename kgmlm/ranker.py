@@ -27,10 +27,12 @@ from kgmlm.scoring import (
     score_vectors,
     token_log_probs,
 )
+from kgmlm.structure import Structure
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
 
 _SCORES = 2**25  # scores held at once: 128 MB
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
+SCORES = ("all", "text", "likelihood", "vector", "structure")  # what a run may be asked to rank by
 MORE = 100  # entities that an index is asked for beyond a shortlist
 _TEXTS = 8192  # entity texts tokenized at once
 
@@ -65,17 +67,22 @@ class Vocabulary:
 
 
 class Weights(NamedTuple):
-    """A score is ``likelihood * mean log-likelihood + vector * cosine``."""
+    """A score is ``likelihood * mean log-likelihood + vector * cosine + structure * structural score``."""
 
     likelihood: float = 1.0
     vector: float = 0.0
+    structure: float = 0.0
 
 
 class Parts(NamedTuple):
-    """What a score is made of, each ``(b, N)``; None where its weight is 0."""
+    """What a score is made of, each ``(b, N)``; None where its weight is 0.
+
+    The structural part has its own weight of each relation in it.
+    """
 
     likelihood_BN: torch.Tensor | None
     vector_BN: torch.Tensor | None
+    structure_BN: torch.Tensor | None = None
 
     def score(self, weights: Weights) -> torch.Tensor:
         """The weighted sum."""
@@ -84,7 +91,7 @@ class Parts(NamedTuple):
             for weight, part in zip(weights, self, strict=True)
             if part is not None and weight
         ]
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+        return sum(terms[1:], terms[0])
 
 
 class Retrieval(NamedTuple):
@@ -105,7 +112,8 @@ class Ranker:
         vocabulary: span length and softmax tokens, frozen with the run.
 
     Attributes:
-        weights: of likelihood and vectors in a score; 1 and 0 without entity vectors.
+        weights: of likelihood, vectors and structure in a score; 1, 0 and 0 in a run without the others.
+        structure: a structural model of the context's entities, where the run has one.
         offsets: added to the vectors read from the context's entities while they are trained; vectors that
             were saved have them in.
     """
@@ -125,6 +133,7 @@ class Ranker:
         self.vocabulary = vocabulary
         self.weights = self.default_weights(settings)
         self.offsets: Offsets | None = None
+        self.structure: Structure | None = None
         self._template = get_template(settings.text.template)
         self._vectors_ND: torch.Tensor | None = None
         self._read_N = np.zeros(0, np.bool_)
@@ -147,6 +156,11 @@ class Ranker:
         """The same model over other entities; vectors of entities that it has read are kept."""
         twin = Ranker(context, self.tokenizer, self.model, self.settings, self.vocabulary)
         twin.weights = self.weights
+        if self.structure is not None:
+            rows_N = context.entities.rows_in(self.context.entities)
+            mine = self.context.relations.index
+            relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
+            twin.structure = self.structure.over(rows_N, relation_rows)
         if self._vectors_ND is not None and self._read_N.all():
             twin.adopt(self.context.entities, self._vectors_ND)
         return twin
@@ -220,16 +234,22 @@ class Ranker:
         return rank_candidates(self.model, span, self._softmax_tokens, table, normalization)
 
     def use(self, scores: str) -> None:
-        """Rank by "both" parts as the run was trained, or by the "likelihood" or the "vector" alone.
+        """Rank by "all" that the run has, by its "text" (without structure), or by one part alone.
 
         Raises:
-            ConfigError: when it is none of these, or vectors are asked of a run without them.
+            ConfigError: when it is none of :data:`SCORES`, or a part is asked of a run without it.
         """
-        if scores not in ("both", "likelihood", "vector"):
-            raise ConfigError(f"scores are both, likelihood or vector, not '{scores}'")
+        if scores not in SCORES:
+            raise ConfigError(f"scores are {', '.join(SCORES[:-1])} or {SCORES[-1]}, not '{scores}'")
         if scores == "vector" and not self.settings.vector.enabled:
             raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
-        if scores != "both":
+        if scores == "structure" and self.structure is None:
+            raise ConfigError("the run has no structural model; `kgmlm fuse` trains one")
+        if scores == "text":
+            self.weights = self.weights._replace(structure=0.0)
+        elif scores == "structure":
+            self.weights = Weights(0.0, 0.0, 1.0)
+        elif scores != "all":
             self.weights = Weights() if scores == "likelihood" else Weights(0.0, 1.0)
 
     @property
@@ -345,7 +365,7 @@ class Ranker:
         """
         for rows, span, parts in self.scored(queries, None, batch_size, advance):
             exact_BN = parts.score(self.weights)
-            ids_BK, scores_BK = self.shortlist(span, retrieval)
+            ids_BK, scores_BK = self.shortlist(span, retrieval, queries[rows])
             scores_BN = torch.full_like(exact_BN, MISSED)
             found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
             ids = torch.from_numpy(ids_BK).to(exact_BN.device)
@@ -354,12 +374,17 @@ class Ranker:
             yield rows, scores_BN, exact_BN
 
     @torch.inference_mode()
-    def shortlist(self, span: SpanOutput, retrieval: Retrieval) -> tuple[IntArray, torch.Tensor]:
+    def shortlist(
+        self, span: SpanOutput, retrieval: Retrieval, queries: Queries | None = None
+    ) -> tuple[IntArray, torch.Tensor]:
         """The K best that an index finds, rescored exactly: ids and scores ``(B, K)``, best first.
 
-        The index is asked for some more, since its own scores are approximate.
-        Equal scores keep the order of their ids. Where there are fewer than K, ids are -1 and scores
-        :data:`MISSED`.
+        The index is asked for some more, since its own scores are approximate. The text finds them; a
+        structural model only rescores. Equal scores keep the order of their ids. Where there are fewer than
+        K, ids are -1 and scores :data:`MISSED`.
+
+        Args:
+            queries: what was asked, which a structural model has to know.
         """
         normalization = self.settings.scoring.normalization
         retriever = retrieval.retriever
@@ -373,7 +398,7 @@ class Ranker:
             asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
         ids_BK = retriever.search(*asked, retrieval.k + MORE, retrieval.effort).ids_BK
         some_BK = np.maximum(ids_BK, 0)
-        likelihood_BK = vector_BK = None
+        likelihood_BK = vector_BK = structure_BK = None
         if self.weights.likelihood:
             likelihood_BK = score_shortlist(
                 self.model, span, normalizer_BL, self.candidates, some_BK, normalization
@@ -382,7 +407,10 @@ class Ranker:
             assert span.vector_BD is not None
             chosen_BKD = self.vectors[torch.from_numpy(some_BK).to(self.model.device)]
             vector_BK = (chosen_BKD @ span.vector_BD[:, :, None])[:, :, 0]
-        scores_BK = Parts(likelihood_BK, vector_BK).score(self.weights)
+        if self.weights.structure and self.structure is not None:
+            assert queries is not None
+            structure_BK = self.structure.score(queries, some_BK)
+        scores_BK = Parts(likelihood_BK, vector_BK, structure_BK).score(self.weights)
         scores_BK[torch.from_numpy(ids_BK < 0).to(scores_BK.device)] = MISSED
         order = np.lexsort((ids_BK, -scores_BK.cpu().numpy()))[:, : retrieval.k]
         rows = np.arange(len(order))[:, None]
@@ -412,22 +440,30 @@ class Ranker:
         count = len(self.context.entities) if entity_ids is None else len(entity_ids)
         batch_size = max(1, min(batch_size, _SCORES // max(1, count)))
         for rows, span in self.states(queries, batch_size, advance):
-            yield rows, span, score(span)
+            yield rows, span, score(span, queries[rows])
 
-    def scorer(self, entity_ids: IntArray | None = None) -> Callable[[SpanOutput], Parts]:
-        """What scores states exactly, with its tables laid out."""
+    def scorer(self, entity_ids: IntArray | None = None) -> Callable[..., Parts]:
+        """What scores states, and the queries that they are of, exactly, with its tables laid out.
+
+        Only a structural model has to know the queries.
+        """
         table = vectors_ND = None
         if self.weights.likelihood:
             table = self._all if entity_ids is None else self.table(entity_ids)
         if self.weights.vector:
             vectors_ND = self.vectors if entity_ids is None else self.vectors[torch.from_numpy(entity_ids)]
 
-        def score(span: SpanOutput) -> Parts:
-            cosines_BN = None
+        structure = self.structure if self.weights.structure else None
+
+        def score(span: SpanOutput, queries: Queries | None = None) -> Parts:
+            cosines_BN = structure_BN = None
+            if structure is not None:
+                assert queries is not None
+                structure_BN = structure.score(queries, entity_ids)
             if vectors_ND is not None:
                 assert span.vector_BD is not None
                 cosines_BN = score_vectors(span.vector_BD, vectors_ND)
-            return Parts(None if table is None else self.scores(span, table), cosines_BN)
+            return Parts(None if table is None else self.scores(span, table), cosines_BN, structure_BN)
 
         return score
 

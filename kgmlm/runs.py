@@ -8,6 +8,7 @@
     ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors
+    ├── structure.safetensors   a structural model and its weights, where `kgmlm fuse` has made one
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
 """
@@ -37,10 +38,12 @@ from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGr
 if TYPE_CHECKING:
     from kgmlm.modeling import SpanModel
     from kgmlm.ranker import Ranker, Vocabulary
+    from kgmlm.structure import Structure
     from kgmlm.tokenization import SpanTokenizer
 
 FORMAT = 1
 VECTORS = "entity_vectors.safetensors"
+STRUCTURE = "structure.safetensors"
 
 
 def versions() -> dict[str, str]:
@@ -150,6 +153,13 @@ class Run:
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
 
+    def save_structure(self, structure: Structure, **values: Any) -> Run:
+        """Keep a structural model beside the text model; ``values`` go into the record."""
+        from kgmlm.structure import save_structure
+
+        save_structure(structure, self.path / STRUCTURE)
+        return self.update(structure=values)
+
     def ranker(
         self, device: str | None = None, folder: Path | None = None, graph: KnowledgeGraph | None = None
     ) -> Ranker:
@@ -172,6 +182,7 @@ class Run:
 
         from kgmlm.modeling import load_model
         from kgmlm.ranker import Ranker
+        from kgmlm.structure import load_structure
         from kgmlm.tokenization import load_tokenizer
 
         model = load_model(folder)
@@ -182,6 +193,9 @@ class Run:
         ranker = Ranker(self.graph.context, load_tokenizer(folder), model, self.settings, self.vocabulary)
         if (folder / VECTORS).is_file():
             load_vectors(ranker, folder / VECTORS)
+        if folder == self.model_folder and (self.path / STRUCTURE).is_file():
+            ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
+            ranker.weights = ranker.weights._replace(structure=1.0)
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
 

@@ -27,7 +27,7 @@ from kgmlm import files
 from kgmlm.config import Settings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, FloatArray, GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
-from kgmlm.modeling import Offsets, SpanModel, SpanOutput, create_model, load_model
+from kgmlm.modeling import Offsets, SpanModel, SpanOutput, create_model, load_model, reduced_products
 from kgmlm.ranker import Ranker, Vocabulary
 from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
 from kgmlm.scoring import entity_loss, score_vectors, token_loss
@@ -519,21 +519,6 @@ def _precision(settings: TrainingSettings) -> str:
     return "bf16" if settings.precision == "bf16" else "no"
 
 
-@contextmanager
-def _matmuls(precision: str) -> Iterator[None]:
-    """Multiply float32 matrices in bf16 as well, with float32 sums, where the hardware can.
-
-    That is for what autocast leaves alone: the decoder, whose logits need float32.
-    """
-    before = torch.get_float32_matmul_precision()
-    if precision == "bf16":
-        torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def train(
     run: Run,
     ranker: Ranker,
@@ -637,7 +622,7 @@ def train(
 
     every = max(1, int(settings.eval_every * stream.per_epoch) // settings.accumulation)
     reporter.start(total, state.step)
-    with _matmuls(precision), _catch_signals() as caught:
+    with reduced_products(precision == "bf16"), _catch_signals() as caught:
         try:
             if not state.step:
                 save()
