@@ -333,23 +333,23 @@ def test_a_run_with_entity_vectors_from_training_to_new_entities(
     cli: Cli, toy_vector_run: Path, toy_run: Path, tmp_path: Path
 ) -> None:
     reports = {}
-    for scores in ("both", "likelihood", "vector"):
+    for scores in ("all", "likelihood", "vector"):
         ranks = tmp_path / f"{scores}.parquet"
         done = cli("evaluate", toy_vector_run, "--scores", scores, "--json", "--ranks", ranks)
         assert done.returncode == 0, done.stderr
         assert "reading entities" not in done.stderr, "their vectors are saved with the run"
         reports[scores] = json.loads(done.stdout)
-    assert reports["likelihood"]["scores"] == {"likelihood": 1.0, "vector": 0.0}
-    assert reports["vector"]["scores"] == {"likelihood": 0.0, "vector": 1.0}
+    assert reports["likelihood"]["scores"] == {"likelihood": 1.0, "vector": 0.0, "structure": 0.0}
+    assert reports["vector"]["scores"] == {"likelihood": 0.0, "vector": 1.0, "structure": 0.0}
     assert reports["likelihood"]["metrics"] != reports["vector"]["metrics"]
     rows = [json.loads(x) for x in (toy_vector_run / "metrics.jsonl").read_text().splitlines()]
     best = max((row for row in rows if "valid_mrr" in row), key=lambda row: row["valid_mrr"])
-    chosen = reports["both"]["scores"]
-    assert (best["valid_weight_likelihood"], best["valid_weight_vector"]) == tuple(chosen.values())
+    chosen = reports["all"]["scores"]
+    assert (best["valid_weight_likelihood"], best["valid_weight_vector"], 0) == tuple(chosen.values())
     new = tmp_path / "new.tsv"
     new.write_text("label\tname\tdescription\natl\tAtlantis\tlost country in the ocean\n", "utf-8")
     base = ("rank", toy_vector_run, "--relation", "located_in", "--json", "-k", "99", "--head", "france")
-    for scores in ("both", "vector"):
+    for scores in ("all", "vector"):
         before, after = (
             {row["entity"]: row["score"] for row in map(json.loads, cli(*base, *more).stdout.splitlines())}
             for more in (("--scores", scores), ("--scores", scores, "--entities", new))
