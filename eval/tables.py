@@ -15,6 +15,19 @@ HERE = Path(__file__).parent
 RESULTS = ("<!-- results: python eval/tables.py -->", "<!-- end of results -->")
 BASELINES = ("<!-- baselines: python eval/tables.py -->", "<!-- end of baselines -->")
 RETRIEVAL = ("<!-- retrieval: python eval/tables.py -->", "<!-- end of retrieval -->")
+HEADLINES = (  # in the README: of each graph the rows that people ask for
+    "umls-scratch",
+    "wn18rr-minilm-neighbors-vector",
+    "wn18rr-unseen-slice-minilm-neighbors-vector",
+    "wn18rr-v1-minilm-neighbors",
+    "fb237-v1-minilm",
+    "wn18rr-v1-ind-minilm-neighbors-vector",
+    "wn18rr-v1-ind-minilm-neighbors-vector-50-expected",
+    "fb237-v1-ind-minilm-neighbors-vector",
+    "fb237-v1-ind-minilm-neighbors-vector-50-expected",
+    "wn18rr-unseen-minilm-vector",
+    "fb15k237-unseen-minilm-vector",
+)
 FIGURES = {
     "MRR": "inverse_harmonic_mean_rank",
     "H@1": "hits_at_1",
@@ -42,15 +55,32 @@ def candidates(report: dict[str, Any]) -> str:
 def model(report: dict[str, Any]) -> str:
     """The model, and what it ranks by beside the likelihood of names."""
     run = report["run"]
-    words = ["MiniLM-L6" if "minilm" in run["model"] else run["model"]]
+    first = lineage(run)[-1]["model"]
+    words = ["MiniLM-L6" if "minilm" in first else first]
     if run["settings"]["text"].get("neighbors"):
         words.append("neighbors")
     weights = report.get("scores", {})
     if weights.get("vector"):
         words.append("vectors" if weights["likelihood"] else "vectors alone")
-    elif run["settings"].get("vector", {}).get("enabled"):
+    elif run["settings"].get("vector", {}).get("enabled") and not weights.get("structure"):
         words.append("likelihood alone")
+    if weights.get("structure"):
+        return ", ".join([*words, "ComplEx"]) if weights["likelihood"] or weights["vector"] else "ComplEx"
     return ", ".join(words)
+
+
+def lineage(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """A run, the run whose model it began with, and so on."""
+    found = [run]
+    while found[-1].get("began_from"):
+        found.append(found[-1]["began_from"])
+    return found
+
+
+def minutes(report: dict[str, Any]) -> float:
+    """All training behind a report: of the runs before, and of the structural model too."""
+    structure = (report.get("structure") or {}).get("minutes", 0.0)
+    return float(structure + sum(r["minutes"] for r in lineage(report["run"])))
 
 
 def row(report: dict[str, Any], to: str) -> list[str]:
@@ -75,7 +105,7 @@ def row(report: dict[str, Any], to: str) -> list[str]:
         figure("tail.realistic.inverse_harmonic_mean_rank"),
         figure("head.realistic.inverse_harmonic_mean_rank"),
         f"{metrics[f'both.{kind}.count']:.0f}",
-        f"{run['minutes']:.1f}",
+        f"{minutes(report):.1f}",
         run["hardware"]["gpu"] or f"{threads} CPU thread{'s' if threads > 1 else ''}",
     ]
 
@@ -83,6 +113,11 @@ def row(report: dict[str, Any], to: str) -> list[str]:
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def headline(report: dict[str, Any]) -> bool:
+    """Whether a result is in the README; eval/README.md has them all."""
+    return report["file"].stem in HEADLINES
 
 
 def table(reports: list[dict[str, Any]], to: str) -> str:
@@ -134,12 +169,17 @@ def retrieval(path: Path) -> str:
 
 
 def commands(reports: list[dict[str, Any]]) -> str:
-    """The two commands behind each result."""
-    return "\n\n".join(
-        f"`{r['file'].stem}` ({r['run']['versions'].get('git', 'no commit recorded')}):\n\n"
-        f"```console\n{r['run']['command']}\n{r['command']}\n```"
-        for r in reports
-    )
+    """The commands behind each result, from the first training on."""
+    found = []
+    for report in reports:
+        lines = [run["command"] for run in reversed(lineage(report["run"]))]
+        if report.get("structure"):
+            lines.append(report["structure"]["command"])
+        lines.append(report["command"])
+        commit = report["run"]["versions"].get("git", "no commit recorded")
+        code = "\n".join(lines)
+        found.append(f"`{report['file'].stem}` ({commit}):\n\n```console\n{code}\n```")
+    return "\n\n".join(found)
 
 
 def filled(text: str, marks: tuple[str, str], content: str) -> str:
@@ -158,7 +198,7 @@ def main() -> int:
             BASELINES: baselines(HERE / "baselines.json"),
             RETRIEVAL: retrieval(HERE / "benchmarks" / "retrieval.json"),
         },
-        HERE.parent / "README.md": {RESULTS: table(reports, "eval/results/")},
+        HERE.parent / "README.md": {RESULTS: table([r for r in reports if headline(r)], "eval/results/")},
     }
     stale = {}
     for page, contents in pages.items():

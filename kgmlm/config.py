@@ -111,10 +111,10 @@ class StructureSettings(_Strict):
     """
 
     dimension: int = Field(200, ge=1)
-    epochs: int = Field(20, ge=1)
+    epochs: int = Field(10, ge=1)
     batch_size: int = Field(256, ge=1)
     learning_rate: float = Field(0.1, gt=0)
-    regularization: float = Field(0.05, ge=0)
+    regularization: float = Field(0.1, ge=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(0, ge=0)
 

@@ -87,6 +87,15 @@ def command() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
+def began_from(model_name: str) -> dict[str, Any] | None:
+    """What is known of the run whose model another run begins with, and of the runs before it."""
+    try:
+        record = json.loads((Path(model_name).parent / "run.json").read_text("utf-8"))
+        return {key: record.get(key) for key in ("model", "dataset", "command", "minutes", "began_from")}
+    except (OSError, ValueError):
+        return None
+
+
 def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
     """Texts and triples as Parquet, ids kept."""
     folder.mkdir(parents=True)
@@ -275,6 +284,7 @@ def create_run(
         "dataset": graph.name,
         "sources": dict(graph.sources),
         "model": model_name,
+        "began_from": began_from(model_name),
         "seed": settings.training.seed,
         "span_length": vocabulary.span_length,
         "softmax_tokens": None if tokens is None else tokens.tolist(),
