@@ -261,9 +261,8 @@ def evaluate(
             batch_size=batch_size,
             advance=lambda n, total: progress.update(task, advance=n, total=total),
         )
-    keys = (
-        "model", "began_from", "seed", "step", "status", "minutes", "sources", "versions", "hardware", "command"
-    )  # fmt: skip
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions", "hardware",
+            "command")  # fmt: skip
     report = {
         **result.report,
         "trained_on": opened.graph.name,
