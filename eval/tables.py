@@ -22,7 +22,9 @@ HEADLINES = (  # in the README: of each graph the rows that people ask for
     "wn18rr-minilm-neighbors-vector",
     "wn18rr-unseen-slice-minilm-neighbors-vector",
     "wn18rr-v1-minilm-neighbors",
+    "wn18rr-v1-minilm-neighbors-vector-complex",
     "fb237-v1-minilm",
+    "fb237-v1-minilm-neighbors-vector-offsets-complex",
     "wn18rr-v1-ind-minilm-neighbors-vector",
     "wn18rr-v1-ind-minilm-neighbors-vector-50-expected",
     "fb237-v1-ind-minilm-neighbors-vector",
@@ -187,8 +189,8 @@ def commands(reports: list[dict[str, Any]]) -> str:
     found = []
     for report in reports:
         lines = [run["command"] for run in reversed(lineage(report["run"]))]
-        if report.get("structure"):
-            lines.append(report["structure"]["command"])
+        if structure := report.get("structure"):
+            lines += dict.fromkeys([structure["command"], structure.get("chosen_by", structure["command"])])
         lines.append(report["command"])
         commit = report["run"]["versions"].get("git", "no commit recorded")
         code = "\n".join(lines)

@@ -553,7 +553,7 @@ def fuse(
         protocol = Protocol(split="valid", max_triples=max_triples)
         valid = choose_structure(ranker, opened.graph, protocol, PhaseBars(progress))
     assert ranker.structure is not None
-    opened.save_structure(ranker.structure, **values | {"valid": valid})
+    opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
     if as_json:
         print_json(valid)
     else:
