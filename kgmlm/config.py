@@ -119,12 +119,26 @@ class StructureSettings(_Strict):
     seed: int = Field(0, ge=0)
 
 
+class MaskingSettings(_Strict):
+    """What the objective "masked" hides of the texts of training entities and of training triples.
+
+    Attributes:
+        policy: "random" tokens, "whole-word", "ngram" (one to four words), "similar" (n-grams replaced by
+            similar words instead of masks, as in MacBERT), or "entity" (the whole answer of a triple).
+        share: of a text's tokens; the policy "entity" hides whole answers however long.
+    """
+
+    policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = "whole-word"
+    share: float = Field(0.15, gt=0, lt=1)
+
+
 class TrainingSettings(_Strict):
     """The training loop.
 
     Attributes:
         objective: "entity", softmax over the scores of all training entities with all true answers
-            as targets; or "token", the paper's cross-entropy on the gold span.
+            as targets; "token", the paper's cross-entropy on the gold span; or "masked", which adapts a
+            model to the graph's texts (``masking``) before another run begins with it.
         temperature: the entity objective divides scores by it.
         epochs: passes over the distinct training queries, both sides; may be a fraction, and the learning
             rate falls to nothing by its end. ``max_steps`` cuts short.
@@ -139,7 +153,7 @@ class TrainingSettings(_Strict):
             "bf16" halves the time of a step or better; weights, sums and losses stay fp32.
     """
 
-    objective: Literal["entity", "token"] = "entity"
+    objective: Literal["entity", "token", "masked"] = "entity"
     temperature: float = Field(0.25, gt=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
@@ -166,6 +180,7 @@ class Settings(_Strict):
     scoring: ScoringSettings = ScoringSettings()
     vector: VectorSettings = VectorSettings()
     structure: StructureSettings = StructureSettings()
+    masking: MaskingSettings = MaskingSettings()
     training: TrainingSettings = TrainingSettings()
 
     def without_max_steps(self) -> Settings:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from kgmlm.kg import ModelError
-from kgmlm.tokenization import MaskedBatch
+from kgmlm.tokenization import MaskedBatch, MaskedTexts
 
 if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings
@@ -95,12 +95,15 @@ class SpanModel(nn.Module):
         self._captured = args[0]
         return (args[0][:, :0],)  # nothing to decode here: scoring does it, for the tokens that it needs
 
-    def forward(self, batch: MaskedBatch, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
+    def forward(self, batch: MaskedBatch | MaskedTexts, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
         """Encode a batch; one pass a query.
 
         Args:
+            batch: queries; or texts with M hidden tokens, whose states are one row ``(1, M, D)``.
             entities: texts of E entities, in several batches; each has a mask for its vector and no span.
         """
+        if isinstance(batch, MaskedTexts):
+            return SpanOutput(self._at(batch, batch.rows_M[None], batch.columns_M[None]))
         hidden, vectors = self._states(batch)
         read = [v for v in (self._states(part)[1] for part in entities) if v is not None]
         return SpanOutput(hidden, vectors, torch.cat(read) if read else None)
@@ -110,6 +113,15 @@ class SpanModel(nn.Module):
         steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
         columns = batch.span_start_B[:, None] + steps
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+        hidden = self._at(batch, rows, columns)
+        if not batch.vector:
+            return hidden, None
+        return hidden[:, :-1], nn.functional.normalize(hidden[:, -1], dim=-1)
+
+    def _at(
+        self, batch: MaskedBatch | MaskedTexts, rows: torch.Tensor, columns: torch.Tensor
+    ) -> torch.Tensor:
+        """The states that enter the decoder at some positions, float32."""
         self._span = (rows, columns)
         try:
             self.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT)
@@ -118,10 +130,7 @@ class SpanModel(nn.Module):
             self._span = self._captured = None
         if hidden is None:
             raise ModelError(f"{type(self.mlm).__name__} does not pass through its output embeddings")
-        hidden = hidden.float()
-        if not batch.vector:
-            return hidden, None
-        return hidden[:, :-1], nn.functional.normalize(hidden[:, -1], dim=-1)
+        return hidden.float()
 
     @property
     def decoder(self) -> tuple[torch.Tensor, torch.Tensor]:

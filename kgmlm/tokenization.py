@@ -67,6 +67,25 @@ class MaskedBatch:
 
 
 @dataclass(frozen=True)
+class MaskedTexts:
+    """B padded texts, M tokens of which a masked LM has to guess: at ``rows_M``, ``columns_M``.
+
+    Attributes:
+        labels_M: what they were.
+    """
+
+    input_ids_BT: torch.Tensor
+    attention_mask_BT: torch.Tensor
+    rows_M: torch.Tensor
+    columns_M: torch.Tensor
+    labels_M: torch.Tensor
+
+    def to(self, device: torch.device) -> MaskedTexts:
+        """The same batch on a device."""
+        return MaskedTexts(*(value.to(device) for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
 class Candidates:
     """The tokens of N names, one bag a name: those of i are ``token_ids[offsets[i]:offsets[i + 1]]``.
 
@@ -291,6 +310,16 @@ class SpanTokenizer:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         token_ids = np.concatenate([np.zeros(0, np.int32), *parts], dtype=np.int64)
         return Candidates(token_ids, offsets, truncated)
+
+    @cached_property
+    def begins_word_V(self) -> BoolArray:
+        """Which tokens of the vocabulary begin a word: WordPiece marks those that do not, the others those
+        that do.
+        """
+        pieces = self.tokens(range(len(self.tokenizer)))
+        if any(p.startswith("##") for p in pieces):
+            return np.array([not p.startswith("##") for p in pieces])
+        return np.array([p.startswith(("\u0120", "\u2581")) for p in pieces])
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Ids as the tokenizer's own pieces."""

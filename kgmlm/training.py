@@ -27,11 +27,12 @@ from kgmlm import files
 from kgmlm.config import Settings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, FloatArray, GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
+from kgmlm.masking import MaskedTextSource
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput, create_model, load_model, reduced_products
 from kgmlm.ranker import Ranker, Vocabulary
 from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
 from kgmlm.scoring import entity_loss, score_vectors, token_loss
-from kgmlm.tokenization import Encoded, MaskedBatch, SpanTokenizer, load_tokenizer, train_tokenizer
+from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer, load_tokenizer, train_tokenizer
 
 BUCKET = 50  # batches that are sorted by length together
 ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
@@ -192,10 +193,20 @@ class BatchStream:
         self.queries: Queries
         self.answers: GroupedAnswers
         self.queries, self.answers = graph.unique_queries("train")
-        batches = math.ceil(len(self.queries) / settings.batch_size)
-        self.per_epoch = max(1, batches // share[1])
 
-    def _batch(self, rows: IntArray, encoded: list[Encoded], chances: FloatArray) -> TrainingBatch:
+    def __len__(self) -> int:
+        """What an epoch has: distinct queries."""
+        return len(self.queries)
+
+    @property
+    def per_epoch(self) -> int:
+        """Micro-batches of this process in an epoch."""
+        return max(1, math.ceil(len(self) / self.settings.batch_size) // self.share[1])
+
+    def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Any]:
+        return self.ranker.encode(self.queries[rows], rng)
+
+    def _batch(self, rows: IntArray, encoded: list[Any], chances: FloatArray) -> Any:
         """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1)."""
         queries = self.ranker.tokenizer.collate(encoded)
         if not self.ranker.settings.vector.enabled:
@@ -208,9 +219,9 @@ class BatchStream:
         entities = tuple(self.ranker.tokenizer.collate([texts[i] for i in part]) for part in parts)
         return TrainingBatch(rows, queries, ids[order], entities)
 
-    def _epoch(self, epoch: int, skip: int) -> Iterator[TrainingBatch]:
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Any]:
         rng = np.random.default_rng([self.settings.seed, epoch])
-        order = rng.permutation(len(self.queries))
+        order = rng.permutation(len(self))
         size = self.settings.batch_size
         rank, world = self.share
         number = -1
@@ -223,7 +234,7 @@ class BatchStream:
                 number += len(mine)
                 continue
             drawing = np.random.default_rng([self.settings.seed, epoch, start])
-            encoded = self.ranker.encode(self.queries[rows], drawing)
+            encoded = self._encode(rows, drawing)
             chances = drawing.random(len(rows))
             by_length = np.argsort([len(e.input_ids) for e in encoded], kind="stable")
             for i in mine:
@@ -235,11 +246,34 @@ class BatchStream:
                 at = by_length[shuffled[i] * size : (shuffled[i] + 1) * size]
                 yield self._batch(rows[at], [encoded[j] for j in at], chances[at])
 
-    def from_position(self, position: int) -> Iterator[TrainingBatch]:
+    def from_position(self, position: int) -> Iterator[Any]:
         """The stream from one micro-batch on; it ends after the last epoch."""
         for epoch in range(position // self.per_epoch, math.ceil(self.settings.epochs)):
             yield from self._epoch(epoch, position - epoch * self.per_epoch if position else 0)
             position = 0
+
+
+class TextStream(BatchStream):
+    """Micro-batches of masked texts, by epoch and position: of the objective "masked"."""
+
+    def __init__(
+        self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, share: tuple[int, int]
+    ) -> None:
+        self.ranker = ranker
+        self.settings = settings
+        self.share = share
+        self.source = MaskedTextSource(ranker, graph, ranker.settings.masking, settings.seed)
+
+    def __len__(self) -> int:
+        """What an epoch has: training entities and training triples."""
+        return len(self.source)
+
+    def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Any]:
+        return self.source.encode(rows, rng)
+
+    def _batch(self, rows: IntArray, encoded: list[Any], chances: FloatArray) -> MaskedTexts:
+        """Hide tokens, drawn by the batch's own numbers in [0, 1)."""
+        return self.source.mask(encoded, np.random.default_rng((chances * 2**32).astype(np.int64)))
 
 
 class Joined(NamedTuple):
@@ -379,6 +413,30 @@ class Losses:
             self.ranker.offsets.offset_ND.data.copy_(tensors["offsets"])
 
 
+class MaskedLosses:
+    """The objective "masked": cross-entropy of the hidden tokens, each alike."""
+
+    offsets: torch.nn.Module | None = None
+
+    def __init__(self, ranker: Ranker) -> None:
+        self.ranker = ranker
+
+    def __call__(self, model: Callable[..., SpanOutput], batch: MaskedTexts) -> torch.Tensor:
+        """The loss of one micro-batch, a scalar."""
+        batch = batch.to(self.ranker.model.device)
+        weight_VD, bias_V = self.ranker.model.decoder
+        hidden_MD = model(batch).hidden_BLD[0]
+        logits_MV = torch.nn.functional.linear(hidden_MD, weight_VD.float(), bias_V.float())
+        return torch.nn.functional.cross_entropy(logits_MV, batch.labels_M)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Nothing beside the model."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Nothing."""
+
+
 @dataclass
 class State:
     """What a checkpoint holds beside weights, moments and random states."""
@@ -406,7 +464,7 @@ def _optimizer(
 
 
 def save_checkpoint(
-    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, losses: Losses, state: State
+    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, losses: Losses | MaskedLosses, state: State
 ) -> None:
     """Write a resumable state atomically, in safetensors, then drop the older ones."""
     from safetensors.torch import save_file
@@ -436,7 +494,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def load_checkpoint(
-    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: Losses
+    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: Losses | MaskedLosses
 ) -> State:
     """Restore moments and random states, and the weights unless the model has them; returns the rest."""
     from safetensors.torch import load_file, load_model
@@ -566,11 +624,14 @@ def train(
         model.set_dropout(settings.dropout)
     if precision == "bf16" and model.device.type == "cpu":
         model.attend("eager")  # as plain matrix products, which bf16 units do fast
-    stream = BatchStream(ranker, run.graph, settings, (accelerator.process_index, accelerator.num_processes))
+    share = (accelerator.process_index, accelerator.num_processes)
+    masked = settings.objective == "masked"
+    stream = (TextStream if masked else BatchStream)(ranker, run.graph, settings, share)
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
-    losses = Losses(ranker, run.graph, settings, stream)
+    losses: Losses | MaskedLosses
+    losses = MaskedLosses(ranker) if masked else Losses(ranker, run.graph, settings, stream)
     optimizer = _optimizer(model, ranker.offsets, run.settings, peak_learning_rate(run))
     peaks = [group["lr"] for group in optimizer.param_groups]
     state = load_checkpoint(checkpoint, model, optimizer, losses) if checkpoint else State()
