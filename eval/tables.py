@@ -84,8 +84,10 @@ def lineage(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def minutes(report: dict[str, Any]) -> float:
     """All training behind a report: of the runs before, and of the structural model too."""
+    weights = report.get("scores", {"likelihood": 1.0})
+    text = any(weights.get(part) for part in ("likelihood", "vector"))
     structure = (report.get("structure") or {}).get("minutes", 0.0)
-    return float(structure + sum(r["minutes"] for r in lineage(report["run"])))
+    return float(structure + (sum(r["minutes"] for r in lineage(report["run"])) if text else 0.0))
 
 
 def row(report: dict[str, Any], to: str) -> list[str]:
