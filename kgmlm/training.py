@@ -604,11 +604,13 @@ def train(
         OSError: when the disk is full; the last checkpoint is then intact.
     """
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
     from transformers import get_linear_schedule_with_warmup
 
     settings = run.settings.training
     reporter = reporter or Silent()
     precision = _precision(settings)
+    AcceleratorState._reset_state()  # an earlier training of this process may have had another precision
     accelerator = Accelerator(
         cpu=_on_cpu(),
         mixed_precision=precision,

@@ -63,6 +63,18 @@ def test_retrieval_is_measured_and_drawn(toy_vector_run: Path, tmp_path: Path) -
     assert (tmp_path / "retrieval.svg").read_text("utf-8").count("entity index")
 
 
+@pytest.mark.slow
+def test_curves_are_read_joined_and_drawn(toy_run: Path, toy_vector_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "curves.json"
+    script("eval/curves.py", f"names={toy_run}", "--output", output)
+    script("eval/curves.py", f"vectors={toy_vector_run}", "--output", output)
+    curves = json.loads(output.read_text("utf-8"))
+    assert {name: len(curve["points"]) for name, curve in curves.items()} == {"names": 2, "vectors": 2}
+    rows = [json.loads(x) for x in (toy_run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert [mrr for _, mrr in curves["names"]["points"]] == [r["valid_mrr"] for r in rows if "valid_mrr" in r]
+    assert "vectors" in (tmp_path / "curves.svg").read_text("utf-8")
+
+
 def test_the_tables_show_the_results() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "eval" / "tables.py"), "--check"], capture_output=True, text=True

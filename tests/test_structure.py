@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from conftest import Cli, refused
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
 from kgmlm.evaluation import choose_structure, evaluate
+from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
-from kgmlm.ranker import Ranker
+from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import STRUCTURE, open_run
 from kgmlm.structure import Structure, load_structure, save_structure, train_structure
 
@@ -52,6 +54,37 @@ def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, stru
     scores_BN = structure.score(queries)
     mean_rank = (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1).float().mean()
     assert mean_rank < 3 < len(toy.entities) / 5
+
+
+def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, structure: Structure) -> None:
+    shuffled = toy.splits["train"].copy()
+    shuffled[:, 2] = np.random.default_rng(0).integers(0, len(toy.entities), len(shuffled))
+    queries, answers = toy.queries("train")
+    tail = queries.tail_B
+    found = []
+    for model in (structure, train_structure(replace(toy, splits={"train": shuffled}), SMALL)):
+        scores_BN = model.score(queries[tail])
+        own_B1 = scores_BN.gather(1, torch.from_numpy(answers[tail])[:, None])
+        found.append(float((1 / (1 + (scores_BN > own_B1).sum(1))).mean()))
+    assert found[1] < 0.6 * found[0]
+
+
+def test_a_shortlist_is_rescored_by_structure_too(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, structure: Structure
+) -> None:
+    pytest.importorskip("faiss")
+    ranker = make_ranker()
+    ranker.structure = structure
+    ranker.weights = ranker.weights._replace(structure=1.0)
+    index = build_index(ranker, toy, "likelihood")
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in ranker.retrieve_and_rank(queries, Retrieval(index, 99)):
+        torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
+    rows, parts = next(iter(ranker.parts(queries)))
+    assert parts.likelihood_BN is not None
+    torch.testing.assert_close(
+        parts.score(ranker.weights), parts.likelihood_BN + structure.score(queries[rows])
+    )
 
 
 def test_what_training_has_not_seen_is_neutral(toy: KnowledgeGraph, structure: Structure) -> None:

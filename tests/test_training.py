@@ -86,12 +86,25 @@ def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> 
     assert mrr["shuffled"] < 0.6 * mrr["true"]
 
 
-@pytest.mark.parametrize("objective", ["entity", "token"])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("objective", "accumulation", "precision"),
+    [
+        ("entity", 1, "fp32"),
+        ("entity", 2, "fp32"),
+        ("token", 1, "fp32"),
+        ("token", 2, "fp32"),
+        ("entity", 1, "bf16"),
+        ("masked", 1, "fp32"),
+    ],
+)
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
-    toy: KnowledgeGraph, tmp_path: Path, objective: str, accumulation: int
+    toy: KnowledgeGraph, tmp_path: Path, objective: str, accumulation: int, precision: str
 ) -> None:
-    more = [f"training.objective={objective}", f"training.accumulation={accumulation}"]
+    more = [
+        f"training.objective={objective}",
+        f"training.accumulation={accumulation}",
+        f"training.precision={precision}",
+    ]
     go(tmp_path / "whole", toy, *more)
     assert go(tmp_path / "parts", toy, *more, max_steps=7).status == "max steps"
     for stop in (11, None):
@@ -102,6 +115,18 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
     weights = [open_run(tmp_path / n).ranker().model.state_dict() for n in ("whole", "parts")]
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
     assert latest_checkpoint(tmp_path / "parts") is None, "a finished run needs no checkpoint"
+
+
+def test_bf16_trains_as_fp32_does_and_leaves_no_trace(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    before = torch.get_float32_matmul_precision()
+    for precision in ("fp32", "bf16"):
+        go(tmp_path / precision, toy, f"training.precision={precision}")
+    assert torch.get_float32_matmul_precision() == before
+    one, other = (losses(tmp_path / p) for p in ("fp32", "bf16"))
+    assert one != other
+    assert other == pytest.approx(one, rel=0.05)
+    weights = open_run(tmp_path / "bf16").ranker().model.state_dict().values()
+    assert {w.dtype for w in weights if w.is_floating_point()} == {torch.float32}
 
 
 def test_a_run_broken_off_before_its_first_validation_has_a_checkpoint_but_no_model(
