@@ -19,8 +19,9 @@ PUBLISHED = ("<!-- published: python eval/tables.py -->", "<!-- end of published
 RETRIEVAL = ("<!-- retrieval: python eval/tables.py -->", "<!-- end of retrieval -->")
 HEADLINES = (  # in the README: of each graph the rows that people ask for
     "umls-scratch",
-    "wn18rr-minilm-neighbors-vector",
-    "wn18rr-minilm-neighbors-vector-complex",
+    "wn18rr-more-minilm-neighbors-vector",
+    "wn18rr-more-minilm-neighbors-vector-complex",
+    "fb15k237-minilm-neighbors-vector-offsets-complex",
     "wn18rr-unseen-slice-minilm-neighbors-vector",
     "wn18rr-v1-minilm-neighbors",
     "wn18rr-v1-minilm-neighbors-vector-complex",
@@ -62,6 +63,8 @@ def model(report: dict[str, Any]) -> str:
     run = report["run"]
     first = lineage(run)[-1]["model"]
     words = ["MiniLM-L6" if "minilm" in first else first]
+    if run.get("status") == "interrupted":
+        words[0] += " (training interrupted)"
     if run["settings"]["text"].get("neighbors"):
         words.append("neighbors")
     weights = report.get("scores", {})
