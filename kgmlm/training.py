@@ -259,9 +259,7 @@ class TextStream(BatchStream):
     def __init__(
         self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, share: tuple[int, int]
     ) -> None:
-        self.ranker = ranker
-        self.settings = settings
-        self.share = share
+        super().__init__(ranker, graph, settings, share)
         self.source = MaskedTextSource(ranker, graph, ranker.settings.masking, settings.seed)
 
     def __len__(self) -> int:
