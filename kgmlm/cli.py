@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +30,7 @@ from kgmlm.terminal import (
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from kgmlm.config import Settings
     from kgmlm.kg import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
@@ -59,6 +61,17 @@ IndexKind = Annotated[
 ]
 Effort = Annotated[
     int | None, typer.Option(min=1, help="How hard the index tries; by default as hard as when it was built.")
+]
+Rescore = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Rescore so many of the best, in runs with a rescorer (`kgmlm rescore`); by default as many as "
+        "validation chose. 0 is none.",
+    ),
+]
+Precision = Annotated[
+    str, typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded.")
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Queries a forward pass.")]
 
@@ -121,6 +134,8 @@ def train(
         if model is None:
             raise RunError("--model is missing: `scratch`, a folder, or a Hugging Face name")
     settings = load_settings(config, set_ or [])
+    if settings.training.objective == "rescore":
+        raise RunError("the objective 'rescore' is trained beside a run, by `kgmlm rescore RUN`")
     if resume:
         run = runs.open_run(output)
         if (config or set_) and settings.without_max_steps() != run.settings.without_max_steps():
@@ -204,10 +219,12 @@ def evaluate(
     ] = None,
     max_triples: Annotated[int | None, typer.Option(min=1, help="A seeded sample of the split.")] = None,
     scores: Scores = "all",
+    rescore: Rescore = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
     batch_size: BatchSize = 64,
+    precision: Precision = "fp32",
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -248,7 +265,7 @@ def evaluate(
             allow_new_relations=allow_new_relations,
         )
     quiet_transformers()
-    ranker = _ranker(opened, scope.graph, device, scores)
+    ranker = _ranker(opened, scope.graph, device, scores, rescore, precision)
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, batch_size)
         retrieval = open_retrieval(opened, ranker, retrieve, index, effort)
@@ -268,6 +285,8 @@ def evaluate(
         "trained_on": opened.graph.name,
         "scores": ranker.weights._asdict(),
         "structure": opened.record.get("structure") if ranker.weights.structure else None,
+        "rescoring": _rescoring(opened, ranker),
+        "precision": precision,
         "run": {k: opened.record.get(k) for k in keys}
         | {"settings": opened.settings.model_dump(mode="json")},
         "versions": runs.versions(),
@@ -287,11 +306,49 @@ def evaluate(
         tell(f"{truncated:,} names are longer than the span and were cut to it")
 
 
-def _ranker(run: Run, graph: KnowledgeGraph, device: str | None, scores: str) -> Ranker:
+def _ranker(
+    run: Run,
+    graph: KnowledgeGraph,
+    device: str | None,
+    scores: str,
+    rescore: int | None,
+    precision: str = "fp32",
+) -> Ranker:
     """A run's ranker over a graph, by the parts of the score that were asked for."""
+    from dataclasses import replace
+
+    from kgmlm.kg import ConfigError
+
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f"--precision is fp32 or bf16, not '{precision}'")
     ranker = run.ranker(device, graph=graph)
     ranker.use(scores)
+    if rescore == 0:
+        ranker.rescorer = None
+    elif rescore is not None:
+        if ranker.rescorer is None:
+            raise ConfigError(
+                f"{run.path} has no rescorer; `kgmlm rescore {run.path}` trains one"
+                if scores in ("all", "text")
+                else f"--rescore goes with --scores all or text, not {scores}"
+            )
+        ranker.rescorer.use = replace(ranker.rescorer.use, k=rescore)
+    _reduce(ranker, precision)
     return ranker
+
+
+def _reduce(ranker: Ranker, precision: str) -> None:
+    """Let all models of a ranker encode in bf16, or not."""
+    for model in (ranker.model, ranker.rescorer.model if ranker.rescorer else ranker.model):
+        model.reduce(precision == "bf16")
+
+
+def _rescoring(run: Run, ranker: Ranker) -> dict[str, Any] | None:
+    """What a report says of rescoring."""
+    if ranker.rescorer is None:
+        return None
+    record = run.record["rescoring"]
+    return {**record, **asdict(ranker.rescorer.use)}
 
 
 def _read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
@@ -348,6 +405,7 @@ def rank(
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show each token's log-likelihood.")] = False,
     scores: Scores = "all",
+    rescore: Rescore = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
@@ -392,7 +450,7 @@ def rank(
             except QueryError as error:
                 raise QueryError(f"{row['line']}: {error}") from None
     quiet_transformers()
-    predictor = Predictor(graph, _ranker(opened, graph, device, scores))
+    predictor = Predictor(graph, _ranker(opened, graph, device, scores, rescore))
     unread = predictor.ranker.unread()
     with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
         _read_entities(predictor.ranker, progress, batch_size)
@@ -562,6 +620,168 @@ def fuse(
             f"{valid['mrr_structure']:.4f}), Hits@1 {valid['hits_at_1']:.4f}, "
             f"Hits@10 {valid['hits_at_10']:.4f}"
         )
+
+
+@app.command()
+@handled
+def rescore(
+    run: RunArgument,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings as TOML; by default those of the run, for one epoch.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE over the settings, such as training.epochs=0.5."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Begin with another masked LM than the run's own.", show_default=False)
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Take the rescorer of this run (it may be the same one) instead of training; choose anew "
+            "how it is used.",
+        ),
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop there; the schedule stays laid for all epochs.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with interrupted training.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older rescorer.")] = False,
+    max_triples: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Choose on a seeded sample of validation; 0 is all of it, by default training.eval_triples.",
+        ),
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a second model that reads the best candidates of a run again, each together with its query.
+
+    It begins with the run's own model and learns to tell true answers from wrong ones that the run ranks
+    high. How many candidates are rescored, and how much that counts, is chosen on validation. `rank` and
+    `evaluate` use it from then on, at a forward pass a candidate; --rescore 0 leaves it out.
+    """
+    from kgmlm import runs
+    from kgmlm.config import Protocol, load_settings
+    from kgmlm.kg import RunError
+
+    if sum((resume, overwrite, source is not None)) > 1:
+        raise RunError("--resume, --overwrite and --from exclude each other")
+    opened = runs.open_run(run)
+    if "valid" not in opened.graph.splits:
+        raise RunError(f"{run} has no validation triples to choose candidates and weight on")
+    folder = run / runs.RESCORER
+    giver = None if source is None else runs.open_run(source)
+    if giver is not None and giver.rescorer_folder and not giver.graph.same(opened.graph):
+        raise RunError(f"{source} is a run of another graph than {run}")
+    if giver is None and not resume and not overwrite and (folder / "run.json").is_file():
+        raise RunError(
+            f"{run} has a rescorer already; --resume goes on training it, --from {run} chooses anew how it "
+            "is used, --overwrite starts again"
+        )
+    from kgmlm.evaluation import choose_rescoring
+
+    quiet_transformers()
+    short = [] if config else ["training.epochs=1", "training.eval_every=1"]
+    settings = load_settings(config or run / "config.toml", [*short, *(set_ or [])]).for_rescoring()
+    if giver is None:
+        _train_rescorer(opened, settings, model, max_steps, resume, overwrite, device, quiet)
+    elif giver.path.resolve() != run.resolve():
+        giver.copy_rescorer(opened)
+    trained = runs.open_run(folder)
+    training = trained.settings.training
+    ranker = opened.ranker(device)
+    ranker.rescorer = opened.rescorer(ranker.model.device)
+    _reduce(ranker, training.precision)
+    most = training.eval_triples if max_triples is None else max_triples
+    with progress_bar(quiet=quiet) as progress:
+        _read_entities(ranker, progress, 64)
+        protocol = Protocol(split="valid", max_triples=most, seed=training.seed)
+        valid = choose_rescoring(ranker, opened.graph, protocol, PhaseBars(progress))
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
+    opened.update(
+        rescoring={
+            "k": valid["k"],
+            "weight": valid["weight"],
+            "settings": trained.settings.model_dump(mode="json"),
+            **{key: trained.record[key] for key in keys},
+            "valid": valid,
+            "chosen_by": runs.command(),
+        }
+    )
+    if as_json:
+        print_json(valid)
+        return
+    print(
+        f"validation MRR {valid['mrr']:.4f} ({valid['mrr_first']:.4f} before rescoring), "
+        f"Hits@1 {valid['hits_at_1']:.4f}, Hits@10 {valid['hits_at_10']:.4f}: the {valid['k']} best, "
+        f"weight {valid['weight']:g}"
+    )
+    if not valid["k"]:
+        tell("no weight improves validation: nothing will be rescored")
+
+
+def _train_rescorer(
+    opened: Run,
+    settings: Settings,
+    model: str | None,
+    max_steps: int | None,
+    resume: bool,
+    overwrite: bool,
+    device: str | None,
+    quiet: bool,
+) -> None:
+    """Train the rescorer of a run, in a run folder of its own."""
+    from kgmlm.config import Protocol
+    from kgmlm.evaluation import choose_rescoring
+    from kgmlm.rescoring import Rescorer
+    from kgmlm.runs import RESCORER
+    from kgmlm.training import resume_run, start_run
+    from kgmlm.training import train as run_training
+
+    folder = opened.path / RESCORER
+    first = opened.ranker(device)
+    first.rescorer = None
+    if resume:
+        trained, ranker = resume_run(folder)
+    else:
+        opened.update(rescoring=None)
+        trained, ranker = start_run(
+            folder, opened.graph, model or str(opened.model_folder), settings, overwrite=overwrite
+        )
+    training = trained.settings.training
+    _reduce(first, training.precision)
+    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+    bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
+    with progress_bar(*bar, quiet=quiet) as progress:
+        phases = PhaseBars(progress)
+
+        def validation(current: Ranker) -> dict[str, float]:
+            first.rescorer = Rescorer(current.context, current.tokenizer, current.model, current.settings)
+            _reduce(first, training.precision)
+            found = choose_rescoring(first, opened.graph, protocol, phases)
+            first.rescorer = None
+            return found
+
+        outcome = run_training(
+            trained,
+            ranker,
+            validation,
+            first=first,
+            max_steps=max_steps or training.max_steps,
+            resume=resume,
+            reporter=TrainingBar(progress),
+        )
+    best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
+    tell(f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}")
+    if outcome.signal is not None:
+        tell(f"go on with: kgmlm rescore {opened.path} --resume")
+        raise typer.Exit(128 + outcome.signal)
 
 
 @app.command()

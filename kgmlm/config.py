@@ -132,13 +132,33 @@ class MaskingSettings(_Strict):
     share: float = Field(0.15, gt=0, lt=1)
 
 
+class RescoringSettings(_Strict):
+    """How `kgmlm rescore` reads the best candidates of a run again, each together with its query.
+
+    Attributes:
+        candidates: how many of the best are rescored at most; validation may choose fewer. Wrong answers to
+            train on are drawn from as many.
+        negatives: wrong answers beside a true one in training.
+        neighbors: how many training triples of a candidate its text tells, those that would answer the query
+            withheld.
+        max_length: of what is told of a candidate in tokens; they come on top of ``text.max_length``.
+    """
+
+    candidates: int = Field(20, ge=1)
+    negatives: int = Field(5, ge=1)
+    neighbors: int = Field(4, ge=0)
+    max_length: int = Field(48, ge=8)
+
+
 class TrainingSettings(_Strict):
     """The training loop.
 
     Attributes:
         objective: "entity", softmax over the scores of all training entities with all true answers
-            as targets; "token", the paper's cross-entropy on the gold span; or "masked", which adapts a
-            model to the graph's texts (``masking``) before another run begins with it.
+            as targets; "token", the paper's cross-entropy on the gold span; "masked", which adapts a
+            model to the graph's texts (``masking``) before another run begins with it; or "rescore", which
+            `kgmlm rescore` trains (``rescoring``).
+        batch_size: texts a step, entities' aside: queries, or of the objective "rescore" pairs.
         temperature: the entity objective divides scores by it.
         epochs: passes over the distinct training queries, both sides; may be a fraction, and the learning
             rate falls to nothing by its end. ``max_steps`` cuts short.
@@ -153,7 +173,7 @@ class TrainingSettings(_Strict):
             "bf16" halves the time of a step or better; weights, sums and losses stay fp32.
     """
 
-    objective: Literal["entity", "token", "masked"] = "entity"
+    objective: Literal["entity", "token", "masked", "rescore"] = "entity"
     temperature: float = Field(0.25, gt=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
@@ -181,7 +201,14 @@ class Settings(_Strict):
     vector: VectorSettings = VectorSettings()
     structure: StructureSettings = StructureSettings()
     masking: MaskingSettings = MaskingSettings()
+    rescoring: RescoringSettings = RescoringSettings()
     training: TrainingSettings = TrainingSettings()
+
+    def for_rescoring(self) -> Settings:
+        """The settings of a run's rescorer: another objective, and no entity vectors."""
+        training = self.training.model_copy(update={"objective": "rescore"})
+        vector = self.vector.model_copy(update={"enabled": False})
+        return self.model_copy(update={"training": training, "vector": vector})
 
     def without_max_steps(self) -> Settings:
         """The settings that a resumed run must share with its beginning."""

@@ -41,8 +41,11 @@ from kgmlm.metrics import (
     summarize,
 )
 from kgmlm.ranker import MISSED, Ranker, Retrieval, Weights
+from kgmlm.rescoring import Use, best_columns, bonus
 
 WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of entity vectors, in units of Ranker.default_weights
+RESCORED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
+RESCORING_TRIED = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # weights of it, in units of the temperature
 STRUCTURE_TRIED = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of structure, in units of the temperature
 PRIOR = 50  # queries of the average that join those of a relation
 
@@ -598,6 +601,67 @@ def choose_structure(
         "mrr_text": float(mean_W[0]),
         "mrr_structure": float(alone_B.mean()),
         "mrr_one_weight": float(mean_W.max()),
+    }
+
+
+def choose_rescoring(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Callable[[str, int, int], None] = lambda what, n, total: None,
+) -> dict[str, float]:
+    """Choose how many of the best are rescored and how much that counts, by MRR; not rescoring is a choice.
+
+    The choice is left in ``ranker.rescorer``. Give it a validation split, never a test split.
+
+    Returns:
+        ``mrr``, ``hits_at_1`` and ``hits_at_10`` under the choice, ``k`` and ``weight``, ``mrr_first``
+        without rescoring, and ``held``, the share of answers that the most candidates tried hold.
+    """
+    rescorer = ranker.rescorer
+    if rescorer is None:
+        raise ConfigError("the ranker has no rescorer to weigh")
+    most = min(rescorer.rescoring.candidates, len(graph.entities))
+    sizes = sorted({k for k in RESCORED_TRIED if k < most} | {most})
+    unit = ranker.settings.training.temperature  # both as confident as in training
+    tried = [Use(0, 0.0), *(Use(k, unit * x) for k in sizes for x in RESCORING_TRIED)]
+    scope = Scope.of(graph)
+    member_N = scope.members(protocol)
+    triples = _within(_sampled(scope, protocol), member_N, protocol)
+    asked = _Asked.of(triples, graph, protocol)
+    views = [_View.of(member_N, triples) for _ in tried]
+    distinct, held_B = asked.distinct, np.zeros(len(asked.queries), np.bool_)
+    for rows, parts in ranker.parts(distinct):
+        scores_dN = parts.score(ranker.weights)
+        columns_dK, chosen_dK = best_columns(scores_dN, most)
+        ids_dK = columns_dK.cpu().numpy()
+        read_dK = rescorer.score(distinct[rows], np.where(chosen_dK.cpu().numpy(), ids_dK, -1))
+        at, group = asked.of_groups(rows)
+        known = asked.known.lookup(asked.queries[at])
+        answers = asked.answers[at]
+        held_B[at] = (ids_dK[group] == answers[:, None]).any(1)
+        source = torch.from_numpy(group).to(scores_dN.device)
+        for use, view in zip(tried, views, strict=True):
+            final_dN = scores_dN
+            if use.k:
+                columns_dk, chosen_dk = best_columns(scores_dN, use.k)
+                more_dk = bonus(read_dK[:, : use.k], chosen_dk, use.weight)
+                final_dN = scores_dN.scatter_add(1, columns_dk, more_dk)
+            view.rank(final_dN[source], at, answers, known)
+        advance("rescoring", len(rows), len(distinct))
+    ranks = [view.result() for view in views]
+    found = [flat_metrics(r, asked.queries.tail_B) for r in ranks]
+    mrrs = [headline(metrics) for metrics in found]
+    chosen = int(np.argmax(mrrs))
+    rescorer.use = tried[chosen]
+    return {
+        "mrr": mrrs[chosen],
+        "hits_at_1": found[chosen]["both.realistic.hits_at_1"],
+        "hits_at_10": found[chosen]["both.realistic.hits_at_10"],
+        "k": rescorer.use.k,
+        "weight": rescorer.use.weight,
+        "mrr_first": mrrs[0],
+        "held": float(held_B.mean()),
     }
 
 

@@ -262,7 +262,8 @@ def _fingerprint(ranker: Ranker, kind: Kind, count: int) -> str:
 @torch.inference_mode()
 def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> _Tuning:
     """Try efforts, each twice the one before, until rescored shortlists have the target's recall@10."""
-    kept = ranker.weights
+    kept = ranker.weights, ranker.rescorer
+    ranker.rescorer = None
     ranker.weights = Weights(0.0, 1.0) if retriever.kind == "entity" else Weights()
     try:
         count = len(ranker.context.entities)
@@ -284,7 +285,7 @@ def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float
                 break
         return _Tuning(tried, round(1e3 * exact / len(queries), 3))
     finally:
-        ranker.weights = kept
+        ranker.weights, ranker.rescorer = kept
 
 
 def _exhausted(retriever: Retriever, effort: int) -> bool:

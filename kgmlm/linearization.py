@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kgmlm.kg import ConfigError, ContextGraph, Edge, Query, Target
+from kgmlm.config import TextSettings
+from kgmlm.kg import ConfigError, ContextGraph, Edge, Queries, Query, Target
 
 NEVER = 0
 
@@ -144,6 +145,22 @@ def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linea
     return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))
 
 
+def answer_text(
+    context: ContextGraph, entity: int, descriptions: bool, neighbors: Sequence[Edge] = ()
+) -> Linearization:
+    """What rescoring puts into the hole for a candidate: ``answer: disease. an illness ; is a: state``."""
+    read = context.entities[entity]
+    description = read.description if descriptions else ""
+    return Linearization(
+        (
+            Segment("answer:"),
+            Segment(f"{read.surface}." if description else read.surface, cut=1),
+            Segment(description, cut=3),
+            *_told(context, neighbors),
+        )
+    )
+
+
 TEMPLATES: dict[str, Template] = {"plain": plain, "natural": natural}
 
 
@@ -156,3 +173,21 @@ def get_template(name: str) -> Template:
     if name not in TEMPLATES:
         raise ConfigError(f"there is no template '{name}' (there are: {', '.join(TEMPLATES)})")
     return TEMPLATES[name]
+
+
+def linearize(
+    context: ContextGraph, queries: Queries, settings: TextSettings, rng: np.random.Generator | None = None
+) -> list[Linearization]:
+    """The text of B queries.
+
+    Args:
+        rng: in training, draws which neighbors are left out.
+    """
+    template = get_template(settings.template)
+    written = []
+    for q in queries:
+        told: list[Edge] = []
+        if settings.neighbors:
+            told = neighborhood(context, q, settings.neighbors, settings.neighbor_dropout, rng)
+        written.append(template(context, q, settings.descriptions, told))
+    return written

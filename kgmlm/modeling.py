@@ -10,7 +10,7 @@ Shapes: B queries, T tokens, L span, D width of the decoder's input, V vocabular
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ class SpanModel(nn.Module):
             raise ModelError(f"{type(mlm).__name__} has no linear decoder over its vocabulary")
         self._span: tuple[torch.Tensor, torch.Tensor] | None = None
         self._captured: torch.Tensor | None = None
+        self._reduced = False
         mlm.base_model.register_forward_hook(self._narrow)
         decoder.register_forward_pre_hook(self._capture)
 
@@ -124,7 +125,8 @@ class SpanModel(nn.Module):
         """The states that enter the decoder at some positions, float32."""
         self._span = (rows, columns)
         try:
-            self.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT)
+            with torch.autocast(self.device.type, torch.bfloat16) if self._reduced else nullcontext():
+                self.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT)
             hidden = self._captured
         finally:
             self._span = self._captured = None
@@ -164,6 +166,10 @@ class SpanModel(nn.Module):
             self.mlm.set_attn_implementation(implementation)
         except (ValueError, ImportError, NotImplementedError):
             return
+
+    def reduce(self, enabled: bool = True) -> None:
+        """Encode in bf16 without a training loop's saying so; states and scores stay float32."""
+        self._reduced = enabled
 
     def set_dropout(self, p: float) -> None:
         """Give every dropout of the model this probability; while it is in memory, not in its config."""
@@ -239,9 +245,14 @@ def start_head(mlm: Any, missing: set[str]) -> None:
 
 
 def create_model(
-    vocabulary: int, pad_id: int, shape: ScratchSettings, max_length: int, seed: int
+    vocabulary: int, pad_id: int, shape: ScratchSettings, max_length: int, seed: int, spare: int = 0
 ) -> SpanModel:
-    """A small random BERT for training from scratch."""
+    """A small random BERT for training from scratch.
+
+    Args:
+        max_length: of its texts in tokens.
+        spare: further positions for longer texts, which do not change the other random weights.
+    """
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(seed)
@@ -262,4 +273,21 @@ def create_model(
         type_vocab_size=1,
         initializer_range=shape.hidden_size**-0.5,  # unit-length embeddings: small models start faster
     )
-    return SpanModel(BertForMaskedLM(config))
+    mlm = BertForMaskedLM(config)
+    if spare:
+        _add_positions(mlm, spare)
+    return SpanModel(mlm)
+
+
+def _add_positions(mlm: Any, count: int) -> None:
+    """Give a BERT so many positions more, random like the first."""
+    embeddings, config = mlm.bert.embeddings, mlm.config
+    first = embeddings.position_embeddings.weight.data
+    config.max_position_embeddings = positions = len(first) + count
+    more = torch.randn(count, config.hidden_size) * config.initializer_range
+    embeddings.position_embeddings = nn.Embedding.from_pretrained(torch.cat([first, more]), freeze=False)
+    for name, values in (
+        ("position_ids", torch.arange(positions)),
+        ("token_type_ids", torch.zeros(positions)),
+    ):
+        embeddings.register_buffer(name, values.long()[None], persistent=False)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and what entity vectors and a structural model add, in runs
-    that have them.
+    Explained, it has each token's log-likelihood and what entity vectors, a structural model and rescoring
+    add, in runs that have them.
     """
 
     rank: int
@@ -42,6 +42,7 @@ class Prediction:
     tokens: tuple[dict[str, Any], ...] | None = None
     vector: float | None = None
     structure: float | None = None
+    rescoring: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -52,7 +53,7 @@ class Prediction:
             "score": self.score,
             "known": self.known,
         }
-        added = {"vector": self.vector, "structure": self.structure}
+        added = {"vector": self.vector, "structure": self.structure, "rescoring": self.rescoring}
         row |= {part: value for part, value in added.items() if value is not None}
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
@@ -243,9 +244,13 @@ class Predictor:
             [None] * len(ids) if part is None else (weight * part[0]).tolist()
             for weight, part in zip(self.ranker.weights[1:], parts[1:], strict=True)
         )
+        rescoring: list[float | None] = [None] * len(ids)
+        if self.ranker.rescorer is not None:
+            before = parts.score(self.ranker.weights)[0].tolist()
+            rescoring = [p.score - score for p, score in zip(predictions, before, strict=True)]
         explained = []
-        for p, log_likelihoods, vector, structure in zip(
-            predictions, values, vectors, structural, strict=True
+        for p, log_likelihoods, vector, structure, more in zip(
+            predictions, values, vectors, structural, rescoring, strict=True
         ):
             token_ids = self.ranker.candidates.tokens(p.id).tolist()
             pieces = self.ranker.tokenizer.tokens(token_ids)
@@ -255,7 +260,7 @@ class Predictor:
                     zip(pieces, token_ids, log_likelihoods, strict=True)
                 )
             )
-            explained.append(replace(p, tokens=tokens, vector=vector, structure=structure))
+            explained.append(replace(p, tokens=tokens, vector=vector, structure=structure, rescoring=more))
         return explained
 
     def rank(

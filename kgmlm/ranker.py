@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from kgmlm.config import ScoringSettings, Settings
-from kgmlm.kg import BoolArray, ConfigError, ContextGraph, Edge, EntityTable, IntArray, ModelError, Queries
-from kgmlm.linearization import Linearization, entity_text, get_template, neighborhood
+from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
+from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
+from kgmlm.rescoring import Rescorer, best_columns, bonus
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
 from kgmlm.scoring import (
     Normalization,
@@ -114,6 +115,7 @@ class Ranker:
     Attributes:
         weights: of likelihood, vectors and structure in a score; 1, 0 and 0 in a run without the others.
         structure: a structural model of the context's entities, where the run has one.
+        rescorer: reads the best candidates again, where the run has one.
         offsets: added to the vectors read from the context's entities while they are trained; vectors that
             were saved have them in.
     """
@@ -134,16 +136,20 @@ class Ranker:
         self.weights = self.default_weights(settings)
         self.offsets: Offsets | None = None
         self.structure: Structure | None = None
-        self._template = get_template(settings.text.template)
+        self.rescorer: Rescorer | None = None
+        get_template(settings.text.template)  # a name that there is
         self._vectors_ND: torch.Tensor | None = None
         self._read_N = np.zeros(0, np.bool_)
         limit = getattr(model.mlm.config, "max_position_embeddings", None)
         lengths = {"text.max_length": settings.text.max_length}
         if settings.vector.enabled:
             lengths["vector.max_length"] = settings.vector.max_length
+        if settings.training.objective == "rescore":
+            together = settings.text.max_length + settings.rescoring.max_length
+            lengths["text.max_length and rescoring.max_length together are"] = together
         for key, length in lengths.items():
             if limit is not None and length > limit:
-                raise ModelError(f"{key} {length} exceeds the model's {limit} positions")
+                raise ModelError(f"{key} {length}: more than the model's {limit} positions")
 
     @staticmethod
     def default_weights(settings: Settings) -> Weights:
@@ -161,6 +167,8 @@ class Ranker:
             mine = self.context.relations.index
             relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
             twin.structure = self.structure.over(rows_N, relation_rows)
+        if self.rescorer is not None:
+            twin.rescorer = self.rescorer.over(context)
         if self._vectors_ND is not None and self._read_N.all():
             twin.adopt(self.context.entities, self._vectors_ND)
         return twin
@@ -194,16 +202,7 @@ class Ranker:
         Args:
             rng: in training, draws which neighbors are left out.
         """
-        text = self.settings.text
-        told: list[list[Edge]] = [[] for _ in range(len(queries))]
-        if text.neighbors:
-            told = [
-                neighborhood(self.context, q, text.neighbors, text.neighbor_dropout, rng) for q in queries
-            ]
-        return [
-            self._template(self.context, q, text.descriptions, edges)
-            for q, edges in zip(queries, told, strict=True)
-        ]
+        return linearize(self.context, queries, self.settings.text, rng)
 
     def encode(self, queries: Queries, rng: np.random.Generator | None = None) -> list[Encoded]:
         """The tokens of B queries, cut to ``text.max_length``; ``rng`` as in :meth:`linearize`."""
@@ -236,6 +235,8 @@ class Ranker:
     def use(self, scores: str) -> None:
         """Rank by "all" that the run has, by its "text" (without structure), or by one part alone.
 
+        One part alone is not rescored.
+
         Raises:
             ConfigError: when it is none of :data:`SCORES`, or a part is asked of a run without it.
         """
@@ -245,6 +246,8 @@ class Ranker:
             raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
         if scores == "structure" and self.structure is None:
             raise ConfigError("the run has no structural model; `kgmlm fuse` trains one")
+        if scores not in ("all", "text"):
+            self.rescorer = None
         if scores == "text":
             self.weights = self.weights._replace(structure=0.0)
         elif scores == "structure":
@@ -349,7 +352,28 @@ class Ranker:
             (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
         """
         for rows, parts in self.parts(queries, entity_ids, batch_size, advance):
-            yield rows, parts.score(self.weights)
+            yield rows, self.rescored(queries[rows], parts.score(self.weights), entity_ids)
+
+    def rescored(
+        self, queries: Queries, scores_BN: torch.Tensor, entity_ids: IntArray | None = None
+    ) -> torch.Tensor:
+        """First-stage scores with what the rescorer adds to the best of each query.
+
+        The best are taken before anything is filtered, and all of them stay ahead of the rest.
+
+        Args:
+            entity_ids: candidates, ``(N,)`` or a row of each query's own, ``(B, N)``; None is all.
+        """
+        if self.rescorer is None or not self.rescorer.use.k:
+            return scores_BN
+        columns_BK, chosen_BK = best_columns(scores_BN, self.rescorer.use.k)
+        chosen_BK &= scores_BN.gather(1, columns_BK) > MISSED
+        ids_BK = columns_BK.cpu().numpy()
+        if entity_ids is not None:
+            ids_BK = entity_ids[ids_BK] if entity_ids.ndim == 1 else np.take_along_axis(entity_ids, ids_BK, 1)
+        ids_BK = np.where(chosen_BK.cpu().numpy(), ids_BK, -1)
+        read_BK = self.rescorer.score(queries, ids_BK)
+        return scores_BN.scatter_add(1, columns_BK, bonus(read_BK, chosen_BK, self.rescorer.use.weight))
 
     def retrieve_and_rank(
         self,
@@ -364,7 +388,7 @@ class Ranker:
             (rows, scores ``(b, N)`` in which all that the shortlist lacks is :data:`MISSED`, exact scores).
         """
         for rows, span, parts in self.scored(queries, None, batch_size, advance):
-            exact_BN = parts.score(self.weights)
+            exact_BN = self.rescored(queries[rows], parts.score(self.weights))
             ids_BK, scores_BK = self.shortlist(span, retrieval, queries[rows])
             scores_BN = torch.full_like(exact_BN, MISSED)
             found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
@@ -380,8 +404,8 @@ class Ranker:
         """The K best that an index finds, rescored exactly: ids and scores ``(B, K)``, best first.
 
         The index is asked for some more, since its own scores are approximate. The text finds them; a
-        structural model only rescores. Equal scores keep the order of their ids. Where there are fewer than
-        K, ids are -1 and scores :data:`MISSED`.
+        structural model and a rescorer only score what it found. Equal scores keep the order of their ids.
+        Where there are fewer than K, ids are -1 and scores :data:`MISSED`.
 
         Args:
             queries: what was asked, which a structural model has to know.
@@ -413,8 +437,12 @@ class Ranker:
         scores_BK = Parts(likelihood_BK, vector_BK, structure_BK).score(self.weights)
         scores_BK[torch.from_numpy(ids_BK < 0).to(scores_BK.device)] = MISSED
         order = np.lexsort((ids_BK, -scores_BK.cpu().numpy()))[:, : retrieval.k]
-        rows = np.arange(len(order))[:, None]
-        return ids_BK[rows, order], scores_BK.gather(1, torch.from_numpy(order).to(scores_BK.device))
+        ids_BK, scores_BK = _taken(ids_BK, scores_BK, order)
+        if self.rescorer is None:
+            return ids_BK, scores_BK
+        assert queries is not None
+        scores_BK = self.rescored(queries, scores_BK, ids_BK)
+        return _taken(ids_BK, scores_BK, np.lexsort((ids_BK, -scores_BK.cpu().numpy())))
 
     def parts(
         self,
@@ -474,3 +502,10 @@ class Ranker:
         batch = self.tokenizer.collate(self.encode(queries)).to(self.model.device)
         span = self.model(batch)
         return token_log_probs(self.model, span, self._softmax_tokens, self.candidates.take(entity_ids))
+
+
+def _taken(ids_BK: IntArray, scores_BK: torch.Tensor, order: IntArray) -> tuple[IntArray, torch.Tensor]:
+    """Ids and scores in an order of each row's own."""
+    return np.take_along_axis(ids_BK, order, 1), scores_BK.gather(
+        1, torch.from_numpy(order).to(scores_BK.device)
+    )

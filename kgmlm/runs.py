@@ -9,6 +9,7 @@
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors
     ├── structure.safetensors   a structural model and its weights, where `kgmlm fuse` has made one
+    ├── rescorer/         a run of its own that rescores this one, where `kgmlm rescore` has trained one
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
 """
@@ -36,14 +37,18 @@ from kgmlm.config import Settings, dump_settings, load_settings
 from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
 
 if TYPE_CHECKING:
+    import torch
+
     from kgmlm.modeling import SpanModel
     from kgmlm.ranker import Ranker, Vocabulary
+    from kgmlm.rescoring import Rescorer
     from kgmlm.structure import Structure
     from kgmlm.tokenization import SpanTokenizer
 
 FORMAT = 1
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
+RESCORER = "rescorer"
 
 
 def versions() -> dict[str, str]:
@@ -205,7 +210,48 @@ class Run:
         if folder == self.model_folder and (self.path / STRUCTURE).is_file():
             ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
             ranker.weights = ranker.weights._replace(structure=1.0)
+        if folder == self.model_folder and self.record.get("rescoring"):
+            ranker.rescorer = self.rescorer(ranker.model.device)
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
+
+    def copy_rescorer(self, other: Run) -> None:
+        """Give another run of the same graph this one's rescorer."""
+        mine = self.rescorer_folder
+        other.update(rescoring=None)
+        with files.atomic_folder(other.path / RESCORER) as folder:
+            shutil.copytree(mine, folder, dirs_exist_ok=True)
+
+    @property
+    def rescorer_folder(self) -> Path:
+        """The run folder of the trained rescorer of this run.
+
+        Raises:
+            RunError: when there is none.
+        """
+        folder = self.path / RESCORER
+        if not (folder / "model" / "config.json").is_file():
+            raise RunError(f"{self.path} has no trained rescorer; `kgmlm rescore {self.path}` trains one")
+        return folder
+
+    def rescorer(self, device: torch.device) -> Rescorer:
+        """The trained rescorer of this run, used as was chosen on validation.
+
+        Raises:
+            RunError: when it is missing or damaged.
+        """
+        from kgmlm.modeling import load_model
+        from kgmlm.rescoring import Rescorer, Use
+        from kgmlm.tokenization import load_tokenizer
+
+        folder = self.rescorer_folder
+        use = self.record.get("rescoring") or {}
+        return Rescorer(
+            self.graph.context,
+            load_tokenizer(folder / "model"),
+            load_model(folder / "model").to(device),
+            load_settings(folder / "config.toml"),
+            Use(int(use["k"]), float(use["weight"])) if use else None,
+        )
 
 
 def save_vectors(ranker: Ranker, path: Path) -> None:

@@ -279,6 +279,7 @@ def print_predictions(
             tokens = " ".join(f"{t['token']} {t['log_likelihood']:.2f}" for t in p.tokens or ())
             tokens += "" if p.vector is None else f"; vector {p.vector:+.2f}"
             tokens += "" if p.structure is None else f"; structure {p.structure:+.2f}"
+            tokens += "" if p.rescoring is None else f"; rescoring {p.rescoring:+.2f}"
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(c) for c in cells + ([tokens] if explained else [])))
         stdout().print(table)

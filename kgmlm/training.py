@@ -30,9 +30,17 @@ from kgmlm.linearization import get_template
 from kgmlm.masking import MaskedTextSource
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput, create_model, load_model, reduced_products
 from kgmlm.ranker import Ranker, Vocabulary
+from kgmlm.rescoring import PairBatch, Rescorer, pair_loss
 from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
 from kgmlm.scoring import entity_loss, score_vectors, token_loss
-from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer, load_tokenizer, train_tokenizer
+from kgmlm.tokenization import (
+    Encoded,
+    MaskedBatch,
+    MaskedTexts,
+    SpanTokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 BUCKET = 50  # batches that are sorted by length together
 ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
@@ -119,7 +127,12 @@ def start_run(
         texts = scratch_texts(graph, settings.text)
         tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
         model = create_model(
-            len(tokenizer.tokenizer), tokenizer.pad_id, settings.scratch, settings.text.max_length, seed
+            len(tokenizer.tokenizer),
+            tokenizer.pad_id,
+            settings.scratch,
+            settings.text.max_length,
+            seed,
+            spare=settings.rescoring.max_length,
         )
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
@@ -206,6 +219,9 @@ class BatchStream:
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Any]:
         return self.ranker.encode(self.queries[rows], rng)
 
+    def _length(self, encoded: Any) -> int:
+        return len(encoded.input_ids)
+
     def _batch(self, rows: IntArray, encoded: list[Any], chances: FloatArray) -> Any:
         """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1)."""
         queries = self.ranker.tokenizer.collate(encoded)
@@ -236,7 +252,7 @@ class BatchStream:
             drawing = np.random.default_rng([self.settings.seed, epoch, start])
             encoded = self._encode(rows, drawing)
             chances = drawing.random(len(rows))
-            by_length = np.argsort([len(e.input_ids) for e in encoded], kind="stable")
+            by_length = np.argsort([self._length(e) for e in encoded], kind="stable")
             for i in mine:
                 number += 1
                 if number >= self.per_epoch:
@@ -272,6 +288,65 @@ class TextStream(BatchStream):
     def _batch(self, rows: IntArray, encoded: list[Any], chances: FloatArray) -> MaskedTexts:
         """Hide tokens, drawn by the batch's own numbers in [0, 1)."""
         return self.source.mask(encoded, np.random.default_rng((chances * 2**32).astype(np.int64)))
+
+
+class RescoringStream(BatchStream):
+    """Micro-batches of pairs, of the objective "rescore": each query with one answer and some wrong ones.
+
+    Wrong answers are drawn from what a first stage ranks best, when a bucket is made; entities that training
+    has not seen are never among them.
+
+    Args:
+        first: the run that is to be rescored.
+    """
+
+    def __init__(
+        self,
+        ranker: Ranker,
+        graph: KnowledgeGraph,
+        settings: TrainingSettings,
+        share: tuple[int, int],
+        first: Ranker,
+    ) -> None:
+        rescoring = ranker.settings.rescoring
+        queries = max(1, settings.batch_size // (1 + rescoring.negatives))
+        super().__init__(ranker, graph, settings.model_copy(update={"batch_size": queries}), share)
+        self.rescorer = Rescorer(ranker.context, ranker.tokenizer, ranker.model, ranker.settings)
+        self.first = first
+        self.entities = np.flatnonzero(graph.seen_N)
+
+    def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[list[Encoded]]:
+        first, end = self.answers.offsets[rows], self.answers.offsets[rows + 1]
+        true = self.answers.ids[first + (rng.random(len(rows)) * (end - first)).astype(np.int64)]
+        ids = [np.append(answer, wrong) for answer, wrong in zip(true, self._wrong(rows, rng), strict=True)]
+        return self.rescorer.encode(self.queries[rows], ids, rng)
+
+    def _wrong(self, rows: IntArray, rng: np.random.Generator) -> list[IntArray]:
+        """Wrong answers of some queries, drawn from the first stage's best."""
+        settings = self.ranker.settings.rescoring
+        size = min(settings.candidates, len(self.entities))
+        best_BK = np.zeros((len(rows), size), np.int64)
+        wrong_BK = np.zeros((len(rows), size), np.bool_)
+        for at, scores_bS in self.first.rank(self.queries[rows], self.entities):
+            positions, ids = self.answers.take(rows[at])
+            scores_bS = scores_bS.clone()
+            scores_bS[positions, np.searchsorted(self.entities, ids)] = -torch.inf
+            values_bK, columns_bK = scores_bS.topk(size, dim=1)
+            best_BK[at] = self.entities[columns_bK.cpu().numpy()]
+            wrong_BK[at] = torch.isfinite(values_bK).cpu().numpy()
+        drawn = []
+        for best_K, wrong_K in zip(best_BK, wrong_BK, strict=True):
+            pool = best_K[wrong_K]
+            drawn.append(rng.choice(pool, min(settings.negatives, len(pool)), replace=False))
+        return drawn
+
+    def _length(self, encoded: list[Encoded]) -> int:
+        return max(len(pair.input_ids) for pair in encoded)
+
+    def _batch(self, rows: IntArray, encoded: list[list[Encoded]], chances: FloatArray) -> PairBatch:
+        pairs = [pair for row in encoded for pair in row]
+        counts_B = np.array([len(row) for row in encoded])
+        return PairBatch(self.ranker.tokenizer.collate(pairs), counts_B)
 
 
 class Joined(NamedTuple):
@@ -411,10 +486,21 @@ class Losses:
             self.ranker.offsets.offset_ND.data.copy_(tensors["offsets"])
 
 
-class MaskedLosses:
-    """The objective "masked": cross-entropy of the hidden tokens, each alike."""
+class Stateless:
+    """What checkpoints ask of an objective that keeps nothing beside the model."""
 
     offsets: torch.nn.Module | None = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Nothing."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Nothing."""
+
+
+class MaskedLosses(Stateless):
+    """The objective "masked": cross-entropy of the hidden tokens, each alike."""
 
     def __init__(self, ranker: Ranker) -> None:
         self.ranker = ranker
@@ -427,12 +513,20 @@ class MaskedLosses:
         logits_MV = torch.nn.functional.linear(hidden_MD, weight_VD.float(), bias_V.float())
         return torch.nn.functional.cross_entropy(logits_MV, batch.labels_M)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Nothing beside the model."""
-        return {}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Nothing."""
+class PairLosses(Stateless):
+    """The objective "rescore": a softmax over each query's candidates."""
+
+    def __init__(self, rescorer: Rescorer) -> None:
+        self.rescorer = rescorer
+
+    def __call__(self, model: Callable[..., SpanOutput], batch: PairBatch) -> torch.Tensor:
+        """The loss of one micro-batch, a scalar."""
+        span = model(batch.pairs.to(self.rescorer.model.device))
+        return pair_loss(self.rescorer.read(span), batch.counts_B)
+
+
+AnyLosses = Losses | MaskedLosses | PairLosses
 
 
 @dataclass
@@ -462,7 +556,7 @@ def _optimizer(
 
 
 def save_checkpoint(
-    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, losses: Losses | MaskedLosses, state: State
+    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, losses: AnyLosses, state: State
 ) -> None:
     """Write a resumable state atomically, in safetensors, then drop the older ones."""
     from safetensors.torch import save_file
@@ -492,7 +586,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def load_checkpoint(
-    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: Losses | MaskedLosses
+    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: AnyLosses
 ) -> State:
     """Restore moments and random states, and the weights unless the model has them; returns the rest."""
     from safetensors.torch import load_file, load_model
@@ -575,6 +669,22 @@ def _precision(settings: TrainingSettings) -> str:
     return "bf16" if settings.precision == "bf16" else "no"
 
 
+def _objective(
+    run: Run, ranker: Ranker, share: tuple[int, int], first: Ranker | None
+) -> tuple[BatchStream, AnyLosses]:
+    """What a run's objective reads, and its loss."""
+    settings = run.settings.training
+    if settings.objective == "masked":
+        return TextStream(ranker, run.graph, settings, share), MaskedLosses(ranker)
+    if settings.objective == "rescore":
+        if first is None:
+            raise ConfigError("the objective 'rescore' is trained by `kgmlm rescore RUN`")
+        pairs = RescoringStream(ranker, run.graph, settings, share, first)
+        return pairs, PairLosses(pairs.rescorer)
+    queries = BatchStream(ranker, run.graph, settings, share)
+    return queries, Losses(ranker, run.graph, settings, queries)
+
+
 def train(
     run: Run,
     ranker: Ranker,
@@ -584,6 +694,7 @@ def train(
     resume: bool = False,
     tracker: str | None = None,
     reporter: Reporter | None = None,
+    first: Ranker | None = None,
 ) -> Outcome:
     """Train a run's model.
 
@@ -596,9 +707,10 @@ def train(
             if it had never stopped.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
+        first: what the objective "rescore" rescores.
 
     Raises:
-        ConfigError: when the loss is no longer finite.
+        ConfigError: when the loss is no longer finite, or the objective "rescore" has nothing to rescore.
         OSError: when the disk is full; the last checkpoint is then intact.
     """
     from accelerate import Accelerator
@@ -625,13 +737,10 @@ def train(
     if precision == "bf16" and model.device.type == "cpu":
         model.attend("eager")  # as plain matrix products, which bf16 units do fast
     share = (accelerator.process_index, accelerator.num_processes)
-    masked = settings.objective == "masked"
-    stream = (TextStream if masked else BatchStream)(ranker, run.graph, settings, share)
+    stream, losses = _objective(run, ranker, share, first)
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
-    losses: Losses | MaskedLosses
-    losses = MaskedLosses(ranker) if masked else Losses(ranker, run.graph, settings, stream)
     optimizer = _optimizer(model, ranker.offsets, run.settings, peak_learning_rate(run))
     peaks = [group["lr"] for group in optimizer.param_groups]
     state = load_checkpoint(checkpoint, model, optimizer, losses) if checkpoint else State()

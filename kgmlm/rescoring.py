@@ -1,0 +1,200 @@
+"""Rescoring of the best candidates: query and candidate read together, a forward pass each.
+
+A query's hole is filled with a candidate, its description and its own training triples; at one mask behind
+it the masked LM says how much more likely "yes" is than "no". Reading the two together sees what one pass a
+query cannot, at many times its cost, so only the K best of a first stage are read.
+
+Shapes: B queries, K candidates of each, N entities, C candidates of a training query, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from kgmlm.config import RescoringSettings, Settings
+from kgmlm.kg import ContextGraph, IntArray, ModelError, Queries, Query
+from kgmlm.linearization import answer_text, linearize, neighborhood
+from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.tokenization import Encoded, MaskedBatch, SpanTokenizer
+
+WORDS = ("yes", "no")
+_CACHED = 200_000  # candidates' tokens that are kept
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a first stage is rescored: its ``k`` best, by ``weight`` times the rescorer's scores."""
+
+    k: int
+    weight: float
+
+
+class Rescorer:
+    """Scores pairs of a query and a candidate by a masked LM that reads both.
+
+    Args:
+        settings: of the rescorer's own run.
+        use: how many are rescored, and how much that counts.
+
+    Raises:
+        ModelError: when the tokenizer writes "yes" and "no" alike.
+    """
+
+    def __init__(
+        self,
+        context: ContextGraph,
+        tokenizer: SpanTokenizer,
+        model: SpanModel,
+        settings: Settings,
+        use: Use | None = None,
+    ) -> None:
+        self.context = context
+        self.tokenizer = tokenizer
+        self.model = model
+        self.settings = settings
+        self.use = use or Use(settings.rescoring.candidates, settings.training.temperature)
+        yes, no = (ids[-1] for ids in tokenizer.encode_words(WORDS))
+        if yes == no:
+            raise ModelError("the tokenizer cannot tell 'yes' from 'no', which rescoring is read from")
+        self._words = torch.tensor([yes, no])
+        self._answers: dict[Query, list[int]] = {}
+
+    @property
+    def rescoring(self) -> RescoringSettings:
+        """The settings of rescoring."""
+        return self.settings.rescoring
+
+    def over(self, context: ContextGraph) -> Rescorer:
+        """The same over another graph."""
+        return Rescorer(context, self.tokenizer, self.model, self.settings, self.use)
+
+    def encode(
+        self, queries: Queries, ids: Sequence[IntArray], rng: np.random.Generator | None = None
+    ) -> list[list[Encoded]]:
+        """The tokens of B queries, each with each of its candidates.
+
+        Args:
+            ids: the candidates of each query.
+            rng: in training, draws which neighbors are left out.
+        """
+        text = self.settings.text
+        asked = self.tokenizer.encode_queries(linearize(self.context, queries, text, rng), 1, text.max_length)
+        # As the candidate is asked for in turn: its triples that answer this are withheld like the query's.
+        turned = [
+            [Query(i, q.relation, "tail" if q.target == "head" else "head") for i in row]
+            for q, row in zip(queries, (row.tolist() for row in ids), strict=True)
+        ]
+        told = self._tell([q for row in turned for q in row], rng)
+        return [[filled(whole, told[q]) for q in row] for whole, row in zip(asked, turned, strict=True)]
+
+    def _tell(self, turned: Sequence[Query], rng: np.random.Generator | None) -> dict[Query, list[int]]:
+        """The tokens of each distinct candidate; kept, unless they are drawn."""
+        known = self._answers if rng is None else {}
+        if len(known) > _CACHED:
+            known.clear()
+        text, settings = self.settings.text, self.rescoring
+        new = [q for q in dict.fromkeys(turned) if q not in known]
+        written = [
+            answer_text(
+                self.context,
+                q.entity,
+                text.descriptions,
+                neighborhood(self.context, q, settings.neighbors, text.neighbor_dropout, rng)
+                if settings.neighbors
+                else (),
+            )
+            for q in new
+        ]
+        first, last = len(self.tokenizer.prefix), len(self.tokenizer.suffix)
+        for q, encoded in zip(
+            new, self.tokenizer.encode_queries(written, 0, settings.max_length + first + last), strict=True
+        ):
+            known[q] = encoded.input_ids[first : len(encoded.input_ids) - last]
+        return known
+
+    def read(self, span: SpanOutput) -> torch.Tensor:
+        """Scores ``(P,)`` of P pairs from their states: the log odds of "yes" against "no"."""
+        weight_VD, bias_V = self.model.decoder
+        words = self._words.to(weight_VD.device)
+        (yes_D, no_D), (yes, no) = weight_VD[words].float(), bias_V[words].float()
+        scores_P: torch.Tensor = span.hidden_BLD[:, 0] @ (yes_D - no_D) + (yes - no)
+        return scores_P
+
+    @torch.inference_mode()
+    def score(
+        self,
+        queries: Queries,
+        ids_BK: IntArray,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> torch.Tensor:
+        """Scores ``(B, K)`` of the candidates ``ids_BK``, float32 on the model's device; 0 where an id is -1.
+
+        Args:
+            advance: called with the number of pairs done.
+        """
+        self.model.eval()
+        rows = [row[row >= 0] for row in ids_BK]
+        pairs = [pair for row in self.encode(queries, rows) for pair in row]
+        scores_P = torch.zeros(len(pairs), device=self.model.device)
+        order = np.argsort([-len(pair.input_ids) for pair in pairs], kind="stable")
+        for start in range(0, len(order), batch_size):
+            at = order[start : start + batch_size]
+            batch = self.tokenizer.collate([pairs[i] for i in at]).to(self.model.device)
+            scores_P[torch.from_numpy(at).to(scores_P.device)] = self.read(self.model(batch))
+            advance(len(at))
+        scores_BK = torch.zeros(ids_BK.shape, device=self.model.device)
+        scores_BK[torch.from_numpy(ids_BK >= 0).to(scores_BK.device)] = scores_P
+        return scores_BK
+
+
+def filled(asked: Encoded, answer: list[int]) -> Encoded:
+    """A query's tokens with a candidate's before the hole."""
+    ids, start = asked.input_ids, asked.span_start
+    return replace(asked, input_ids=[*ids[:start], *answer, *ids[start:]], span_start=start + len(answer))
+
+
+def best_columns(scores_BN: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns ``(B, k)`` of the k best of each row, best first, and which of them are to be rescored.
+
+    Those that tie with the best one left out are not: which of them came first would be chance.
+    """
+    count = scores_BN.shape[1]
+    values_BK, columns_BK = scores_BN.topk(min(k + 1, count), dim=1)
+    if k >= count:
+        return columns_BK, torch.ones_like(columns_BK, dtype=torch.bool)
+    return columns_BK[:, :k], values_BK[:, :k] > values_BK[:, k:]
+
+
+def bonus(read_BK: torch.Tensor, chosen_BK: torch.Tensor, weight: float) -> torch.Tensor:
+    """What rescoring adds to the scores of the chosen: 0 for the worst read, so that all stay ahead of the
+    rest.
+    """
+    least_B1 = read_BK.masked_fill(~chosen_BK, torch.inf).amin(1, keepdim=True)
+    return torch.where(chosen_BK, weight * (read_BK - least_B1), 0.0)
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """A micro-batch of the objective "rescore": of each of B queries a true answer and some wrong ones.
+
+    Attributes:
+        pairs: P texts, query by query, the true answer first.
+        counts_B: candidates of each query.
+    """
+
+    pairs: MaskedBatch
+    counts_B: IntArray
+
+
+def pair_loss(scores_P: torch.Tensor, counts_B: IntArray) -> torch.Tensor:
+    """Cross-entropy of a softmax over each query's candidates, the first of which is true."""
+    columns = np.concatenate([np.arange(n) for n in counts_B])
+    rows = np.repeat(np.arange(len(counts_B)), counts_B)
+    scores_BC = scores_P.new_full((len(counts_B), int(counts_B.max())), -torch.inf)
+    scores_BC[torch.from_numpy(rows), torch.from_numpy(columns)] = scores_P
+    return -scores_BC.log_softmax(1)[:, 0].mean()
