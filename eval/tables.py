@@ -65,6 +65,10 @@ def model(report: dict[str, Any]) -> str:
     words = ["MiniLM-L6" if "minilm" in first else first]
     if run.get("status") == "interrupted":
         words[0] += " (training interrupted)"
+    if any("minilm-adapt.toml" in older["command"] for older in lineage(run)[1:]):
+        words.append("adapted")
+    if run["settings"]["training"]["objective"] == "token":
+        words.append("token objective")
     if run["settings"]["text"].get("neighbors"):
         words.append("neighbors")
     weights = report.get("scores", {})
@@ -73,7 +77,11 @@ def model(report: dict[str, Any]) -> str:
     elif run["settings"].get("vector", {}).get("enabled") and not weights.get("structure"):
         words.append("likelihood alone")
     if weights.get("structure"):
-        return ", ".join([*words, "ComplEx"]) if weights["likelihood"] or weights["vector"] else "ComplEx"
+        if not weights["likelihood"] and not weights["vector"]:
+            return "ComplEx"
+        words.append("ComplEx")
+    if rescoring := report.get("rescoring"):
+        words.append(f"best {rescoring['k']} rescored")
     return ", ".join(words)
 
 
@@ -86,10 +94,11 @@ def lineage(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def minutes(report: dict[str, Any]) -> float:
-    """All training behind a report: of the runs before, and of the structural model too."""
+    """All training behind a report: of the runs before, of the structural model and of the rescorer too."""
     weights = report.get("scores", {"likelihood": 1.0})
     text = any(weights.get(part) for part in ("likelihood", "vector"))
     structure = (report.get("structure") or {}).get("minutes", 0.0)
+    structure += (report.get("rescoring") or {}).get("minutes", 0.0)
     return float(structure + (sum(r["minutes"] for r in lineage(report["run"])) if text else 0.0))
 
 
@@ -197,6 +206,8 @@ def commands(reports: list[dict[str, Any]]) -> str:
         lines = [run["command"] for run in reversed(lineage(report["run"]))]
         if structure := report.get("structure"):
             lines += dict.fromkeys([structure["command"], structure.get("chosen_by", structure["command"])])
+        if rescoring := report.get("rescoring"):
+            lines += dict.fromkeys([rescoring["command"], rescoring["chosen_by"]])
         lines.append(report["command"])
         commit = report["run"]["versions"].get("git", "no commit recorded")
         code = "\n".join(lines)

@@ -345,7 +345,7 @@ def _reduce(ranker: Ranker, precision: str) -> None:
 
 def _rescoring(run: Run, ranker: Ranker) -> dict[str, Any] | None:
     """What a report says of rescoring."""
-    if ranker.rescorer is None:
+    if ranker.rescorer is None or not ranker.rescorer.use.k:
         return None
     record = run.record["rescoring"]
     return {**record, **asdict(ranker.rescorer.use)}
@@ -649,6 +649,10 @@ def rescore(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with interrupted training.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older rescorer.")] = False,
+    candidates: Annotated[
+        int | None,
+        typer.Option(min=1, help="Try so many at most; by default rescoring.candidates.", show_default=False),
+    ] = None,
     max_triples: Annotated[
         int | None,
         typer.Option(
@@ -672,6 +676,8 @@ def rescore(
 
     if sum((resume, overwrite, source is not None)) > 1:
         raise RunError("--resume, --overwrite and --from exclude each other")
+    if source is not None and (config or set_ or model or max_steps):
+        raise RunError("--from trains nothing; --config, --set, --model and --max-steps go without it")
     opened = runs.open_run(run)
     if "valid" not in opened.graph.splits:
         raise RunError(f"{run} has no validation triples to choose candidates and weight on")
@@ -702,7 +708,7 @@ def rescore(
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, 64)
         protocol = Protocol(split="valid", max_triples=most, seed=training.seed)
-        valid = choose_rescoring(ranker, opened.graph, protocol, PhaseBars(progress))
+        valid = choose_rescoring(ranker, opened.graph, protocol, PhaseBars(progress), candidates)
     keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
     opened.update(
         rescoring={

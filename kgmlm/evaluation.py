@@ -609,10 +609,14 @@ def choose_rescoring(
     graph: KnowledgeGraph,
     protocol: Protocol,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
+    candidates: int | None = None,
 ) -> dict[str, float]:
     """Choose how many of the best are rescored and how much that counts, by MRR; not rescoring is a choice.
 
     The choice is left in ``ranker.rescorer``. Give it a validation split, never a test split.
+
+    Args:
+        candidates: how many are tried at most; None is as many as the rescorer's settings say.
 
     Returns:
         ``mrr``, ``hits_at_1`` and ``hits_at_10`` under the choice, ``k`` and ``weight``, ``mrr_first``
@@ -621,7 +625,7 @@ def choose_rescoring(
     rescorer = ranker.rescorer
     if rescorer is None:
         raise ConfigError("the ranker has no rescorer to weigh")
-    most = min(rescorer.rescoring.candidates, len(graph.entities))
+    most = min(candidates or rescorer.rescoring.candidates, len(graph.entities))
     sizes = sorted({k for k in RESCORED_TRIED if k < most} | {most})
     unit = ranker.settings.training.temperature  # both as confident as in training
     tried = [Use(0, 0.0), *(Use(k, unit * x) for k in sizes for x in RESCORING_TRIED)]

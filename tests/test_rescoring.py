@@ -17,10 +17,10 @@ from kgmlm.config import Protocol, RescoringSettings, Settings, TextSettings, Ve
 from kgmlm.evaluation import choose_rescoring, evaluate
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, IntArray, KnowledgeGraph, ModelError, Queries, Query
+from kgmlm.objectives import RescoringStream
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.rescoring import Rescorer, Use, best_columns, bonus, pair_loss
 from kgmlm.runs import RESCORER, open_run
-from kgmlm.training import RescoringStream
 
 TEXT = TextSettings(max_length=40, neighbors=3)
 SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
@@ -298,9 +298,12 @@ def test_a_run_is_rescored_by_the_command(
     assert "; rescoring " in cli(*asked, "--explain").stdout
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)
-    done = cli("rescore", other, "--from", run)
+    refused(cli("rescore", other, "--from", run, "--max-steps", 3), "--from trains nothing")
+    done = cli("rescore", other, "--from", run, "--candidates", 3)
     assert "before rescoring" in done.stdout, done.stderr
-    assert open_run(other).record["rescoring"]["settings"] == record["settings"]
+    taken = open_run(other).record["rescoring"]
+    assert taken["settings"] == record["settings"]
+    assert taken["k"] in (0, 3)
     shutil.rmtree(other / RESCORER / "model")
     refused(cli("evaluate", other), "no trained rescorer", "kgmlm rescore")
 

@@ -27,7 +27,9 @@ def test_a_result_says_where_it_comes_from(path: Path) -> None:
     assert report["run"]["command"].startswith("kgmlm train")
     assert report["command"].startswith("kgmlm evaluate")
     assert report["hardware"]["threads"] > 0
-    for command in (report["command"], report["run"]["command"]):
+    added = [report[part] for part in ("structure", "rescoring") if report.get(part)]
+    commands = [made[key] for made in added for key in ("command", "chosen_by") if key in made]
+    for command in (report["command"], report["run"]["command"], *commands):
         assert not any(word.startswith("/") for word in command.split()), "a path of one machine"
 
 
