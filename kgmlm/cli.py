@@ -695,6 +695,10 @@ def rescore(
     quiet_transformers()
     short = [] if config else ["training.epochs=1", "training.eval_every=1"]
     settings = load_settings(config or run / "config.toml", [*short, *(set_ or [])]).for_rescoring()
+    if resume and (config or set_):
+        begun = runs.open_run(folder).settings
+        if settings.without_max_steps() != begun.without_max_steps():
+            raise RunError(f"{folder} was begun with other settings; see {folder}/config.toml")
     if giver is None:
         _train_rescorer(opened, settings, model, max_steps, resume, overwrite, device, quiet)
     elif giver.path.resolve() != run.resolve():

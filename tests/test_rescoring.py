@@ -325,6 +325,8 @@ def test_interrupted_training_goes_on_to_the_same_losses(cli: Cli, toy_run: Path
     assert losses(runs[1]) == losses(runs[0])
     assert len(losses(runs[0])) > 5
     refused(cli("rescore", runs[0], "--resume"), "nothing to resume")
+    other = ("--set", "training.batch_size=30")
+    refused(cli("rescore", runs[0], "--resume", *other), "begun with other settings")
     refused(cli("rescore", runs[0], "--resume", "--overwrite"), "exclude each other")
 
 
