@@ -29,6 +29,8 @@ HEADLINES = (  # in the README: of each graph the rows that people ask for
     "wn18rr-v1-minilm-neighbors",
     "wn18rr-v1-minilm-neighbors-vector-complex",
     "wn18rr-v1-minilm-neighbors-vector-complex-rescored",
+    "wn18rr-v1-minilm-neighbors-vector-rescored",
+    "wn18rr-v1-ind-minilm-neighbors-vector-rescored",
     "fb237-v1-minilm",
     "fb237-v1-minilm-neighbors-vector-offsets-complex",
     "wn18rr-v1-ind-minilm-neighbors-vector",
