@@ -106,7 +106,7 @@ class StructureSettings(_Strict):
     Attributes:
         dimension: complex numbers an embedding.
         learning_rate: of Adagrad.
-        regularization: weight of the third powers of the embeddings in a batch (N3; Lacroix et al., 2018).
+        regularization: weight of the third powers of a triple's embeddings (N3; Lacroix et al., 2018).
         precision: "bf16" multiplies in bf16 with fp32 sums; faster where the hardware has units for it.
     """
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
 from kgmlm.evaluation import choose_structure, evaluate
@@ -17,7 +19,14 @@ from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import STRUCTURE, open_run
-from kgmlm.structure import Structure, load_structure, save_structure, train_structure
+from kgmlm.structure import (
+    AskedQueries,
+    Structure,
+    load_structure,
+    save_structure,
+    structure_loss,
+    train_structure,
+)
 
 SMALL = StructureSettings(dimension=8, epochs=30, batch_size=16)
 
@@ -54,6 +63,46 @@ def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, stru
     scores_BN = structure.score(queries)
     mean_rank = (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1).float().mean()
     assert mean_rank < 3 < len(toy.entities) / 5
+
+
+def test_the_loss_is_that_of_each_triple_alone() -> None:
+    from pykeen.nn.modules import ComplExInteraction
+
+    torch.manual_seed(0)
+    entities, relations = torch.randn(5, 6), torch.randn(2, 6)
+    triples = [(0, 1, 3), (0, 1, 4), (2, 0, 2)]
+    e, r = (torch.complex(*x.chunk(2, 1)) for x in (entities, relations))
+    expected = 0.0
+    for head, relation, tail in triples:
+        scores_S = ComplExInteraction()(h=e[head], r=r[relation], t=e)
+        cubes = sum(float(x.abs().pow(3).sum()) for x in (e[head], r[relation], e[tail]))
+        expected += float(-scores_S.log_softmax(0)[tail]) + 0.3 * cubes
+    queries_B2 = torch.tensor([[0, 1], [2, 0]])
+    answers_T, rows_T = torch.tensor([3, 4, 2]), torch.tensor([0, 0, 1])
+    settings = SMALL.model_copy(update={"regularization": 0.3})
+    found = structure_loss(entities, relations, queries_B2, answers_T, rows_T, settings)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@given(st.lists(st.tuples(*(st.integers(0, 5) for _ in range(3))), min_size=1, max_size=30), st.data())
+def test_batches_hold_every_triple_both_ways(
+    triples: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    asked = AskedQueries.of(np.array(sorted(set(triples))))
+    of = data.draw(st.permutations(range(len(asked.queries_U2))))
+    cut = data.draw(st.integers(1, len(of)))
+    found = []
+    for part in (of[:cut], of[cut:]):
+        if part:
+            queries_B2, answers_T, rows_T = asked.batch(list(part))
+            found += [(*queries_B2[row].tolist(), int(t)) for row, t in zip(rows_T, answers_T, strict=True)]
+    both = [(h, 2 * r, t) for h, r, t in set(triples)] + [(t, 2 * r + 1, h) for h, r, t in set(triples)]
+    assert sorted(found) == sorted(both)
+
+
+def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
+    with pytest.raises(RunError, match="learning_rate"):
+        train_structure(toy, SMALL.model_copy(update={"learning_rate": 1e30}))
 
 
 def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, structure: Structure) -> None:
