@@ -333,14 +333,8 @@ def _ranker(
                 else f"--rescore goes with --scores all or text, not {scores}"
             )
         ranker.rescorer.use = replace(ranker.rescorer.use, k=rescore)
-    _reduce(ranker, precision)
+    ranker.reduce(precision == "bf16")
     return ranker
-
-
-def _reduce(ranker: Ranker, precision: str) -> None:
-    """Let all models of a ranker encode in bf16, or not."""
-    for model in (ranker.model, ranker.rescorer.model if ranker.rescorer else ranker.model):
-        model.reduce(precision == "bf16")
 
 
 def _rescoring(run: Run, ranker: Ranker) -> dict[str, Any] | None:
@@ -707,7 +701,7 @@ def rescore(
     training = trained.settings.training
     ranker = opened.ranker(device)
     ranker.rescorer = opened.rescorer(ranker.model.device)
-    _reduce(ranker, training.precision)
+    ranker.reduce(training.precision == "bf16")
     most = training.eval_triples if max_triples is None else max_triples
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, 64)
@@ -765,7 +759,7 @@ def _train_rescorer(
             folder, opened.graph, model or str(opened.model_folder), settings, overwrite=overwrite
         )
     training = trained.settings.training
-    _reduce(first, training.precision)
+    first.reduce(training.precision == "bf16")
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
     bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
     with progress_bar(*bar, quiet=quiet) as progress:
@@ -773,7 +767,7 @@ def _train_rescorer(
 
         def validation(current: Ranker) -> dict[str, float]:
             first.rescorer = Rescorer(current.context, current.tokenizer, current.model, current.settings)
-            _reduce(first, training.precision)
+            first.reduce(training.precision == "bf16")
             found = choose_rescoring(first, opened.graph, protocol, phases)
             first.rescorer = None
             return found

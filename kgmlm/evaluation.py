@@ -7,7 +7,7 @@ only here, in the filter and in the ranks. What counts as unseen is what the *ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ from kgmlm.metrics import (
     sides,
     summarize,
 )
-from kgmlm.ranker import MISSED, Ranker, Retrieval, Weights
-from kgmlm.rescoring import Use, best_columns, bonus
+from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
+from kgmlm.rescoring import Best, Use, bonus
 
 WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of entity vectors, in units of Ranker.default_weights
 RESCORED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
@@ -533,27 +533,51 @@ def _ranked_by(
     ranker: Ranker,
     graph: KnowledgeGraph,
     protocol: Protocol,
-    tried: Sequence[Weights],
-    advance: Callable[[str, int, int], None],
-) -> tuple[Queries, list[Ranks]]:
-    """Both queries of each triple of the run's own graph, and their ranks under several weights.
+    count: int,
+    score: Callable[[Queries, IntArray, Parts], Iterable[torch.Tensor]],
+    advance: Callable[[int, int], None],
+) -> tuple[_Asked, list[Ranks]]:
+    """Both queries of each triple of the run's own graph, and their ranks by several ways of scoring.
 
     All from the same forward passes; the ranker's own weights say which parts are made.
+
+    Args:
+        count: how many ways there are.
+        score: scores ``(d, N)`` by each, of some of the distinct queries, their rows, and the parts.
     """
     scope = Scope.of(graph)
     member_N = scope.members(protocol)
     triples = _within(_sampled(scope, protocol), member_N, protocol)
     asked = _Asked.of(triples, graph, protocol)
-    views = [_View.of(member_N, triples) for _ in tried]
+    views = [_View.of(member_N, triples) for _ in range(count)]
     distinct = asked.distinct
-    for rows, parts in ranker.parts(distinct, advance=lambda n: advance("validating", n, len(distinct))):
+    for rows, parts in ranker.parts(distinct):
         at, group = asked.of_groups(rows)
         known = asked.known.lookup(asked.queries[at])
-        for weights, view in zip(tried, views, strict=True):
-            scores_dN = parts.score(weights)
+        for view, scores_dN in zip(views, score(distinct[rows], rows, parts), strict=True):
             source = torch.from_numpy(group).to(scores_dN.device)
             view.rank(scores_dN[source], at, asked.answers[at], known)
-    return asked.queries, [view.result() for view in views]
+        advance(len(rows), len(distinct))
+    return asked, [view.result() for view in views]
+
+
+def _by_weights(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    tried: Sequence[Weights],
+    advance: Callable[[str, int, int], None],
+) -> tuple[Queries, list[Ranks]]:
+    """Queries, and their ranks under several weights."""
+    asked, ranks = _ranked_by(
+        ranker,
+        graph,
+        protocol,
+        len(tried),
+        lambda queries, rows, parts: map(parts.score, tried),
+        partial(advance, "validating"),
+    )
+    return asked.queries, ranks
 
 
 def choose_structure(
@@ -581,7 +605,7 @@ def choose_structure(
     ranker.structure = structure.weighted(torch.ones_like(structure.weights_R2))
     ranker.weights = text._replace(structure=1.0)
     tried = [*(text._replace(structure=v) for v in values), Weights(0.0, 0.0, 1.0)]
-    queries, ranks = _ranked_by(ranker, graph, protocol, tried, advance)
+    queries, ranks = _by_weights(ranker, graph, protocol, tried, advance)
     *mixed_WB, alone_B = (1 / r.of_type("realistic") for r in ranks)
     reciprocal_WB = np.stack(mixed_WB)
     mean_W = reciprocal_WB.mean(1)
@@ -629,31 +653,25 @@ def choose_rescoring(
     sizes = sorted({k for k in RESCORED_TRIED if k < most} | {most})
     unit = ranker.settings.training.temperature  # both as confident as in training
     tried = [Use(0, 0.0), *(Use(k, unit * x) for k in sizes for x in RESCORING_TRIED)]
-    scope = Scope.of(graph)
-    member_N = scope.members(protocol)
-    triples = _within(_sampled(scope, protocol), member_N, protocol)
-    asked = _Asked.of(triples, graph, protocol)
-    views = [_View.of(member_N, triples) for _ in tried]
-    distinct, held_B = asked.distinct, np.zeros(len(asked.queries), np.bool_)
-    for rows, parts in ranker.parts(distinct):
+    held: list[tuple[IntArray, IntArray]] = []
+
+    def score(queries: Queries, rows: IntArray, parts: Parts) -> Iterator[torch.Tensor]:
         scores_dN = parts.score(ranker.weights)
-        columns_dK, chosen_dK = best_columns(scores_dN, most)
-        ids_dK = columns_dK.cpu().numpy()
-        read_dK = rescorer.score(distinct[rows], np.where(chosen_dK.cpu().numpy(), ids_dK, -1))
+        best = Best.of(scores_dN, most)
+        ids_dK = best.columns_BK.cpu().numpy()
+        held.append((rows, ids_dK))
+        read_dK = rescorer.score(queries, np.where(best.chosen_BK.cpu().numpy(), ids_dK, -1))
+        yield scores_dN
+        for use in tried[1:]:
+            first = best.first(use.k)
+            more_dk = bonus(read_dK[:, : use.k], first.chosen_BK, use.weight)
+            yield scores_dN.scatter_add(1, first.columns_BK, more_dk)
+
+    asked, ranks = _ranked_by(ranker, graph, protocol, len(tried), score, partial(advance, "rescoring"))
+    held_B = np.zeros(len(asked.queries), np.bool_)
+    for rows, ids_dK in held:
         at, group = asked.of_groups(rows)
-        known = asked.known.lookup(asked.queries[at])
-        answers = asked.answers[at]
-        held_B[at] = (ids_dK[group] == answers[:, None]).any(1)
-        source = torch.from_numpy(group).to(scores_dN.device)
-        for use, view in zip(tried, views, strict=True):
-            final_dN = scores_dN
-            if use.k:
-                columns_dk, chosen_dk = best_columns(scores_dN, use.k)
-                more_dk = bonus(read_dK[:, : use.k], chosen_dk, use.weight)
-                final_dN = scores_dN.scatter_add(1, columns_dk, more_dk)
-            view.rank(final_dN[source], at, answers, known)
-        advance("rescoring", len(rows), len(distinct))
-    ranks = [view.result() for view in views]
+        held_B[at] = (ids_dK[group] == asked.answers[at][:, None]).any(1)
     found = [flat_metrics(r, asked.queries.tail_B) for r in ranks]
     mrrs = [headline(metrics) for metrics in found]
     chosen = int(np.argmax(mrrs))
@@ -696,7 +714,7 @@ def validate(
     ranker.weights = Weights(1.0, unit)  # both parts are made
     unread = ranker.unread()
     ranker.read_entities(advance=lambda n: advance("reading entities", n, unread))
-    queries, ranks = _ranked_by(ranker, graph, protocol, tried, advance)
+    queries, ranks = _by_weights(ranker, graph, protocol, tried, advance)
     found = [flat_metrics(r, queries.tail_B) for r in ranks]
     mrrs = [headline(metrics) for metrics in found]
     best = int(np.argmax(mrrs))

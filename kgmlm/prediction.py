@@ -245,7 +245,7 @@ class Predictor:
             for weight, part in zip(self.ranker.weights[1:], parts[1:], strict=True)
         )
         rescoring: list[float | None] = [None] * len(ids)
-        if self.ranker.rescorer is not None:
+        if self.ranker.rescorer is not None and self.ranker.rescorer.use.k:
             before = parts.score(self.ranker.weights)[0].tolist()
             rescoring = [p.score - score for p, score in zip(predictions, before, strict=True)]
         explained = []

@@ -17,7 +17,7 @@ from kgmlm.config import ScoringSettings, Settings
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
-from kgmlm.rescoring import Rescorer, best_columns, bonus
+from kgmlm.rescoring import Best, Rescorer, bonus
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
 from kgmlm.scoring import (
     Normalization,
@@ -255,6 +255,12 @@ class Ranker:
         elif scores != "all":
             self.weights = Weights() if scores == "likelihood" else Weights(0.0, 1.0)
 
+    def reduce(self, enabled: bool = True) -> None:
+        """Encode in bf16, the rescorer too, or in float32 again."""
+        self.model.reduce(enabled)
+        if self.rescorer is not None:
+            self.rescorer.model.reduce(enabled)
+
     @property
     def vectors(self) -> torch.Tensor:
         """Unit vectors ``(N, D)`` of all entities; those not read yet are read now."""
@@ -366,14 +372,14 @@ class Ranker:
         """
         if self.rescorer is None or not self.rescorer.use.k:
             return scores_BN
-        columns_BK, chosen_BK = best_columns(scores_BN, self.rescorer.use.k)
-        chosen_BK &= scores_BN.gather(1, columns_BK) > MISSED
-        ids_BK = columns_BK.cpu().numpy()
+        best = Best.of(scores_BN, self.rescorer.use.k)
+        chosen_BK = best.chosen_BK & (best.scores_BK > MISSED)
+        ids_BK = best.columns_BK.cpu().numpy()
         if entity_ids is not None:
             ids_BK = entity_ids[ids_BK] if entity_ids.ndim == 1 else np.take_along_axis(entity_ids, ids_BK, 1)
         ids_BK = np.where(chosen_BK.cpu().numpy(), ids_BK, -1)
         read_BK = self.rescorer.score(queries, ids_BK)
-        return scores_BN.scatter_add(1, columns_BK, bonus(read_BK, chosen_BK, self.rescorer.use.weight))
+        return scores_BN.scatter_add(1, best.columns_BK, bonus(read_BK, chosen_BK, self.rescorer.use.weight))
 
     def retrieve_and_rank(
         self,
@@ -452,8 +458,14 @@ class Ranker:
         advance: Callable[[int], None] = lambda n: None,
     ) -> Iterator[tuple[IntArray, Parts]]:
         """As :meth:`rank`, with what each score is made of; a part whose weight is 0 is left out."""
-        for rows, _, parts in self.scored(queries, entity_ids, batch_size, advance):
-            yield rows, parts
+        if self.weights.likelihood or self.weights.vector or self.structure is None:
+            for rows, _, parts in self.scored(queries, entity_ids, batch_size, advance):
+                yield rows, parts
+            return
+        for start in range(0, len(queries), batch_size):  # structure alone reads no text
+            rows = np.arange(start, min(start + batch_size, len(queries)))
+            yield rows, Parts(None, None, self.structure.score(queries[rows], entity_ids))
+            advance(len(rows))
 
     @torch.inference_mode()
     def scored(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -158,16 +159,39 @@ def filled(asked: Encoded, answer: list[int]) -> Encoded:
     return replace(asked, input_ids=[*ids[:start], *answer, *ids[start:]], span_start=start + len(answer))
 
 
-def best_columns(scores_BN: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns ``(B, k)`` of the k best of each row, best first, and which of them are to be rescored.
+class Best(NamedTuple):
+    """The K best columns of each of B rows of scores, best first.
 
-    Those that tie with the best one left out are not: which of them came first would be chance.
+    Attributes:
+        columns_BK: which.
+        scores_BK: their scores.
+        left_B1: the best score that is left out; minus infinity where none is.
     """
-    count = scores_BN.shape[1]
-    values_BK, columns_BK = scores_BN.topk(min(k + 1, count), dim=1)
-    if k >= count:
-        return columns_BK, torch.ones_like(columns_BK, dtype=torch.bool)
-    return columns_BK[:, :k], values_BK[:, :k] > values_BK[:, k:]
+
+    columns_BK: torch.Tensor
+    scores_BK: torch.Tensor
+    left_B1: torch.Tensor
+
+    @classmethod
+    def of(cls, scores_BN: torch.Tensor, k: int) -> Best:
+        """Those of scores ``(B, N)``; fewer than ``k`` where N is."""
+        values_BK, columns_BK = scores_BN.topk(min(k + 1, scores_BN.shape[1]), dim=1)
+        if values_BK.shape[1] <= k:
+            return cls(columns_BK, values_BK, torch.full_like(values_BK[:, :1], -torch.inf))
+        return cls(columns_BK[:, :k], values_BK[:, :k], values_BK[:, k:])
+
+    def first(self, k: int) -> Best:
+        """The ``k`` best of them."""
+        if k >= self.columns_BK.shape[1]:
+            return self
+        return Best(self.columns_BK[:, :k], self.scores_BK[:, :k], self.scores_BK[:, k : k + 1])
+
+    @property
+    def chosen_BK(self) -> torch.Tensor:
+        """Which are to be rescored: not those that tie with the best one left out, since which of them came
+        first would be chance.
+        """
+        return self.scores_BK > self.left_B1
 
 
 def bonus(read_BK: torch.Tensor, chosen_BK: torch.Tensor, weight: float) -> torch.Tensor:

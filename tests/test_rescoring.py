@@ -19,7 +19,7 @@ from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, IntArray, KnowledgeGraph, ModelError, Queries, Query
 from kgmlm.objectives import RescoringStream
 from kgmlm.ranker import MISSED, Ranker, Retrieval
-from kgmlm.rescoring import Rescorer, Use, best_columns, bonus, pair_loss
+from kgmlm.rescoring import Best, Rescorer, Use, bonus, pair_loss
 from kgmlm.runs import RESCORER, open_run
 
 TEXT = TextSettings(max_length=40, neighbors=3)
@@ -114,11 +114,13 @@ def test_ties_at_the_edge_are_left_alone() -> None:
     scores_BN = torch.tensor(
         [[4.0, 3.0, 3.0, 3.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]]
     )
-    columns, chosen = best_columns(scores_BN, 2)
-    assert chosen.tolist() == [[True, False], [False, False], [True, True]]
-    assert columns[2].tolist() == [0, 1]
-    assert best_columns(scores_BN, 9)[1].all()
-    gain = bonus(torch.tensor([[2.0, 9.0], [1.0, 2.0], [3.0, 1.0]]), chosen, 0.5)
+    for best in (Best.of(scores_BN, 2), Best.of(scores_BN, 4).first(2), Best.of(scores_BN, 9).first(2)):
+        assert best.chosen_BK.tolist() == [[True, False], [False, False], [True, True]]
+        assert best.columns_BK[2].tolist() == [0, 1]
+    whole = Best.of(scores_BN, 9)
+    assert whole.chosen_BK.all()
+    assert whole.first(5).chosen_BK.all()
+    gain = bonus(torch.tensor([[2.0, 9.0], [1.0, 2.0], [3.0, 1.0]]), best.chosen_BK, 0.5)
     assert gain.tolist() == [[0, 0], [0, 0], [1, 0]]
 
 
@@ -296,6 +298,7 @@ def test_a_run_is_rescored_by_the_command(
     (row, *_) = [json.loads(x) for x in cli(*asked, "--json", "--explain").stdout.splitlines()]
     assert "rescoring" in row
     assert "; rescoring " in cli(*asked, "--explain").stdout
+    assert "; rescoring " not in cli(*asked[:-1], 0, "--explain").stdout
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)
     refused(cli("rescore", other, "--from", run, "--max-steps", 3), "--from trains nothing")

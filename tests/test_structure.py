@@ -136,6 +136,23 @@ def test_a_shortlist_is_rescored_by_structure_too(
     )
 
 
+def test_structure_alone_reads_no_text(
+    make_ranker: Callable[..., Ranker],
+    toy: KnowledgeGraph,
+    structure: Structure,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranker = make_ranker()
+    ranker.structure = structure
+    ranker.use("structure")
+    monkeypatch.setattr(ranker, "states", None)
+    queries, _ = toy.queries("test")
+    found = torch.zeros(len(queries), len(toy.entities))
+    for rows, scores_BN in ranker.rank(queries, batch_size=3):
+        found[torch.from_numpy(rows)] = scores_BN
+    torch.testing.assert_close(found, structure.score(queries))
+
+
 def test_what_training_has_not_seen_is_neutral(toy: KnowledgeGraph, structure: Structure) -> None:
     unseen = np.flatnonzero(~toy.seen_N)
     assert len(unseen), "the toy graph has entities outside training"
