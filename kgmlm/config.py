@@ -158,10 +158,13 @@ class TrainingSettings(_Strict):
             as targets; "token", the paper's cross-entropy on the gold span; "masked", which adapts a
             model to the graph's texts (``masking``) before another run begins with it; or "rescore", which
             `kgmlm rescore` trains (``rescoring``).
+        samples: what an epoch has, of both sides: "queries", each distinct query once; or "triples", each as
+            often as it has answers, which is how evaluation asks. The latter learns better what hubs of the
+            graph are asked for, and an epoch is longer.
         batch_size: texts a step, entities' aside: queries, or of the objective "rescore" pairs.
         temperature: the entity objective divides scores by it.
-        epochs: passes over the distinct training queries, both sides; may be a fraction, and the learning
-            rate falls to nothing by its end. ``max_steps`` cuts short.
+        epochs: passes over the samples; may be a fraction, and the learning rate falls to nothing by its end.
+            ``max_steps`` cuts short.
         learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
         dropout: of the whole model in training; None leaves the model's own. Where an epoch is all that time
             allows, 0 learns faster.
@@ -174,6 +177,7 @@ class TrainingSettings(_Strict):
     """
 
     objective: Literal["entity", "token", "masked", "rescore"] = "entity"
+    samples: Literal["queries", "triples"] = "queries"
     temperature: float = Field(0.25, gt=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)

@@ -53,10 +53,14 @@ class TrainingBatch:
 
 
 class BatchStream:
-    """Micro-batches of the distinct training queries, bucketed by length, by epoch and position.
+    """Micro-batches of the training queries, bucketed by length, by epoch and position.
 
     Args:
         share: (rank, world size) of this process; every process gets equally many batches.
+
+    Attributes:
+        queries: the distinct ones, with their answers.
+        samples: what an epoch has, rows of the queries: each once, or once for each of its answers.
     """
 
     def __init__(
@@ -68,10 +72,13 @@ class BatchStream:
         self.queries: Queries
         self.answers: GroupedAnswers
         self.queries, self.answers = graph.unique_queries("train")
+        self.samples: IntArray = np.arange(len(self.queries))
+        if settings.samples == "triples":
+            self.samples = np.repeat(self.samples, np.diff(self.answers.offsets))
 
     def __len__(self) -> int:
-        """What an epoch has: distinct queries."""
-        return len(self.queries)
+        """How many samples an epoch has."""
+        return len(self.samples)
 
     @property
     def per_epoch(self) -> int:
@@ -104,7 +111,7 @@ class BatchStream:
         rank, world = self.share
         number = -1
         for start in range(0, len(order), BUCKET * size):
-            rows = order[start : start + BUCKET * size]
+            rows = self.samples[order[start : start + BUCKET * size]]
             count = math.ceil(len(rows) / size)
             shuffled = rng.permutation(count)
             mine = [i for i in range(count) if (start // size + i) % world == rank]
@@ -139,10 +146,7 @@ class TextStream(BatchStream):
     ) -> None:
         super().__init__(ranker, graph, settings, share)
         self.source = MaskedTextSource(ranker, graph, ranker.settings.masking, settings.seed)
-
-    def __len__(self) -> int:
-        """What an epoch has: training entities and training triples."""
-        return len(self.source)
+        self.samples = np.arange(len(self.source))  # training entities and training triples
 
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Any]:
         return self.source.encode(rows, rng)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from kgmlm.config import StructureSettings
-from kgmlm.kg import IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.kg import GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.modeling import reduced_products
 
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
@@ -101,41 +101,6 @@ def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)
 
 
-@dataclass(frozen=True)
-class AskedQueries:
-    """The distinct queries of training, both ways, and the answers of each one after the other.
-
-    Attributes:
-        queries_U2: entity and relation (that of heads behind all of tails).
-        answers: answers of query u are ``answers[bounds[u]:bounds[u + 1]]``.
-    """
-
-    queries_U2: torch.Tensor
-    answers: torch.Tensor
-    bounds: torch.Tensor
-
-    @classmethod
-    def of(cls, triples: IntArray) -> AskedQueries:
-        """Those of triples ``(T, 3)``."""
-        heads, relations, tails = triples.T
-        both = np.concatenate(
-            [np.stack([heads, 2 * relations, tails], 1), np.stack([tails, 2 * relations + 1, heads], 1)]
-        )
-        both = both[np.lexsort(both.T[::-1])]
-        queries_U2, counts_U = np.unique(both[:, :2], axis=0, return_counts=True)
-        bounds = np.concatenate([[0], counts_U.cumsum()])
-        return cls(*(torch.from_numpy(x.copy()) for x in (queries_U2, both[:, 2], bounds)))
-
-    def batch(self, of: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """B queries ``(B, 2)``, their T answers, and which of the B each of these answers."""
-        chosen = torch.tensor(of)
-        first_B, counts_B = self.bounds[chosen], self.bounds[chosen + 1] - self.bounds[chosen]
-        rows_T = torch.arange(len(of)).repeat_interleave(counts_B)
-        before_B = counts_B.cumsum(0) - counts_B
-        at_T = (first_B - before_B)[rows_T] + torch.arange(len(rows_T))
-        return self.queries_U2[chosen], self.answers[at_T], rows_T
-
-
 @contextmanager
 def _quiet_pykeen() -> Iterator[None]:
     """PyKEEN logs much that is no news here."""
@@ -188,7 +153,16 @@ def train_structure(
         seen = np.flatnonzero(graph.seen_N)
         triples = graph.triples("train").copy()
         triples[:, [0, 2]] = np.searchsorted(seen, triples[:, [0, 2]])
-        asked = AskedQueries.of(triples)
+        queries, answers = graph.unique_queries("train")
+        side_U = 1 - queries.tail_B.astype(np.int64)
+        queries_U2 = np.stack([np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + side_U], 1)
+        answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
+
+        def batch(of: list[int]) -> list[torch.Tensor]:
+            """Some queries, their answers, and which query each answer is of."""
+            chosen = np.array(of)
+            rows_T, answers_T = answers.take(chosen)
+            return [torch.from_numpy(x) for x in (queries_U2[chosen], answers_T, rows_T)]
 
         class Loop(TrainingLoop[Any]):
             """PyKEEN's loop over distinct queries, each with all of its answers."""
@@ -196,7 +170,7 @@ def train_structure(
             def _create_training_data_loader(
                 self, triples_factory: Any, sampler: str | None, **kwargs: Any
             ) -> DataLoader[Any]:
-                return DataLoader(range(len(asked.queries_U2)), collate_fn=asked.batch, **kwargs)  # type: ignore[arg-type]
+                return DataLoader(range(len(queries_U2)), collate_fn=batch, **kwargs)  # type: ignore[arg-type]
 
             @staticmethod
             def _get_batch_size(batch: Any) -> int:
@@ -207,7 +181,7 @@ def train_structure(
                 entities_SD, relations_RD = _tables(self.model)
                 total = structure_loss(entities_SD, relations_RD, queries_B2, answers_T, rows_T, settings)
                 # By the average number of answers, not by this batch's, so that all triples count alike.
-                return total * len(asked.queries_U2) / (len(queries_B2) * len(asked.answers))
+                return total * len(queries_U2) / (len(queries_B2) * len(answers.ids))
 
             def _slice_size_search(self, **kwargs: Any) -> int:
                 raise MemoryError("a batch does not fit: choose a smaller structure.batch_size")

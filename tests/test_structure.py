@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
 from kgmlm.evaluation import choose_structure, evaluate
@@ -20,7 +18,6 @@ from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import STRUCTURE, open_run
 from kgmlm.structure import (
-    AskedQueries,
     Structure,
     load_structure,
     save_structure,
@@ -82,22 +79,6 @@ def test_the_loss_is_that_of_each_triple_alone() -> None:
     settings = SMALL.model_copy(update={"regularization": 0.3})
     found = structure_loss(entities, relations, queries_B2, answers_T, rows_T, settings)
     assert float(found) == pytest.approx(expected, rel=1e-5)
-
-
-@given(st.lists(st.tuples(*(st.integers(0, 5) for _ in range(3))), min_size=1, max_size=30), st.data())
-def test_batches_hold_every_triple_both_ways(
-    triples: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
-    asked = AskedQueries.of(np.array(sorted(set(triples))))
-    of = data.draw(st.permutations(range(len(asked.queries_U2))))
-    cut = data.draw(st.integers(1, len(of)))
-    found = []
-    for part in (of[:cut], of[cut:]):
-        if part:
-            queries_B2, answers_T, rows_T = asked.batch(list(part))
-            found += [(*queries_B2[row].tolist(), int(t)) for row, t in zip(rows_T, answers_T, strict=True)]
-    both = [(h, 2 * r, t) for h, r, t in set(triples)] + [(t, 2 * r + 1, h) for h, r, t in set(triples)]
-    assert sorted(found) == sorted(both)
 
 
 def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
