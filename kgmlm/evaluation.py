@@ -46,7 +46,7 @@ from kgmlm.rescoring import Best, Use, bonus
 WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of entity vectors, in units of Ranker.default_weights
 RESCORED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 RESCORING_TRIED = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # weights of it, in units of the temperature
-STRUCTURE_TRIED = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of structure, in units of the temperature
+STRUCTURE_TRIED = tuple(2.0**i for i in range(-4, 6))  # of structure, in units of the temperature
 PRIOR = 50  # queries of the average that join those of a relation
 
 

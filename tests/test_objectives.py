@@ -37,6 +37,18 @@ def test_the_stream_has_every_query_once_an_epoch(
         assert [b.rows.tolist() for b in stream.from_position(position)] == rows[position:]
 
 
+def test_the_stream_has_every_triple_twice_an_epoch_where_triples_are_asked(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    stream = BatchStream(make_ranker(), toy, training(epochs=1, samples="triples"), (0, 1))
+    rows = [b.rows.tolist() for b in stream.from_position(0)]
+    assert len(rows) == stream.per_epoch
+    assert len(stream) == 2 * len(np.unique(toy.triples("train"), axis=0)) > len(stream.queries)
+    times = np.bincount([i for batch in rows for i in batch], minlength=len(stream.queries))
+    assert times.tolist() == np.diff(stream.answers.offsets).tolist()
+    assert [b.rows.tolist() for b in stream.from_position(3)] == rows[3:]
+
+
 def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
     ranker = make_ranker()
     parts = [BatchStream(ranker, toy, training(epochs=1), (r, 3)) for r in range(3)]
