@@ -589,7 +589,7 @@ def fuse(
             )
         else:
             started = time.monotonic()
-            task = progress.add_task("training structure", total=settings.epochs)
+            task = progress.add_task("training structure", total=None)
             structure = train_structure(
                 opened.graph, settings, lambda n, total: progress.update(task, advance=n, total=total)
             )

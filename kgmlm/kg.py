@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+HUB = 32  # triples of an entity from which on their order is kept
 
 
 class KgmlmError(Exception):
@@ -399,6 +400,22 @@ class Edge:
     other: int
 
 
+class Telling(NamedTuple):
+    """The training triples of an entity, the most telling first.
+
+    Attributes:
+        relation_E: of each.
+        tail_E: whether the other entity is the tail.
+        other_E: the other entity.
+        place_E: where each stands in :meth:`ContextGraph.edges`.
+    """
+
+    relation_E: IntArray
+    tail_E: BoolArray
+    other_E: IntArray
+    place_E: IntArray
+
+
 @dataclass(frozen=True, eq=False)
 class ContextGraph:
     """All that a template may see: texts and *training* triples, nothing of the other splits."""
@@ -426,8 +443,42 @@ class ContextGraph:
         """Surface of each entity."""
         return self.entities.column("surface")
 
+    @cached_property
+    def relation_names(self) -> list[str]:
+        """Name of each relation."""
+        return [r.name for r in self.relations]
+
     def edges(self, entity: int) -> list[Edge]:
         """The training triples of an entity."""
+        return [
+            Edge(r, "tail" if is_tail else "head", other) for r, is_tail, other in self._rows(entity).tolist()
+        ]
+
+    def _rows(self, entity: int) -> IntArray:
         offsets, rows = self._edges
-        part = rows[offsets[entity] : offsets[entity + 1]].tolist()
-        return [Edge(r, "tail" if is_tail else "head", other) for r, is_tail, other in part]
+        return rows[offsets[entity] : offsets[entity + 1]]
+
+    def telling(self, entity: int) -> Telling:
+        """The same in order: neighbors of few triples before hubs; among equals texts decide, never ids."""
+        known = self._hubs.get(entity)
+        if known is not None:
+            return known
+        rows_E3 = self._rows(entity)
+        relations, tails, others = rows_E3.T.tolist()
+        degrees = self.degree_N[rows_E3[:, 2]].tolist()
+        surfaces, names = self.surfaces, self.relation_names
+        keys = [
+            (degree, surfaces[other], names[relation], tail)
+            for degree, other, relation, tail in zip(degrees, others, relations, tails, strict=True)
+        ]
+        place_E = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        ordered_E3 = rows_E3[place_E]
+        found = Telling(ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E)
+        if len(keys) >= HUB:
+            self._hubs[entity] = found
+        return found
+
+    @cached_property
+    def _hubs(self) -> dict[int, Telling]:
+        """What is kept of entities whose triples take long to sort."""
+        return {}

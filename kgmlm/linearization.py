@@ -6,14 +6,13 @@ which exactly one is the hole. To add a template: write a function and name it i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kgmlm.config import TextSettings
-from kgmlm.kg import ConfigError, ContextGraph, Edge, Queries, Query, Target
+from kgmlm.kg import ConfigError, ContextGraph, Edge, IntArray, Queries, Query, Target
 
 NEVER = 0
 
@@ -71,23 +70,34 @@ def neighborhood(
         limit: how many at most.
         drop: in training, the chance that an edge is left out, and that all are.
     """
-    edges = [
-        e for e in context.edges(query.entity) if (e.relation, e.target) != (query.relation, query.target)
-    ]
+    relation_E, tail_E, other_E, place_E = context.telling(query.entity)
+    kept_E = (relation_E != query.relation) | (tail_E != (query.target == "tail"))
     if rng is not None and drop:
         if rng.random() < drop:
             return []
-        edges = [e for e, chance in zip(edges, rng.random(len(edges)), strict=True) if chance >= drop]
-    degree_N, surfaces = context.degree_N, context.surfaces
-    names = [r.name for r in context.relations]
-    edges.sort(key=lambda e: (degree_N[e.other], surfaces[e.other], names[e.relation], e.target))
-    turn: Counter[tuple[int, str]] = Counter()
-    ranked = []
-    for e in edges:
-        ranked.append((e.relation != query.relation, turn[e.relation, e.target], e))
-        turn[e.relation, e.target] += 1
-    ranked.sort(key=lambda row: row[:2])
-    return [e for _, _, e in ranked[:limit]]
+        # Drawn in the graph's own order: a corrected text does not change all draws.
+        chances_E, kept_in_place_E = np.zeros(len(kept_E)), np.zeros(len(kept_E), np.bool_)
+        kept_in_place_E[place_E] = kept_E
+        chances_E[kept_in_place_E] = rng.random(int(kept_E.sum()))
+        kept_E &= chances_E[place_E] >= drop
+    kept = np.flatnonzero(kept_E)
+    groups = 2 * relation_E[kept] + tail_E[kept]
+    first = np.lexsort((_turns(groups), relation_E[kept] != query.relation))[:limit]
+    return [
+        Edge(r, "tail" if is_tail else "head", other)
+        for r, is_tail, other in zip(
+            *(values[kept[first]].tolist() for values in (relation_E, tail_E, other_E)), strict=True
+        )
+    ]
+
+
+def _turns(groups: IntArray) -> IntArray:
+    """How many of the same group come before each."""
+    order = np.argsort(groups, kind="stable")
+    begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    turns = np.zeros(len(groups), np.int64)
+    turns[order] = np.arange(len(groups)) - np.repeat(begins, np.diff(np.append(begins, len(groups))))
+    return turns
 
 
 def _told(context: ContextGraph, neighbors: Sequence[Edge]) -> tuple[Segment, ...]:
@@ -102,7 +112,7 @@ def _told(context: ContextGraph, neighbors: Sequence[Edge]) -> tuple[Segment, ..
 
 
 def _wording(context: ContextGraph, relation: int, target: Target) -> str:
-    name = context.relations[relation].name
+    name = context.relation_names[relation]
     return name if target == "tail" else f"inverse of {name}"
 
 

@@ -11,6 +11,7 @@ Shapes: B queries, N entities of a graph, S entities seen in training, R relatio
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -127,7 +128,7 @@ def train_structure(
     complex tensors, which are slow on CPUs.
 
     Args:
-        advance: called with (1, all epochs) after each.
+        advance: called with (1, all steps) after each.
 
     Raises:
         RunError: when the loss is no longer a number.
@@ -145,10 +146,10 @@ def train_structure(
         from torch.utils.data import DataLoader
 
         class Progress(TrainingCallback):
-            """Counts epochs."""
+            """Counts steps."""
 
-            def post_epoch(self, epoch: int, epoch_loss: float, **kwargs: Any) -> None:
-                advance(1, settings.epochs)
+            def on_batch(self, epoch: int, batch: Any, batch_loss: float, **kwargs: Any) -> None:
+                advance(1, settings.epochs * math.ceil(len(queries_U2) / settings.batch_size))
 
         seen = np.flatnonzero(graph.seen_N)
         triples = graph.triples("train").copy()

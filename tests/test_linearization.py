@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kgmlm.datasets import build_graph
 from kgmlm.kg import ConfigError, KnowledgeGraph, Query
@@ -102,6 +104,46 @@ def test_dropout_leaves_out_some_or_all_and_only_in_training(toy: KnowledgeGraph
     assert all(set(d) <= set(whole) for d in drawn)
     assert any(not d for d in drawn)
     assert any(d for d in drawn)
+
+
+@given(
+    st.lists(st.tuples(*(st.integers(0, n) for n in (7, 3, 7))), min_size=1, max_size=90),
+    st.integers(0, 12),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(0, 9),
+)
+def test_the_order_of_a_neighborhood_is_as_described(
+    triples: list[tuple[int, int, int]], limit: int, drop: float, seed: int
+) -> None:
+    rows = [(f"e{h}", f"r{r}", f"e{t}") for h, r, t in triples]
+    graph = build_graph("g", {"train": rows})
+    for asked in graph.queries("train")[0]:
+        rng = np.random.default_rng(seed)
+        own = [
+            e
+            for e in graph.context.edges(asked.entity)
+            if (e.relation, e.target) != (asked.relation, asked.target)
+        ]
+        if drop and rng.random() < drop:
+            own = []
+        elif drop:
+            own = [e for e, chance in zip(own, rng.random(len(own)), strict=True) if chance >= drop]
+        by_telling = sorted(
+            own,
+            key=lambda e: (
+                len(graph.context.edges(e.other)),
+                graph.entities[e.other].surface,
+                graph.relations[e.relation].name,
+                e.target,
+            ),
+        )
+        turns = [
+            sum((x.relation, x.target) == (e.relation, e.target) for x in by_telling[:i])
+            for i, e in enumerate(by_telling)
+        ]
+        order = sorted(range(len(own)), key=lambda i: (by_telling[i].relation != asked.relation, turns[i], i))
+        found = neighborhood(graph.context, asked, limit, drop, np.random.default_rng(seed))
+        assert found == [by_telling[i] for i in order[:limit]]
 
 
 @pytest.mark.parametrize("target", ["tail", "head"])
