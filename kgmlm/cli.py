@@ -605,7 +605,10 @@ def fuse(
         protocol = Protocol(split="valid", max_triples=max_triples)
         valid = choose_structure(ranker, opened.graph, protocol, PhaseBars(progress))
     assert ranker.structure is not None
-    opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
+    fused = opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
+    if fused.record.get("rescoring"):
+        fused.update(rescoring=None)  # it was chosen for other scores
+        tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {run} --from {run}")
     if as_json:
         print_json(valid)
     else:

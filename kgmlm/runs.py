@@ -155,8 +155,8 @@ class Run:
         return self.path / "model"
 
     def update(self, **values: Any) -> Run:
-        """Write values into ``run.json`` and return the run that has them."""
-        record = {**self.record, **values}
+        """Write values into ``run.json``, beside what others wrote since; the run that has them."""
+        record = {**json.loads((self.path / "run.json").read_text("utf-8")), **values}
         files.write_json(self.path / "run.json", record)
         return replace(self, record=record)
 

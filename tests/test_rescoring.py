@@ -307,6 +307,11 @@ def test_a_run_is_rescored_by_the_command(
     taken = open_run(other).record["rescoring"]
     assert taken["settings"] == record["settings"]
     assert taken["k"] in (0, 3)
+    fused = cli("fuse", other, "--set", "structure.dimension=4", "--set", "structure.epochs=2")
+    assert f"kgmlm rescore {other} --from {other}" in fused.stderr.replace("\n", " "), fused.stderr
+    assert open_run(other).record["rescoring"] is None
+    assert cli("rescore", other, "--from", other, "--candidates", 3, "-q").returncode == 0
+    assert open_run(other).record["rescoring"]["settings"] == record["settings"]
     shutil.rmtree(other / RESCORER / "model")
     refused(cli("evaluate", other), "no trained rescorer", "kgmlm rescore")
 
