@@ -106,7 +106,12 @@ class StructureSettings(_Strict):
     Attributes:
         dimension: complex numbers an embedding.
         learning_rate: of Adagrad.
-        regularization: weight of the third powers of a triple's embeddings (N3; Lacroix et al., 2018).
+        samples: what counts alike in the loss: "triples", as in evaluation; or distinct "queries", however
+            many answers they have.
+        regularization: weight of the penalty.
+        penalty: third powers of the embeddings of "triples" (N3; Lacroix et al., 2018); or of queries and,
+            all alike, of "entities", which holds small what has few triples and is worth a try beside a good
+            text.
         precision: "bf16" multiplies in bf16 with fp32 sums; faster where the hardware has units for it.
     """
 
@@ -114,7 +119,9 @@ class StructureSettings(_Strict):
     epochs: int = Field(10, ge=1)
     batch_size: int = Field(256, ge=1)
     learning_rate: float = Field(0.1, gt=0)
+    samples: Literal["triples", "queries"] = "triples"
     regularization: float = Field(0.1, ge=0)
+    penalty: Literal["triples", "entities"] = "triples"
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(0, ge=0)
 

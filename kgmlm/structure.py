@@ -123,9 +123,9 @@ def train_structure(
 
     Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
     no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
-    of Lacroix et al., 2018). PyKEEN's training loop runs, but neither its loss, in which a query with a
-    thousand answers counts no more than one with a single answer, nor its dense labels, nor its products of
-    complex tensors, which are slow on CPUs.
+    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say otherwise. PyKEEN's
+    training loop runs, but neither its loss, which knows queries alone, nor its dense labels, nor its
+    products of complex tensors, which are slow on CPUs.
 
     Args:
         advance: called with (1, all steps) after each.
@@ -159,11 +159,17 @@ def train_structure(
         queries_U2 = np.stack([np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + side_U], 1)
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
 
+        counts_U = np.diff(answers.offsets)
+        # By the average number of answers, not by a batch's own, so that all triples count alike.
+        alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
+        weight_U = (1 / alike_U).astype(np.float32)
+
         def batch(of: list[int]) -> list[torch.Tensor]:
-            """Some queries, their answers, and which query each answer is of."""
+            """Some queries, their answers, which query each answer is of, and how much it counts."""
             chosen = np.array(of)
             rows_T, answers_T = answers.take(chosen)
-            return [torch.from_numpy(x) for x in (queries_U2[chosen], answers_T, rows_T)]
+            parts = (queries_U2[chosen], answers_T, rows_T, weight_U[chosen][rows_T])
+            return [torch.from_numpy(x) for x in parts]
 
         class Loop(TrainingLoop[Any]):
             """PyKEEN's loop over distinct queries, each with all of its answers."""
@@ -178,11 +184,11 @@ def train_structure(
                 return len(batch[0])
 
             def _process_batch(self, batch: Any, start: int, stop: int, *args: Any, **kwargs: Any) -> Any:
-                queries_B2, answers_T, rows_T = (x.to(self.model.device) for x in batch)
                 entities_SD, relations_RD = _tables(self.model)
-                total = structure_loss(entities_SD, relations_RD, queries_B2, answers_T, rows_T, settings)
-                # By the average number of answers, not by this batch's, so that all triples count alike.
-                return total * len(queries_U2) / (len(queries_B2) * len(answers.ids))
+                queries_B2, answers_T, rows_T, weight_T = (x.to(self.model.device) for x in batch)
+                return structure_loss(
+                    entities_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings
+                )
 
             def _slice_size_search(self, **kwargs: Any) -> int:
                 raise MemoryError("a batch does not fit: choose a smaller structure.batch_size")
@@ -250,21 +256,28 @@ def structure_loss(
     queries_B2: torch.Tensor,
     answers_T: torch.Tensor,
     rows_T: torch.Tensor,
+    weight_T: torch.Tensor,
     settings: StructureSettings,
 ) -> torch.Tensor:
-    """Sum over the T answers of B queries of cross-entropy and regularization.
+    """Cross-entropy and penalty of the T answers of B queries, divided by B.
 
     Args:
         queries_B2: entity and relation of each query.
         rows_T: which query each answer is of.
+        weight_T: how much each answer counts.
     """
     entity_BD, relation_BD = entities_SD[queries_B2[:, 0]], relations_RD[queries_B2[:, 1]]
     scores_BS = complex_product(entity_BD, relation_BD) @ entities_SD.T
-    loss = (scores_BS.logsumexp(1)[rows_T] - scores_BS[rows_T, answers_T]).sum()
-    if settings.regularization:
+    loss_T = scores_BS.logsumexp(1)[rows_T] - scores_BS[rows_T, answers_T]
+    penalty = loss_T.new_zeros(())
+    if settings.regularization and settings.penalty == "triples":
         query_B = _cubes(entity_BD) + _cubes(relation_BD)
-        loss = loss + settings.regularization * (query_B[rows_T] + _cubes(entities_SD[answers_T])).sum()
-    return loss
+        loss_T = loss_T + settings.regularization * (query_B[rows_T] + _cubes(entities_SD[answers_T]))
+    elif settings.regularization:
+        query_B = (entity_BD.abs() ** 3).sum(1) + (relation_BD.abs() ** 3).sum(1)
+        loss_T = loss_T + settings.regularization * query_B[rows_T]
+        penalty = settings.regularization * (entities_SD.abs() ** 3).sum(1).mean()
+    return (weight_T * loss_T).sum() / len(queries_B2) + penalty
 
 
 def _cubes(embeddings: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,8 @@ def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, stru
     assert mean_rank < 3 < len(toy.entities) / 5
 
 
-def test_the_loss_is_that_of_each_triple_alone() -> None:
+@pytest.mark.parametrize("penalty", ["triples", "entities"])
+def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
     from pykeen.nn.modules import ComplExInteraction
 
     torch.manual_seed(0)
@@ -75,12 +76,29 @@ def test_the_loss_is_that_of_each_triple_alone() -> None:
     for head, relation, tail in triples:
         scores_S = ComplExInteraction()(h=e[head], r=r[relation], t=e)
         cubes = sum(float(x.abs().pow(3).sum()) for x in (e[head], r[relation], e[tail]))
-        expected += float(-scores_S.log_softmax(0)[tail]) + 0.3 * cubes
-    queries_B2 = torch.tensor([[0, 1], [2, 0]])
-    answers_T, rows_T = torch.tensor([3, 4, 2]), torch.tensor([0, 0, 1])
-    settings = SMALL.model_copy(update={"regularization": 0.3})
-    found = structure_loss(entities, relations, queries_B2, answers_T, rows_T, settings)
+        if penalty == "entities":
+            cubes = sum(float(x.abs().pow(3).sum()) for x in (entities[head], relations[relation]))
+        expected += 0.5 * (float(-scores_S.log_softmax(0)[tail]) + 0.3 * cubes) / 2
+    if penalty == "entities":
+        expected += 0.3 * float(entities.abs().pow(3).sum(1).mean())
+    found = structure_loss(
+        entities,
+        relations,
+        torch.tensor([[0, 1], [2, 0]]),
+        torch.tensor([3, 4, 2]),
+        torch.tensor([0, 0, 1]),
+        torch.full((3,), 0.5),
+        StructureSettings.model_validate({"regularization": 0.3, "penalty": penalty}),
+    )
     assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_queries_may_count_alike(toy: KnowledgeGraph, structure: Structure) -> None:
+    by_queries = train_structure(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))
+    assert not torch.equal(by_queries.entities_SD, structure.entities_SD)
+    queries, answers = toy.queries("train")
+    scores_BN = by_queries.score(queries)
+    assert (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1).float().mean() < 3
 
 
 def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
