@@ -462,6 +462,7 @@ class Ranker:
             for rows, _, parts in self.scored(queries, entity_ids, batch_size, advance):
                 yield rows, parts
             return
+        batch_size = self._bounded(batch_size, entity_ids)
         for start in range(0, len(queries), batch_size):  # structure alone reads no text
             rows = np.arange(start, min(start + batch_size, len(queries)))
             yield rows, Parts(None, None, self.structure.score(queries[rows], entity_ids))
@@ -477,10 +478,13 @@ class Ranker:
     ) -> Iterator[tuple[IntArray, SpanOutput, Parts]]:
         """As :meth:`parts`, with the states that the scores come from."""
         score = self.scorer(entity_ids)
-        count = len(self.context.entities) if entity_ids is None else len(entity_ids)
-        batch_size = max(1, min(batch_size, _SCORES // max(1, count)))
-        for rows, span in self.states(queries, batch_size, advance):
+        for rows, span in self.states(queries, self._bounded(batch_size, entity_ids), advance):
             yield rows, span, score(span, queries[rows])
+
+    def _bounded(self, batch_size: int, entity_ids: IntArray | None) -> int:
+        """As many queries at once, or as few as their scores leave space for."""
+        count = len(self.context.entities) if entity_ids is None else len(entity_ids)
+        return max(1, min(batch_size, _SCORES // max(1, count)))
 
     def scorer(self, entity_ids: IntArray | None = None) -> Callable[..., Parts]:
         """What scores states, and the queries that they are of, exactly, with its tables laid out.
