@@ -41,7 +41,7 @@ from kgmlm.metrics import (
     summarize,
 )
 from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
-from kgmlm.rescoring import Best, Use, bonus
+from kgmlm.rescoring import Use
 
 WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of entity vectors, in units of Ranker.default_weights
 RESCORED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
@@ -657,15 +657,12 @@ def choose_rescoring(
 
     def score(queries: Queries, rows: IntArray, parts: Parts) -> Iterator[torch.Tensor]:
         scores_dN = parts.score(ranker.weights)
-        best = Best.of(scores_dN, most)
-        ids_dK = best.columns_BK.cpu().numpy()
+        best, ids_dK = ranker.best(queries, scores_dN, most)
         held.append((rows, ids_dK))
-        read_dK = rescorer.score(queries, np.where(best.chosen_BK.cpu().numpy(), ids_dK, -1))
+        read_dK = rescorer.score(queries, best.to_read(ids_dK))
         yield scores_dN
         for use in tried[1:]:
-            first = best.first(use.k)
-            more_dk = bonus(read_dK[:, : use.k], first.chosen_BK, use.weight)
-            yield scores_dN.scatter_add(1, first.columns_BK, more_dk)
+            yield best.first(use.k).rescored(scores_dN, read_dK[:, : use.k], use.weight)
 
     asked, ranks = _ranked_by(ranker, graph, protocol, len(tried), score, partial(advance, "rescoring"))
     held_B = np.zeros(len(asked.queries), np.bool_)

@@ -439,6 +439,11 @@ class ContextGraph:
         return np.diff(self._edges[0])
 
     @cached_property
+    def answers(self) -> FilterIndex:
+        """What training triples answer."""
+        return FilterIndex(self.train, len(self.entities))
+
+    @cached_property
     def surfaces(self) -> list[str]:
         """Surface of each entity."""
         return self.entities.column("surface")

@@ -191,20 +191,11 @@ class RescoringStream(BatchStream):
         """Wrong answers of some queries, drawn from the first stage's best."""
         settings = self.ranker.settings.rescoring
         size = min(settings.candidates, len(self.entities))
-        best_BK = np.zeros((len(rows), size), np.int64)
-        wrong_BK = np.zeros((len(rows), size), np.bool_)
+        best_BK = np.full((len(rows), size), -1)
         for at, scores_bS in self.first.rank(self.queries[rows], self.entities):
-            positions, ids = self.answers.take(rows[at])
-            scores_bS = scores_bS.clone()
-            scores_bS[positions, np.searchsorted(self.entities, ids)] = -torch.inf
-            values_bK, columns_bK = scores_bS.topk(size, dim=1)
-            best_BK[at] = self.entities[columns_bK.cpu().numpy()]
-            wrong_BK[at] = torch.isfinite(values_bK).cpu().numpy()
-        drawn = []
-        for best_K, wrong_K in zip(best_BK, wrong_BK, strict=True):
-            pool = best_K[wrong_K]
-            drawn.append(rng.choice(pool, min(settings.negatives, len(pool)), replace=False))
-        return drawn
+            best_BK[at] = self.first.best(self.queries[rows[at]], scores_bS, size, self.entities)[1]
+        pools = [best_K[best_K >= 0] for best_K in best_BK]
+        return [rng.choice(pool, min(settings.negatives, len(pool)), replace=False) for pool in pools]
 
     def _length(self, encoded: list[Encoded]) -> int:
         return max(len(pair.input_ids) for pair in encoded)

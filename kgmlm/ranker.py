@@ -17,7 +17,7 @@ from kgmlm.config import ScoringSettings, Settings
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
-from kgmlm.rescoring import Best, Rescorer, bonus
+from kgmlm.rescoring import Best, Rescorer
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
 from kgmlm.scoring import (
     Normalization,
@@ -363,23 +363,51 @@ class Ranker:
     def rescored(
         self, queries: Queries, scores_BN: torch.Tensor, entity_ids: IntArray | None = None
     ) -> torch.Tensor:
-        """First-stage scores with what the rescorer adds to the best of each query.
-
-        The best are taken before anything is filtered, and all of them stay ahead of the rest.
+        """First-stage scores with what the rescorer adds to the best of each query; all of them stay ahead
+        of the rest.
 
         Args:
             entity_ids: candidates, ``(N,)`` or a row of each query's own, ``(B, N)``; None is all.
         """
         if self.rescorer is None or not self.rescorer.use.k:
             return scores_BN
-        best = Best.of(scores_BN, self.rescorer.use.k)
-        chosen_BK = best.chosen_BK & (best.scores_BK > MISSED)
+        best, ids_BK = self.best(queries, scores_BN, self.rescorer.use.k, entity_ids)
+        read_BK = self.rescorer.score(queries, best.to_read(ids_BK))
+        return best.rescored(scores_BN, read_BK, self.rescorer.use.weight)
+
+    def best(
+        self, queries: Queries, scores_BN: torch.Tensor, k: int, entity_ids: IntArray | None = None
+    ) -> tuple[Best, IntArray]:
+        """The K best candidates of each query, and their ids ``(B, K)``, -1 where there are fewer.
+
+        They are taken before anything is filtered. Only what training triples answer already is passed over,
+        which tells nothing of the answers that are asked for.
+
+        Args:
+            entity_ids: as in :meth:`rescored`.
+        """
+        answered_BN = self._answered(queries, scores_BN.shape[1], entity_ids)
+        passed_BN = torch.from_numpy(answered_BN).to(scores_BN.device) | (scores_BN <= MISSED)
+        best = Best.of(scores_BN, k, passed_BN)
         ids_BK = best.columns_BK.cpu().numpy()
         if entity_ids is not None:
             ids_BK = entity_ids[ids_BK] if entity_ids.ndim == 1 else np.take_along_axis(entity_ids, ids_BK, 1)
-        ids_BK = np.where(chosen_BK.cpu().numpy(), ids_BK, -1)
-        read_BK = self.rescorer.score(queries, ids_BK)
-        return scores_BN.scatter_add(1, best.columns_BK, bonus(read_BK, chosen_BK, self.rescorer.use.weight))
+        return best, np.where(best.scores_BK.isfinite().cpu().numpy(), ids_BK, -1)
+
+    def _answered(self, queries: Queries, width: int, entity_ids: IntArray | None) -> BoolArray:
+        """Which of the candidates ``(B, N)`` answer their query in training already."""
+        rows, ids = self.context.answers.lookup(queries)
+        count = len(self.context.entities)
+        if entity_ids is not None and entity_ids.ndim == 2:
+            keys_BN = np.arange(len(queries))[:, None] * count + entity_ids
+            return np.isin(keys_BN, rows * count + ids) & (entity_ids >= 0)
+        if entity_ids is not None:
+            column_N = np.full(count, -1)
+            column_N[entity_ids] = np.arange(width)
+            rows, ids = rows[column_N[ids] >= 0], column_N[ids][column_N[ids] >= 0]
+        answered_BN = np.zeros((len(queries), width), np.bool_)
+        answered_BN[rows, ids] = True
+        return answered_BN
 
     def retrieve_and_rank(
         self,

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, IntArray, KnowledgeGraph, ModelError, Queries, Query
 from kgmlm.objectives import RescoringStream
 from kgmlm.ranker import MISSED, Ranker, Retrieval
-from kgmlm.rescoring import Best, Rescorer, Use, bonus, pair_loss
+from kgmlm.rescoring import Best, Rescorer, Use, pair_loss
 from kgmlm.runs import RESCORER, open_run
 
 TEXT = TextSettings(max_length=40, neighbors=3)
@@ -93,35 +94,82 @@ def test_a_tokenizer_that_cannot_say_no_is_refused(ranker: Ranker, monkeypatch: 
 def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
     assert ranker.rescorer is not None
     queries, _ = toy.queries("test")
+    known = 0
     for rows, parts in ranker.parts(queries):
         before = parts.score(ranker.weights)
         after = ranker.rescored(queries[rows], before)
-        for b in range(len(rows)):
-            leading = before[b].topk(5).indices
-            gained = (after[b] != before[b]).nonzero()[:, 0]
-            assert set(gained.tolist()) <= set(leading.tolist())
-            assert len(gained) >= 4, "the worst read gains nothing"
-            others = torch.ones(len(toy.entities), dtype=torch.bool)
-            others[leading] = False
-            assert after[b, leading].min() > after[b, others].max()
+        for b, query in enumerate(queries[rows]):
+            answered = torch.from_numpy(np.isin(np.arange(len(toy.entities)), list(answers(toy, query))))
+            leading = before[b].masked_fill(answered, -torch.inf).topk(5).indices
+            gained = (after[b] != before[b]) & ~answered
+            assert set(gained.nonzero()[:, 0].tolist()) <= set(leading.tolist())
+            assert int(gained.sum()) >= 4, "the worst read gains nothing"
+            ahead = before[b] >= before[b, leading].min()
+            assert after[b, ahead].min() > after[b, ~ahead].max()
             read = ranker.rescorer.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
-            torch.testing.assert_close(
-                after[b, leading], before[b, leading] + 2 * (read - read.min()), atol=1e-4, rtol=1e-4
-            )
+            gain = 2 * (read - read.min())
+            close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+            close(after[b, leading], before[b, leading] + gain)
+            ahead &= answered
+            close(after[b, ahead], before[b, ahead] + gain.max())
+            known += int(ahead.sum())
+    assert known > 0, "training answers were among the best"
+
+
+def answers(toy: KnowledgeGraph, query: Query) -> set[int]:
+    """What training triples answer, by a plain walk."""
+    known, asked = (2, 0) if query.target == "head" else (0, 2)
+    return {
+        int(triple[asked])
+        for triple in toy.splits["train"]
+        if (triple[known], triple[1]) == (query.entity, query.relation)
+    }
+
+
+def test_what_training_answers_already_is_passed_over(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries, _ = toy.queries("train")
+    ((rows, scores),) = ranker.rank(queries[np.arange(40)])
+    everyone = np.arange(len(toy.entities))
+    some = np.random.default_rng(0).permutation(everyone)[: len(everyone) // 2]
+    own = np.stack([np.random.default_rng(b).permutation(everyone)[:9] for b in range(len(rows))])
+    own[:, -1] = -1
+    passed = 0
+    for among, of_query in (
+        (None, scores),
+        (some, scores[:, torch.from_numpy(some)]),
+        (own, scores.gather(1, torch.from_numpy(np.maximum(own, 0)))),
+    ):
+        if among is own:
+            of_query[:, -1] = MISSED
+        best, ids_BK = ranker.best(queries[rows], of_query, 5, among)
+        for b, query in enumerate(queries[rows]):
+            candidates = everyone if among is None else among if among.ndim == 1 else among[b]
+            fresh = [
+                (-score, int(i))
+                for i, score in zip(candidates, of_query[b].tolist(), strict=True)
+                if i >= 0 and i not in answers(toy, query)
+            ]
+            passed += len(candidates) - len(fresh)
+            expected = [i for _, i in sorted(fresh)][:5]
+            assert ids_BK[b].tolist() == expected + [-1] * (5 - len(expected))
+            assert best.scores_BK[b, : len(expected)].tolist() == [-s for s, _ in sorted(fresh)][:5]
+    assert passed > len(own), "some are passed over, not only what the shortlist lacks"
 
 
 def test_ties_at_the_edge_are_left_alone() -> None:
     scores_BN = torch.tensor(
         [[4.0, 3.0, 3.0, 3.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]]
     )
-    for best in (Best.of(scores_BN, 2), Best.of(scores_BN, 4).first(2), Best.of(scores_BN, 9).first(2)):
+    none = torch.zeros_like(scores_BN, dtype=torch.bool)
+    for best in (Best.of(scores_BN, k, none).first(2) for k in (2, 4, 9)):
         assert best.chosen_BK.tolist() == [[True, False], [False, False], [True, True]]
         assert best.columns_BK[2].tolist() == [0, 1]
-    whole = Best.of(scores_BN, 9)
+    whole = Best.of(scores_BN, 9, none)
     assert whole.chosen_BK.all()
     assert whole.first(5).chosen_BK.all()
-    gain = bonus(torch.tensor([[2.0, 9.0], [1.0, 2.0], [3.0, 1.0]]), best.chosen_BK, 0.5)
-    assert gain.tolist() == [[0, 0], [0, 0], [1, 0]]
+    read = torch.tensor([[2.0, 9.0], [1.0, 2.0], [3.0, 1.0]])
+    gain = best.rescored(scores_BN, read, 0.5) - scores_BN
+    assert gain.tolist() == [[0.0] * 5, [0.0] * 5, [1.0, 0, 0, 0, 0]]
 
 
 def test_a_constant_scorer_stays_at_chance(ranker: Ranker, toy: KnowledgeGraph) -> None:
