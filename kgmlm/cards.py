@@ -92,6 +92,11 @@ def read_card(name: str) -> Card:
     return _parse(cards_folder() / name / "card.toml")
 
 
+def find_card(dataset: str) -> Card | None:
+    """The card of a built-in dataset or of a folder, if there is one."""
+    return read_card(dataset) if dataset in card_names() else folder_card(Path(dataset))
+
+
 def folder_card(folder: Path) -> Card | None:
     """The card of a dataset folder, if it has one.
 

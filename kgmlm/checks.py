@@ -131,9 +131,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "overlapping_relations": overlaps(graph),
         "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
-        "without_name": sum(
-            e == n for e, n in zip(graph.entities.column("label"), graph.entities.column("name"), strict=True)
-        ),
+        "without_name": graph.entities.unnamed,
         "without_description": sum(not d for d in graph.entities.column("description")),
         "longest_names": sorted(names, key=lambda n: (-len(n.split()), n))[:5],
         "notes": dict(graph.notes),

@@ -138,6 +138,8 @@ def train(
         raise RunError("the objective 'rescore' is trained beside a run, by `kgmlm rescore RUN`")
     if resume:
         run = runs.open_run(output)
+        if model not in (None, run.record["model"]):
+            raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
         if (config or set_) and settings.without_max_steps() != run.settings.without_max_steps():
             raise RunError(
                 f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
@@ -149,6 +151,8 @@ def train(
 
     quiet_transformers()
     if resume:
+        if dataset is not None and not load_graph(dataset).same(run.graph):
+            raise RunError(f"{output} was begun with another graph than '{dataset}'")
         run, ranker = resume_run(output)
         checkpoint = latest_checkpoint(output)
         tell(f"resuming {output} from {checkpoint.name if checkpoint else 'its start'}")
@@ -164,6 +168,8 @@ def train(
                 f"span of {ranker.vocabulary.span_length} tokens"
             )
     training = run.settings.training
+    # What is given now goes before what the run was begun with.
+    max_steps = max_steps or (settings.training.max_steps if config or set_ else None) or training.max_steps
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
     bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
@@ -177,7 +183,7 @@ def train(
             run,
             ranker,
             validation if "valid" in run.graph.splits else None,
-            max_steps=max_steps or training.max_steps,
+            max_steps=max_steps,
             resume=resume,
             tracker=tracker,
             reporter=TrainingBar(progress),
@@ -189,9 +195,25 @@ def train(
         f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}; "
         f"the run is in {output}"
     )
+    if outcome.status == "max steps":
+        tell(f"go further with: kgmlm train --output {output} --resume --max-steps N")
+    if resume:
+        _outdated(output)
     if outcome.signal is not None:
         tell(f"go on with: kgmlm train --output {output} --resume")
         raise typer.Exit(128 + outcome.signal)
+
+
+def _outdated(path: Path) -> None:
+    """Leave out what was chosen on validation for the model that a run had before it went on."""
+    from kgmlm import runs
+
+    run = runs.open_run(path)
+    if run.record.get("rescoring"):
+        run.update(rescoring=None)
+        tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {path} --from {path}")
+    if (path / runs.STRUCTURE).is_file():
+        tell(f"weights of structure were chosen for the model before: kgmlm fuse {path} --from {path}")
 
 
 @app.command()
@@ -241,6 +263,9 @@ def evaluate(
 
     if graph is None and (allow_seen_entities or allow_new_relations):
         raise ConfigError("--allow-seen-entities and --allow-new-relations go with --graph")
+    if graph is not None and retrieve is not None:
+        raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
+    asked = candidates
     if graph is not None and candidates is None and protocol is None:
         candidates = "graph"
     settings = load_protocol(protocol, split=split, max_triples=max_triples, candidates=candidates)
@@ -264,6 +289,16 @@ def evaluate(
             allow_seen_entities=allow_seen_entities,
             allow_new_relations=allow_new_relations,
         )
+        for folder, trained_on in opened.ancestors:
+            if (folder / "graph").is_dir():
+                before = runs.read_graph(folder / "graph", trained_on, {})
+                Scope.inductive(
+                    before, other, settings, allow_seen_entities=allow_seen_entities, allow_new_relations=True
+                )
+            elif trained_on != opened.graph.name:
+                tell(
+                    f"{run} began with a model of '{trained_on}'; what that was trained on cannot be checked"
+                )
     quiet_transformers()
     ranker = _ranker(opened, scope.graph, device, scores, rescore, precision)
     with progress_bar(quiet=quiet) as progress:
@@ -293,14 +328,26 @@ def evaluate(
         "hardware": runs.hardware(),
         "command": runs.command(),
     }
-    name = settings.split if other is None else f"{other.name}.{settings.split}"
-    result.write_ranks(ranks or run / "ranks" / f"{name}.parquet")
+    # A name of its own for each way to ask, so that `compare` by default compares the same.
+    ways = [
+        *([] if other is None else [other.name]),
+        settings.split,
+        *([] if protocol is None else [protocol.stem]),
+        *([] if asked is None else [asked]),
+        *([] if not max_triples else [f"{max_triples}-triples"]),
+        *([] if scores == "all" else [scores]),
+        *([] if rescore is None else [f"rescore-{rescore}"]),
+        *([] if retrieve is None else [f"retrieve-{retrieve}"]),
+    ]
+    result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet")
     if output:
         files.write_json(output, report)
     if as_json:
         print_json(report)
     else:
         print_metrics(result)
+    if trained := report["triples_trained"]:
+        tell(f"{trained:,} of the {report['triples']:,} triples are training triples, too")
     truncated = report["candidates"]["names_truncated"]
     if truncated:
         tell(f"{truncated:,} names are longer than the span and were cut to it")
@@ -321,16 +368,20 @@ def _ranker(
 
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision is fp32 or bf16, not '{precision}'")
-    ranker = run.ranker(device, graph=graph)
+    whole = scores in ("all", "text")
+    ranker = run.ranker(device, graph=graph, rescorer=whole and rescore != 0)
     ranker.use(scores)
-    if rescore == 0:
-        ranker.rescorer = None
-    elif rescore is not None:
+    if rescore:
         if ranker.rescorer is None:
             raise ConfigError(
                 f"{run.path} has no rescorer; `kgmlm rescore {run.path}` trains one"
-                if scores in ("all", "text")
+                if whole
                 else f"--rescore goes with --scores all or text, not {scores}"
+            )
+        if not ranker.rescorer.use.k:
+            raise ConfigError(
+                f"{run.path}: validation chose not to rescore, so there is no weight to rescore with; "
+                f"`kgmlm rescore {run.path} --from {run.path}` chooses anew"
             )
         ranker.rescorer.use = replace(ranker.rescorer.use, k=rescore)
     ranker.reduce(precision == "bf16")
@@ -357,8 +408,7 @@ def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
     from kgmlm import files
     from kgmlm.kg import DataError
 
-    separator = "," if ".csv" in path.suffixes[-2:] else "\t"
-    lines = list(files.parse_lines(files.read_bytes(path), str(path), separator))
+    lines = list(files.parse_lines(files.read_bytes(path), str(path), files.separator_of(path)))
     if not lines:
         raise DataError(
             f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"
@@ -418,6 +468,8 @@ def rank(
 
     if as_json and as_csv:
         raise QueryError("--json and --csv exclude each other")
+    if explain and as_csv:
+        raise QueryError("--explain goes with a table or --json, not with --csv")
     if queries is not None and (head is not None or tail is not None or relation is not None):
         raise QueryError("give either --queries or one query, not both")
     if queries is None and relation is None:
@@ -499,7 +551,7 @@ def index(
     default = "entity" if opened.settings.vector.enabled else "likelihood"
     chosen = check_kind(default if kind is None else kind)
     quiet_transformers()
-    ranker = opened.ranker(device)
+    ranker = opened.ranker(device, rescorer=False)
     with progress_bar(quiet=quiet) as progress:
         task = progress.add_task("indexing", total=None)
         made = build_index(
@@ -566,6 +618,8 @@ def fuse(
     from kgmlm.config import Protocol, load_settings
     from kgmlm.kg import RunError
 
+    if source is not None and (config or set_):
+        raise RunError("--from trains nothing; --config and --set go without it")
     opened = runs.open_run(run)
     settings = load_settings(config or run / "config.toml", set_ or []).structure
     if "valid" not in opened.graph.splits:
@@ -580,7 +634,7 @@ def fuse(
     from kgmlm.structure import load_structure, train_structure
 
     quiet_transformers()
-    ranker = opened.ranker(device)
+    ranker = opened.ranker(device, rescorer=False)
     with progress_bar(quiet=quiet) as progress:
         if giver is not None:
             values = dict(giver.record["structure"])
@@ -591,7 +645,10 @@ def fuse(
             started = time.monotonic()
             task = progress.add_task("training structure", total=None)
             structure = train_structure(
-                opened.graph, settings, lambda n, total: progress.update(task, advance=n, total=total)
+                opened.graph,
+                settings,
+                lambda n, total: progress.update(task, advance=n, total=total),
+                ranker.model.device,
             )
             ranker.structure = structure.to(ranker.model.device)
             values = {
@@ -603,7 +660,7 @@ def fuse(
             }
         _read_entities(ranker, progress, batch_size)
         protocol = Protocol(split="valid", max_triples=max_triples)
-        valid = choose_structure(ranker, opened.graph, protocol, PhaseBars(progress))
+        valid = choose_structure(ranker, opened.graph, protocol, PhaseBars(progress), batch_size)
     assert ranker.structure is not None
     fused = opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
     if fused.record.get("rescoring"):
@@ -697,12 +754,14 @@ def rescore(
         if settings.without_max_steps() != begun.without_max_steps():
             raise RunError(f"{folder} was begun with other settings; see {folder}/config.toml")
     if giver is None:
-        _train_rescorer(opened, settings, model, max_steps, resume, overwrite, device, quiet)
+        _train_rescorer(
+            opened, settings, model, max_steps, resume, overwrite, device, quiet, given=bool(config or set_)
+        )
     elif giver.path.resolve() != run.resolve():
         giver.copy_rescorer(opened)
     trained = runs.open_run(folder)
     training = trained.settings.training
-    ranker = opened.ranker(device)
+    ranker = opened.ranker(device, rescorer=False)
     ranker.rescorer = opened.rescorer(ranker.model.device)
     ranker.reduce(training.precision == "bf16")
     most = training.eval_triples if max_triples is None else max_triples
@@ -742,8 +801,9 @@ def _train_rescorer(
     overwrite: bool,
     device: str | None,
     quiet: bool,
+    given: bool,
 ) -> None:
-    """Train the rescorer of a run, in a run folder of its own."""
+    """Train the rescorer of a run, in a run folder of its own; settings were ``given``, or are the run's."""
     from kgmlm.config import Protocol
     from kgmlm.evaluation import choose_rescoring
     from kgmlm.rescoring import Rescorer
@@ -752,16 +812,16 @@ def _train_rescorer(
     from kgmlm.training import train as run_training
 
     folder = opened.path / RESCORER
-    first = opened.ranker(device)
-    first.rescorer = None
+    first = opened.ranker(device, rescorer=False)
     if resume:
         trained, ranker = resume_run(folder)
     else:
-        opened.update(rescoring=None)
         trained, ranker = start_run(
             folder, opened.graph, model or str(opened.model_folder), settings, overwrite=overwrite
         )
+        opened.update(rescoring=None)
     training = trained.settings.training
+    max_steps = max_steps or (settings.training.max_steps if given else None) or training.max_steps
     first.reduce(training.precision == "bf16")
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
     bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
@@ -780,7 +840,8 @@ def _train_rescorer(
             ranker,
             validation,
             first=first,
-            max_steps=max_steps or training.max_steps,
+            device=device,
+            max_steps=max_steps,
             resume=resume,
             reporter=TrainingBar(progress),
         )

@@ -63,12 +63,12 @@ def data_check(
 
     Exit code 2 when the counts differ from the card's.
     """
-    from kgmlm.cards import card_names, folder_card, read_card
+    from kgmlm.cards import find_card
     from kgmlm.checks import check_graph
     from kgmlm.datasets import load_graph
 
     graph = load_graph(dataset)
-    card = read_card(dataset) if dataset in card_names() else folder_card(Path(dataset))
+    card = find_card(dataset)
     report = check_graph(graph, card.counts if card else None)
     if model is not None:
         from kgmlm.tokenization import load_tokenizer
@@ -99,7 +99,7 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
-    from kgmlm.cards import card_names, read_card
+    from kgmlm.cards import find_card
     from kgmlm.datasets import labeled, load_graph
 
     graph = load_graph(dataset)
@@ -113,11 +113,8 @@ def data_show(
         touching = train_triples[(train_triples[:, [0, 2]] == at).any(1)]
         shown: dict[str, Any] = {**asdict(graph.entities[at]), "train": labeled(graph, touching)}
     else:
-        card = (
-            read_card(dataset).model_dump(exclude={"source", "splits", "texts"})
-            if dataset in card_names()
-            else {}
-        )
+        found = find_card(dataset)
+        card = found.model_dump(exclude={"source", "splits", "texts"}) if found else {}
         shown = {**card, "name": graph.name, "relations": [r.label for r in graph.relations]}
         shown["examples"] = labeled(graph, graph.splits["train"][:5])
     if as_json:
@@ -146,8 +143,13 @@ def data_split(
             help="Hold out this share of the entities for test, as many for validation, with their triples."
         ),
     ] = None,
-    valid: Annotated[float, typer.Option(help="With --random: share of the triples for validation.")] = 0.1,
-    test: Annotated[float, typer.Option(help="With --random: share of the triples for test.")] = 0.1,
+    valid: Annotated[
+        float | None,
+        typer.Option(help="With --random: share of the triples for validation, by default 0.1."),
+    ] = None,
+    test: Annotated[
+        float | None, typer.Option(help="With --random: share of the triples for test, by default 0.1.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
 ) -> None:
@@ -161,9 +163,11 @@ def data_split(
 
     if random == (unseen_entities is not None):
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
+    if unseen_entities is not None and (valid, test) != (None, None):
+        raise ConfigError("--valid and --test go with --random")
     graph = load_graph(dataset)
     if unseen_entities is None:
-        graph = split_random(graph, valid, test, seed)
+        graph = split_random(graph, 0.1 if valid is None else valid, 0.1 if test is None else test, seed)
         how = f"split at random with seed {seed}"
     else:
         graph = split_unseen(graph, unseen_entities, seed)

@@ -71,7 +71,7 @@ def read_ranks(path: Path) -> pd.DataFrame:
     """Per-query ranks, as an evaluation wrote them.
 
     Raises:
-        DataError: when the file has not their columns, or has a query twice.
+        DataError: when the file has not their columns, or has a query twice with different ranks.
     """
     try:
         table = pd.read_parquet(path)
@@ -83,8 +83,9 @@ def read_ranks(path: Path) -> pd.DataFrame:
     table = table[COLUMNS]
     if not len(table):
         raise DataError(f"{path} has no ranks")
-    if table.duplicated(KEY).any():
-        raise DataError(f"{path} has a query twice")
+    twice = table.duplicated(KEY)
+    if twice.sum() != table.duplicated().sum():
+        raise DataError(f"{path} has a query twice, with different ranks")
     return table
 
 
@@ -94,7 +95,8 @@ def paired(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     Raises:
         DataError: when they are not the same queries, or were not ranked among equally many candidates.
     """
-    joined = a.merge(b, on=KEY, how="outer", suffixes=("_a", "_b"), indicator=True)
+    a, b = (table.assign(repeat=table.groupby(KEY).cumcount()) for table in (a, b))  # of a triple kept twice
+    joined = a.merge(b, on=[*KEY, "repeat"], how="outer", suffixes=("_a", "_b"), indicator=True)
     only = joined[joined["_merge"] != "both"]
     if len(only):
         row = only.iloc[0]

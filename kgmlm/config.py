@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -188,9 +188,9 @@ class TrainingSettings(_Strict):
     temperature: float = Field(0.25, gt=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
-    epochs: float = Field(10, gt=0)
+    epochs: float = Field(10, gt=0, allow_inf_nan=False)
     max_steps: int | None = Field(None, ge=1)
-    learning_rate: float | Literal["auto"] = "auto"
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     weight_decay: float = Field(0.01, ge=0)
     warmup: float = Field(0.1, ge=0, le=1)
     clip: float = Field(1.0, gt=0)

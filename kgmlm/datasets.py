@@ -24,11 +24,21 @@ from kgmlm.cards import (
     Sources,
     card_names,
     cards_folder,
+    find_card,
     folder_card,
     read_card,
     write_card,
 )
-from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable
+from kgmlm.kg import (
+    SPLITS,
+    TEXT_COLUMNS,
+    DataError,
+    EntityTable,
+    IntArray,
+    KnowledgeGraph,
+    RelationTable,
+    humanize,
+)
 
 LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
 
@@ -81,15 +91,6 @@ def build_graph(
         for split, part in rows.items()
     }
     return KnowledgeGraph(name, entities, relations, ids, dict(sources or {}), texts.notes)
-
-
-def humanize(label: str) -> str:
-    """A label as words: ``body_part`` to "body part".
-
-    >>> humanize("co-occurs_with")
-    'co-occurs with'
-    """
-    return " ".join(label.replace("_", " ").split()) or label
 
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
@@ -293,12 +294,16 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
         >>> len(graph.entities), len(graph.triples("test"))
         (31, 8)
     """
+    folder = Path(dataset)
     if str(dataset) not in card_names():
-        folder = Path(dataset)
         if folder.is_dir():
             return read_folder(folder)
         if folder.exists():
             raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
+    if files.find_table(folder, "train") is not None:
+        raise DataError(
+            f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
+        )
     card = read_card(str(dataset))
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
@@ -362,7 +367,7 @@ def split_random(graph: KnowledgeGraph, valid: float, test: float, seed: int = 0
     order = iter(np.random.default_rng(seed).permutation(len(train)).tolist())
     where = np.zeros(len(train), np.int64)
     for number, share in enumerate(wanted.values(), 1):
-        missing = round(share * len(train))
+        missing = max(1, round(share * len(train)))
         for i in order:
             if missing == 0:
                 break
@@ -439,7 +444,7 @@ def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> Knowledg
 
 def describe_split(graph: KnowledgeGraph, origin: str, how: str) -> Card:
     """A card for a graph that was split here; license and citation are the origin's, where it has a card."""
-    source = read_card(origin) if origin in card_names() else folder_card(Path(origin))
+    source = find_card(origin)
     counts = {s: len(graph.splits.get(s, ())) for s in SPLITS}
     return Card(
         name=graph.name,

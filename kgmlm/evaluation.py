@@ -58,11 +58,13 @@ class Scope:
         graph: texts of the candidates, triples to ask, known answers.
         seen_N: which entities the model's training triples have.
         own_N: which entities belong to the evaluated graph; others are further candidates.
+        other: whether it is not the graph that the model was trained on.
     """
 
     graph: KnowledgeGraph
     seen_N: BoolArray
     own_N: BoolArray
+    other: bool = False
 
     @classmethod
     def of(cls, graph: KnowledgeGraph) -> Scope:
@@ -122,7 +124,7 @@ class Scope:
             graph = graph.extended(trained.entities.take(np.array(further, np.int64)))
         everyone = graph.entities.column("label")
         seen_N = np.array([x in seen for x in everyone], np.bool_)
-        return cls(graph, seen_N, np.arange(len(everyone)) < len(own))
+        return cls(graph, seen_N, np.arange(len(everyone)) < len(own), other=True)
 
     def members(self, protocol: Protocol) -> BoolArray:
         """Which entities are candidates under a protocol."""
@@ -242,6 +244,12 @@ def breakdown(
         f"unseen_{kind}": {name: figures(ranks[mask]) for name, mask in masks.items()}
         for kind, masks in slices.items()
     }
+
+
+def _shared(triples: IntArray, train: IntArray) -> int:
+    """How many of some triples are among others."""
+    known = set(map(tuple, train.tolist()))
+    return sum(tuple(triple) in known for triple in triples.tolist())
 
 
 def _within(triples: IntArray, member_N: BoolArray, protocol: Protocol) -> IntArray:
@@ -428,7 +436,7 @@ def evaluate(
     if protocol.negatives and protocol.negatives_by == "drawing":
         main = _Drawn(**vars(main), negatives=protocol.negatives, seed=protocol.seed)
     views = [main]
-    if not protocol.negatives and scope.own_N.all() and seen_N.any():
+    if not protocol.negatives and not scope.other and seen_N.any():
         views.append(main if (seen_N == member_N).all() else _View.of(seen_N, triples))
     exact = _View.of(member_N, triples)  # used with a retriever only
     answer_scores_B = torch.zeros(len(asked.queries))
@@ -452,13 +460,12 @@ def evaluate(
     ranks, tail_B, relation_B = main.result(), asked.queries.tail_B, asked.queries.relation_B
     figures = _brief(protocol)
     texts = graph.entities.take(main.ids)
-    labels, names, descriptions = (texts.column(c) for c in ("label", "name", "description"))
     candidates: dict[str, Any] = {
         "set": protocol.candidates,
         "count": len(main.ids),
         "names_truncated": int(ranker.candidates.truncated_N[main.ids].sum()),
-        "without_name": sum(map(str.__eq__, labels, names)),
-        "without_description": descriptions.count(""),
+        "without_name": texts.unnamed,
+        "without_description": texts.column("description").count(""),
     }
     if protocol.negatives:
         candidates["negatives"] = {"count": protocol.negatives, "by": protocol.negatives_by}
@@ -467,6 +474,7 @@ def evaluate(
         "split": protocol.split,
         "triples": len(triples),
         "triples_left_out": len(sampled) - len(triples),
+        "triples_trained": 0 if scope.other else _shared(triples, graph.splits["train"]),
         "queries": len(distinct),
         "seconds": round(seconds, 2),
         "candidates": candidates,
@@ -536,6 +544,7 @@ def _ranked_by(
     count: int,
     score: Callable[[Queries, IntArray, Parts], Iterable[torch.Tensor]],
     advance: Callable[[int, int], None],
+    batch_size: int = 64,
 ) -> tuple[_Asked, list[Ranks]]:
     """Both queries of each triple of the run's own graph, and their ranks by several ways of scoring.
 
@@ -551,7 +560,7 @@ def _ranked_by(
     asked = _Asked.of(triples, graph, protocol)
     views = [_View.of(member_N, triples) for _ in range(count)]
     distinct = asked.distinct
-    for rows, parts in ranker.parts(distinct):
+    for rows, parts in ranker.parts(distinct, batch_size=batch_size):
         at, group = asked.of_groups(rows)
         known = asked.known.lookup(asked.queries[at])
         for view, scores_dN in zip(views, score(distinct[rows], rows, parts), strict=True):
@@ -567,6 +576,7 @@ def _by_weights(
     protocol: Protocol,
     tried: Sequence[Weights],
     advance: Callable[[str, int, int], None],
+    batch_size: int = 64,
 ) -> tuple[Queries, list[Ranks]]:
     """Queries, and their ranks under several weights."""
     asked, ranks = _ranked_by(
@@ -576,6 +586,7 @@ def _by_weights(
         len(tried),
         lambda queries, rows, parts: map(parts.score, tried),
         partial(advance, "validating"),
+        batch_size,
     )
     return asked.queries, ranks
 
@@ -585,6 +596,7 @@ def choose_structure(
     graph: KnowledgeGraph,
     protocol: Protocol,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
+    batch_size: int = 64,
 ) -> dict[str, float]:
     """Choose how much the structural model counts beside the text: one weight a relation and side, by MRR.
 
@@ -605,7 +617,7 @@ def choose_structure(
     ranker.structure = structure.weighted(torch.ones_like(structure.weights_R2))
     ranker.weights = text._replace(structure=1.0)
     tried = [*(text._replace(structure=v) for v in values), Weights(0.0, 0.0, 1.0)]
-    queries, ranks = _by_weights(ranker, graph, protocol, tried, advance)
+    queries, ranks = _by_weights(ranker, graph, protocol, tried, advance, batch_size)
     *mixed_WB, alone_B = (1 / r.of_type("realistic") for r in ranks)
     reciprocal_WB = np.stack(mixed_WB)
     mean_W = reciprocal_WB.mean(1)
@@ -659,7 +671,7 @@ def choose_rescoring(
         scores_dN = parts.score(ranker.weights)
         best, ids_dK = ranker.best(queries, scores_dN, most)
         held.append((rows, ids_dK))
-        read_dK = rescorer.score(queries, best.to_read(ids_dK))
+        read_dK = rescorer.score(queries, best.to_read(ids_dK)).to(scores_dN.device)
         yield scores_dN
         for use in tried[1:]:
             yield best.first(use.k).rescored(scores_dN, read_dK[:, : use.k], use.weight)

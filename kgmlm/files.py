@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -26,6 +27,9 @@ from kgmlm.kg import DataError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".tsv.gz", ".txt.gz", ".csv.gz")
 Rows = list[list[str]]
+
+
+_SPANNED = 50  # lines that a quoted field is looked for
 
 
 def sha256(path: Path) -> str:
@@ -53,7 +57,7 @@ def read_bytes(path: Path) -> bytes:
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
@@ -67,11 +71,40 @@ def _csv_line(line: str) -> list[str]:
         return line.split(",")
 
 
+class _Quoted:
+    """Refuses CSV fields that span lines: taken literally, they would be rows that nobody wrote."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.began = 0
+        self.open: list[str] = []
+
+    def check(self, number: int, line: str) -> None:
+        """Look at the next line."""
+        if not self.open and '"' not in line:
+            return
+        if not self.open:
+            self.began = number
+        self.open.append(line)
+        try:
+            next(csv.reader(["\n".join(self.open)], strict=True))
+        except csv.Error as error:
+            if "end of data" in str(error) and len(self.open) < _SPANNED:
+                return  # it may still be closed
+        else:
+            if len(self.open) > 1:
+                raise DataError(
+                    f"{self.origin}:{self.began}: a quoted field ends in line {number}; write it on one line"
+                )
+        self.open.clear()
+
+
 def parse_lines(
     data: bytes | Iterable[bytes], origin: str, separator: str = "\t"
 ) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of each line of UTF-8 text; only ``\\n`` and ``\\r\\n`` end a line."""
     lines = io.BytesIO(data) if isinstance(data, bytes) else data
+    quoted = _Quoted(origin)
     blank: list[tuple[int, list[str]]] = []  # lines that count only if another follows
     for number, ended in enumerate(lines, 1):
         try:
@@ -81,6 +114,8 @@ def parse_lines(
                 f"{origin}:{number}: not UTF-8 text ({error.reason}); save the file as UTF-8"
             ) from None
         content = content.removesuffix("\n").removesuffix("\r")
+        if separator == ",":
+            quoted.check(number, content)
         if not content:
             blank.append((number, [""]))
             continue
@@ -110,7 +145,8 @@ def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") ->
     return rows
 
 
-def _separator(path: Path) -> str:
+def separator_of(path: Path) -> str:
+    """What separates the columns of a text file, by its suffix."""
     return "," if ".csv" in path.suffixes[-2:] else "\t"
 
 
@@ -131,7 +167,7 @@ def read_triples(path: Path) -> Rows:
     ``head``, ``relation``, ``tail``.
     """
     if path.suffix != ".parquet":
-        return parse_rows(read_bytes(path), str(path), 3, _separator(path))
+        return parse_rows(read_bytes(path), str(path), 3, separator_of(path))
     table = _read_parquet(path)
     missing = [c for c in ("head", "relation", "tail") if c not in table.column_names]
     if missing:
@@ -151,10 +187,10 @@ def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:
     if path.suffix != ".parquet":
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                yield from parse_lines(file, str(path), _separator(path))
+                yield from parse_lines(file, str(path), separator_of(path))
         except FileNotFoundError:
             raise DataError(f"there is no file {path}") from None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path} cannot be read: {error}") from None
         return
     table = _read_parquet(path)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kgmlm.datasets import TextColumns, build_graph, humanize
-from kgmlm.kg import BoolArray, DataError, KnowledgeGraph, Queries
+from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.kg import BoolArray, DataError, KnowledgeGraph, Queries, humanize
 from kgmlm.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def from_pykeen(source: Any, name: str = "pykeen", names: dict[str, str] | None 
         names: entity label to name; others are named by their labels.
 
     Raises:
-        DataError: when triples have no labels, or are inverse triples.
+        DataError: when triples have no labels.
     """
     parts = {
         split: getattr(source, attribute)

@@ -61,6 +61,15 @@ class QueryError(KgmlmError):
     """A query names an entity or a relation that is unknown or ambiguous."""
 
 
+def humanize(label: str) -> str:
+    """A label as words: ``body_part`` to "body part".
+
+    >>> humanize("co-occurs_with")
+    'co-occurs with'
+    """
+    return " ".join(label.replace("_", " ").split()) or label
+
+
 @dataclass(frozen=True)
 class Entity:
     """A view of one row of an :class:`EntityTable`.
@@ -128,6 +137,12 @@ class EntityTable:
         made.table = table.select(list(TEXT_COLUMNS))
         made._check()
         return made
+
+    @property
+    def unnamed(self) -> int:
+        """How many have no name but their label, as it is or as words."""
+        pairs = zip(self.column("label"), self.column("name"), strict=True)
+        return sum(name in (label, humanize(label)) for label, name in pairs)
 
     def extended(self, more: EntityTable) -> EntityTable:
         """This table with other entities below it; ids of this one are kept.

@@ -99,7 +99,8 @@ class MaskedTextSource:
         tail_S = np.random.default_rng(seed).random(len(h)) < 0.5
         self.queries = Queries(np.where(tail_S, h, t), r, tail_S)
         self.answers = np.where(tail_S, t, h)
-        self.names = ranker.tokenizer.candidates(graph.entities.table.column("surface"), None, False)
+        names = graph.entities.table.column("surface")
+        self.names = ranker.tokenizer.candidates(names, ranker.vocabulary.span_length, False)
 
     def __len__(self) -> int:
         return len(self.entities) + len(self.queries)
@@ -187,7 +188,7 @@ class MaskedTextSource:
         words_W = torch.from_numpy(self.words_W)
         begins_V = torch.from_numpy(self._begins_V)
         found = []
-        for ids in torch.arange(len(weight_VD)).split(_ROWS):
+        for ids in torch.arange(len(begins_V)).split(_ROWS):  # a model may have more rows than tokens
             cosines = weight_VD[ids] @ weight_VD[words_W].T
             cosines[ids[:, None] == words_W[None]] = -2.0
             cosines[begins_V[ids][:, None] != begins_V[words_W][None]] -= 2.0

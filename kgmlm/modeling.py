@@ -96,6 +96,15 @@ class SpanModel(nn.Module):
         self._captured = args[0]
         return (args[0][:, :0],)  # nothing to decode here: scoring does it, for the tokens that it needs
 
+    @property
+    def positions(self) -> int | None:
+        """How many tokens a text may have; None where the model sets no limit."""
+        limit: int | None = getattr(self.mlm.config, "max_position_embeddings", None)
+        embeddings = getattr(self.mlm.base_model, "embeddings", None)
+        # The RoBERTa family counts positions from behind the padding's.
+        padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+        return limit if limit is None or padding is None else limit - padding - 1
+
     def forward(self, batch: MaskedBatch | MaskedTexts, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
         """Encode a batch; one pass a query.
 

@@ -140,7 +140,7 @@ class Ranker:
         get_template(settings.text.template)  # a name that there is
         self._vectors_ND: torch.Tensor | None = None
         self._read_N = np.zeros(0, np.bool_)
-        limit = getattr(model.mlm.config, "max_position_embeddings", None)
+        limit = model.positions
         lengths = {"text.max_length": settings.text.max_length}
         if settings.vector.enabled:
             lengths["vector.max_length"] = settings.vector.max_length
@@ -149,7 +149,9 @@ class Ranker:
             lengths["text.max_length and rescoring.max_length together are"] = together
         for key, length in lengths.items():
             if limit is not None and length > limit:
-                raise ModelError(f"{key} {length}: more than the model's {limit} positions")
+                raise ModelError(
+                    f"{key} {length}: more than the model's {limit} positions; give it less with --set"
+                )
 
     @staticmethod
     def default_weights(settings: Settings) -> Weights:
@@ -372,7 +374,7 @@ class Ranker:
         if self.rescorer is None or not self.rescorer.use.k:
             return scores_BN
         best, ids_BK = self.best(queries, scores_BN, self.rescorer.use.k, entity_ids)
-        read_BK = self.rescorer.score(queries, best.to_read(ids_BK))
+        read_BK = self.rescorer.score(queries, best.to_read(ids_BK)).to(scores_BN.device)
         return best.rescored(scores_BN, read_BK, self.rescorer.use.weight)
 
     def best(

@@ -177,7 +177,7 @@ def search_parameters(index: Any, effort: int) -> Any:
         return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexIVFPQ):
         return faiss.IVFPQSearchParameters(nprobe=min(effort, index.nlist))
-    if isinstance(index, faiss.IndexIVF):
+    if isinstance(index, (faiss.IndexIVF, getattr(faiss, "GpuIndexIVF", faiss.IndexIVF))):
         return faiss.SearchParametersIVF(nprobe=min(effort, index.nlist))
     if isinstance(index, faiss.IndexHNSW):
         return faiss.SearchParametersHNSW(efSearch=max(effort, 1))
@@ -378,6 +378,9 @@ class Retriever:
         def moved(part: Part) -> Part:
             if part.index is None:
                 return part
+            inner = unwrapped(part.index)
+            if isinstance(inner, faiss.IndexIVF):
+                inner.nprobe = min(self.effort, inner.nlist)  # copies on several GPUs take no parameters
             try:
                 return replace(part, index=faiss.index_cpu_to_all_gpus(part.index))
             except RuntimeError as error:

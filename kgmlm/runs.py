@@ -154,6 +154,16 @@ class Run:
         """The best model so far."""
         return self.path / "model"
 
+    @property
+    def ancestors(self) -> list[tuple[Path, str]]:
+        """Folder and dataset of each run that this one's model went through before, the latest first."""
+        found = []
+        model, older = self.record["model"], self.record.get("began_from")
+        while older:
+            found.append((Path(model).parent, str(older["dataset"])))
+            model, older = older["model"], older["began_from"]
+        return found
+
     def update(self, **values: Any) -> Run:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""
         record = {**json.loads((self.path / "run.json").read_text("utf-8")), **values}
@@ -175,7 +185,11 @@ class Run:
         return self.update(structure=values)
 
     def ranker(
-        self, device: str | None = None, folder: Path | None = None, graph: KnowledgeGraph | None = None
+        self,
+        device: str | None = None,
+        folder: Path | None = None,
+        graph: KnowledgeGraph | None = None,
+        rescorer: bool = True,
     ) -> Ranker:
         """A ready ranker with the run's best model.
 
@@ -183,6 +197,7 @@ class Run:
             graph: other texts and candidates than the run's own; nothing is trained.
             folder: another model of this run, such as a checkpoint's.
             device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+            rescorer: False leaves the run's rescorer on disk, if it has one.
 
         Raises:
             RunError: when training has left no model yet.
@@ -210,7 +225,7 @@ class Run:
         if folder == self.model_folder and (self.path / STRUCTURE).is_file():
             ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
             ranker.weights = ranker.weights._replace(structure=1.0)
-        if folder == self.model_folder and self.record.get("rescoring"):
+        if rescorer and folder == self.model_folder and self.record.get("rescoring"):
             ranker.rescorer = self.rescorer(ranker.model.device)
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 

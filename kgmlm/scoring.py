@@ -279,6 +279,3 @@ def token_loss(scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tenso
     rows, columns = answers
     counts_B = torch.bincount(rows, minlength=len(scores_BN))
     return -(scores_BN[rows, columns] / counts_B[rows]).sum() / len(scores_BN)
-
-
-OBJECTIVES = ("entity", "token")

@@ -118,6 +118,7 @@ def train_structure(
     graph: KnowledgeGraph,
     settings: StructureSettings,
     advance: Callable[[int, int], None] = lambda n, total: None,
+    device: torch.device | None = None,
 ) -> Structure:
     """Train ComplEx with reciprocal relations on the training triples; all weights are 1.
 
@@ -211,7 +212,7 @@ def train_structure(
             relation_representations_kwargs=embedding,
             random_seed=settings.seed,
         )
-        model = model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        model = model.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         loop = Loop(
             model=model,
             triples_factory=factory,
@@ -241,8 +242,14 @@ def train_structure(
         relations_RD,
         torch.ones(len(graph.relations), 2),
         torch.from_numpy(rows_N),
-        np.arange(len(graph.relations)),
+        _relation_rows(graph),
     )
+
+
+def _relation_rows(graph: KnowledgeGraph) -> IntArray:
+    """Of each relation its own number, -1 where training has no triple of it."""
+    numbers = np.arange(len(graph.relations))
+    return np.where(np.isin(numbers, graph.splits["train"][:, 1]), numbers, -1)
 
 
 def _tables(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -317,9 +324,7 @@ def load_structure(path: Path, graph: KnowledgeGraph) -> Structure:
 
     try:
         t = load_file(path)
-        structure = Structure(
-            t["entities"], t["relations"], t["weights"], t["rows"], np.arange(len(graph.relations))
-        )
+        structure = Structure(t["entities"], t["relations"], t["weights"], t["rows"], _relation_rows(graph))
     except Exception as error:
         raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     expected = (len(graph.entities), len(graph.relations), 2 * len(graph.relations))

@@ -133,7 +133,7 @@ class TrainingBar:
         self.progress = progress
         self.task = progress.add_task("training", total=None, loss="-", mrr="-", best="-")
         self.average: float | None = None
-        self.loss = 0.0
+        self.loss = "-"
 
     def start(self, total: int, done: int) -> None:
         """Lay the bar."""
@@ -142,7 +142,8 @@ class TrainingBar:
     def step(self, step: int, loss: float) -> None:
         """Move on; the loss shown is a running average."""
         self.average = loss if self.average is None else 0.95 * self.average + 0.05 * loss
-        self.progress.update(self.task, completed=step, loss=f"{self.average:.3f}")
+        self.loss = f"{self.average:.3f}"
+        self.progress.update(self.task, completed=step, loss=self.loss)
 
     def validated(self, mrr: float, best: float) -> None:
         """Show the newest and the best validation MRR."""
@@ -150,7 +151,7 @@ class TrainingBar:
         if not self.progress.console.is_terminal:
             task = self.progress.tasks[self.task]
             tell(
-                f"step {task.completed:.0f}/{task.total:.0f}  loss {self.average:.3f}  "
+                f"step {task.completed:.0f}/{task.total:.0f}  loss {self.loss}  "
                 f"valid MRR {mrr:.4f}  best {best:.4f}"
             )
 
@@ -313,7 +314,7 @@ def print_check(report: dict[str, Any]) -> None:
         **{f"{split} triples in training": pairs(counts) for split, counts in report["leakage"].items()},
         **{
             f"{kind} relations": listed(
-                [f"{' / '.join(o['relations'])} ({o['share']:.0%} of {o['pairs']:,})" for o in found]
+                [f"{' / '.join(o['relations'])} ({o['pairs']:,} pairs, {o['share']:.0%})" for o in found]
             )
             for kind, found in report["overlapping_relations"].items()
         },

@@ -69,7 +69,9 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended. ``signal`` is the number of the signal that interrupted it, if one did."""
+    """How training ended. ``signal`` is the number of the signal that interrupted it, if one did: one that
+    came when all was done but the last validation has interrupted nothing.
+    """
 
     status: Status
     step: int
@@ -169,6 +171,7 @@ class State:
     best_mrr: float | None = None
     bad_validations: int = 0
     minutes: float = 0.0
+    validated: int = -1  # the step of the latest validation
 
 
 def _optimizer(
@@ -206,10 +209,15 @@ def save_checkpoint(
             save_file(tensors, temporary / "state.safetensors")
         except Exception as error:
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}") from None
-        (temporary / "state.json").write_text(json.dumps(state.__dict__), "utf-8")
+        save_state(temporary, state)
     for old in folder.iterdir():
         if old.name != name:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def save_state(folder: Path, state: State) -> None:
+    """Write what a checkpoint knows of training beside its tensors."""
+    files.write_json(folder / "state.json", state.__dict__)
 
 
 def latest_checkpoint(run: Path) -> Path | None:
@@ -311,6 +319,7 @@ def train(
     tracker: str | None = None,
     reporter: Reporter | None = None,
     first: Ranker | None = None,
+    device: str | None = None,
 ) -> Outcome:
     """Train a run's model.
 
@@ -324,6 +333,7 @@ def train(
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rescore" rescores.
+        device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
 
     Raises:
         ConfigError: when the loss is no longer finite, or the objective "rescore" has nothing to rescore.
@@ -336,9 +346,12 @@ def train(
     settings = run.settings.training
     reporter = reporter or Silent()
     precision = _precision(settings)
-    AcceleratorState._reset_state()  # an earlier training of this process may have had another precision
+    # An earlier training of this process may have had another precision or device.
+    AcceleratorState._reset_state(reset_partial_state=device is not None)
+    if device is not None and device.startswith("cuda:"):
+        torch.cuda.set_device(device)
     accelerator = Accelerator(
-        cpu=_on_cpu(),
+        cpu=_on_cpu() or device == "cpu",
         mixed_precision=precision,
         gradient_accumulation_steps=settings.accumulation,
         log_with=tracker,
@@ -354,6 +367,12 @@ def train(
         model.attend("eager")  # as plain matrix products, which bf16 units do fast
     share = (accelerator.process_index, accelerator.num_processes)
     stream, losses = objective(ranker, run.graph, settings, share, first)
+    there_are = math.ceil(settings.epochs) * stream.per_epoch
+    if settings.accumulation > there_are:
+        raise ConfigError(
+            f"training.accumulation {settings.accumulation}: training has only {there_are} batches; "
+            "give more training.epochs or less of it"
+        )
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
@@ -380,7 +399,7 @@ def train(
         return (time.monotonic() - started) / 60
 
     def save() -> None:
-        nonlocal saved, run
+        nonlocal saved
         state.minutes = minutes()
         if accelerator.is_main_process:
             save_checkpoint(run.path, ranker, optimizer, losses, state)
@@ -403,6 +422,9 @@ def train(
                 run.save_model(ranker)
         else:
             state.bad_validations += 1
+        state.validated = state.step
+        if accelerator.is_main_process:  # a crash must not forget which model was the best
+            save_state(run.path / "checkpoints" / f"step-{state.step:08d}", state)
         reporter.validated(mrr, state.best_mrr)
         model.train()
 
@@ -414,9 +436,13 @@ def train(
                 save()
             model.train()
             accumulated = 0.0
-            validated_at = -1
             batches = stream.from_position(state.step * settings.accumulation)
             while state.step < last:
+                if state.step and state.step % every == 0 and state.validated != state.step:
+                    validation()
+                    if settings.patience and state.bad_validations >= settings.patience:
+                        status = "stopped early"
+                        break
                 batch = next(batches)
                 with accelerator.accumulate(*together):
                     loss = losses(prepared, batch)
@@ -442,17 +468,11 @@ def train(
                 if caught:
                     status = "interrupted"
                     break
-                if state.step % every == 0 and state.step < last:
-                    validation()
-                    validated_at = state.step
-                    if settings.patience and state.bad_validations >= settings.patience:
-                        status = "stopped early"
-                        break
                 if time.monotonic() - saved > 60 * settings.checkpoint_minutes:
                     save()
             if status == "finished" and state.step < total:
                 status = "max steps"
-            if status != "interrupted" and validated_at != state.step:
+            if status != "interrupted" and state.validated != state.step:
                 validation()
             if status in ("interrupted", "max steps"):
                 save()
@@ -466,4 +486,5 @@ def train(
         run.update(status=status, step=state.step, minutes=round(minutes(), 2), best_valid_mrr=state.best_mrr)
         if status in ENDED:
             discard_checkpoints(run.path)
-    return Outcome(status, state.step, minutes(), state.best_mrr, caught[0] if caught else None)
+    signaled = caught[0] if caught and status == "interrupted" else None
+    return Outcome(status, state.step, minutes(), state.best_mrr, signaled)

@@ -7,7 +7,7 @@ import pytest
 from kgmlm.cards import read_card
 from kgmlm.checks import ceiling, check_graph, name_groups
 from kgmlm.datasets import TextColumns, build_graph
-from kgmlm.kg import KnowledgeGraph, both_sides
+from kgmlm.kg import EntityTable, KnowledgeGraph, both_sides
 
 Real = Callable[[str], KnowledgeGraph]
 
@@ -77,4 +77,5 @@ def test_what_is_odd_is_found() -> None:
     ]
     assert report["unseen"] == 1
     assert report["without_name"] == 3
+    assert EntityTable(["old_oak", "b", "c"], ["old oak", "Ann", "c"]).unnamed == 2
     assert "mismatches" not in report

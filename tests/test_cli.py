@@ -327,6 +327,45 @@ def test_evaluate_on_another_graph(cli: Cli, toy_run: Path, tmp_path: Path) -> N
     refused(cli("evaluate", toy_run, "--graph", other), "relation 'orbits'", "--allow-new-relations")
     assert cli("evaluate", toy_run, "--graph", other, "--allow-new-relations").returncode == 0
     refused(cli("evaluate", toy_run, "--allow-seen-entities"), "--graph")
+    refused(cli("evaluate", toy_run, "--graph", other, "--retrieve", 5), "--retrieve", "--graph")
+
+
+def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    moon = tmp_path / "moon"
+    moon.mkdir()
+    (moon / "train.tsv").write_text("crater\tlocated_in\tmoon\nbase\tlocated_in\tcrater\n")
+    run, base = tmp_path / "run", tmp_path / "base"
+    shutil.copytree(toy_run, base)
+    done = cli(
+        "train", "--dataset", moon, "--model", base / "model", "--output", run, "-q", *TINY_SETTINGS,
+        "--set", "training.epochs=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    evaluate = ("evaluate", run, "--graph", "toy", "--allow-new-relations", "-q")
+    refused(cli(*evaluate), "was trained on", "entities of 'toy'")
+    shutil.rmtree(base)
+    unchecked = cli(*evaluate)
+    assert unchecked.returncode == 0, unchecked.stderr
+    assert "began with a model of 'toy'" in unchecked.stderr
+
+
+def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run, ignore=shutil.ignore_patterns("ranks"))
+    protocol = tmp_path / "few.toml"
+    protocol.write_text('candidates = "split"\n')
+    asked = ("--protocol", protocol, "--max-triples", 5, "--scores", "likelihood", "--rescore", 0)
+    for more in ((), asked, ("--split", "train", "--candidates", "train")):
+        assert cli("evaluate", run, "-q", *more).returncode == 0
+    names = {path.name for path in (run / "ranks").iterdir()}
+    assert names == {
+        "test.parquet", "test.few.5-triples.likelihood.rescore-0.parquet", "train.train.parquet",
+    }  # fmt: skip
+    told = cli("evaluate", run, "--split", "train", "--json")
+    report = json.loads(told.stdout)
+    assert report["triples_trained"] == report["triples"] > 0
+    assert "are training triples, too" in told.stderr
+    assert json.loads(cli("evaluate", run, "--json").stdout)["triples_trained"] == 0
 
 
 def test_a_run_with_entity_vectors_from_training_to_new_entities(

@@ -72,6 +72,15 @@ def test_the_queries_of_a_triple_count_together() -> None:
     assert together.high - together.low > 1.2 * (alone.high - alone.low)
 
 
+def test_a_triple_that_a_split_has_twice_counts_twice(tmp_path: Path) -> None:
+    table = ranks([1, 2, 3, 4])
+    twice = pd.concat([table, table.iloc[:1]], ignore_index=True)
+    twice.to_parquet(tmp_path / "ranks.parquet")
+    assert len(paired(read_ranks(tmp_path / "ranks.parquet"), twice)) == 5
+    with pytest.raises(DataError, match="1 are in one only"):
+        paired(twice, table)
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     table = ranks([1, 2, 3, 4])
     with pytest.raises(DataError, match=r"1 are in one only, such as \(h0, r, t0\) in the first"):
@@ -82,7 +91,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     for content, message in (
         (table.drop(columns="target"), "no column 'target'"),
         (table.iloc[:0], "no ranks"),
-        (pd.concat([table, table]), "query twice"),
+        (pd.concat([table, table.assign(optimistic=7, pessimistic=7)]), "query twice, with different ranks"),
     ):
         content.to_parquet(path)
         with pytest.raises(DataError, match=message):

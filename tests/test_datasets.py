@@ -117,6 +117,19 @@ def test_what_is_no_dataset_is_named(tmp_path: Path) -> None:
         load_graph(tmp_path / "file")
 
 
+def test_a_folder_with_the_name_of_a_built_in_dataset_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    assert len(load_graph("toy").entities) == 31, "a run folder may have the name of its dataset"
+    (folder / "train.tsv").write_text("a\tr\tb\n")
+    with pytest.raises(DataError, match=r"built-in dataset and a folder here; write \./toy"):
+        load_graph("toy")
+    assert len(load_graph("./toy").entities) == 2
+
+
 def grid(n: int) -> KnowledgeGraph:
     rows = [[f"e{i}", f"r{(i + j) % 3}", f"e{j}"] for i in range(n) for j in range(n) if i != j]
     return build_graph("grid", {"train": rows})
@@ -152,6 +165,11 @@ def test_a_random_split_makes_only_what_is_missing(toy: KnowledgeGraph) -> None:
 def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
     with pytest.raises(DataError, match="shares"):
         split_random(grid(6), *shares)
+
+
+def test_a_small_graph_is_split_into_at_least_one_each() -> None:
+    made = split_random(grid(3), 0.001, 0.001)
+    assert [len(made.splits[s]) for s in ("valid", "test")] == [1, 1]
 
 
 def test_a_graph_too_sparse_to_split_says_so() -> None:

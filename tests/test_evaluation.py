@@ -330,6 +330,7 @@ def test_a_run_that_knows_an_entity_is_refused_unless_allowed(toy: KnowledgeGrap
     report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
     parts = report["breakdown"]["unseen_position"]
     assert (parts["tail"]["count"], parts["both"]["count"]) == (2, 2)
+    assert "pykeen_comparable" not in report, "there is nothing to compare on another graph"
 
 
 def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:

@@ -47,6 +47,15 @@ def test_csv_reads_quotes_where_they_pair_and_keeps_them_where_not(tmp_path: Pat
     path = tmp_path / "train.csv"
     path.write_text('"Obama, Barack",r,"say ""hi"""\n"x,r,NA\n', "utf-8")
     assert files.read_triples(path) == [["Obama, Barack", "r", 'say "hi"'], ['"x', "r", "NA"]]
+    path.write_text('"x,r,y\n"z,r,NA\n' + "a,r,b\n" * 99 + 'c,r,"d\n', "utf-8")
+    assert len(files.read_triples(path)) == 102
+
+
+def test_a_csv_field_of_several_lines_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('a,r,b\na,r,"New\n\nYork, NY"\n', "utf-8")
+    with pytest.raises(DataError, match=r"train\.csv:2: a quoted field ends in line 4; write it on one line"):
+        files.read_triples(path)
 
 
 label = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), min_size=1)
@@ -88,7 +97,13 @@ def test_windows_line_ends_and_byte_order_marks_are_no_part_of_a_label(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("t.tsv.gz", b"not gzip"), ("t.parquet", b"not parquet"), ("none.tsv", None)]
+    ("name", "data"),
+    [
+        ("t.tsv.gz", b"not gzip"),
+        ("t.tsv.gz", gzip.compress(b"a\tr\tb\n")[:10] + b"\xff" * 9),
+        ("t.parquet", b"not parquet"),
+        ("none.tsv", None),
+    ],
 )
 def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, data: bytes | None) -> None:
     path = tmp_path / name

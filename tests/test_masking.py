@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from conftest import TINY_SETTINGS, Cli
 from families import FAMILIES, build
 
 from kgmlm.config import MaskingSettings, TextSettings
-from kgmlm.kg import KnowledgeGraph
+from kgmlm.kg import TEXT_COLUMNS, EntityTable, KnowledgeGraph
 from kgmlm.masking import POLICIES, MaskedTextSource, Text
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer
@@ -141,6 +142,23 @@ def test_similar_words_are_other_words_of_names(source: Callable[..., MaskedText
     alike = [int(t) for t in tokens if t != token and begins_V[t] == begins_V[token]]
     best = max(alike, key=lambda t: float(weight_VD[t] @ weight_VD[token]))
     assert int(similar_V[token]) == best
+    wider = source("similar")  # as of models whose embeddings are padded to a round number
+    weight, bias = wider.ranker.model.decoder
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(wider.ranker.model), "decoder", property(lambda self: (padded, bias)))
+        assert torch.equal(wider.similar_V, similar_V)
+
+
+def test_a_long_name_is_cut_to_the_span(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    columns = {kind: toy.entities.column(kind) for kind in TEXT_COLUMNS}
+    for kind in ("name", "surface"):
+        columns[kind][int(np.flatnonzero(toy.seen_N)[0])] = "very " * 90 + "long name"
+    long = replace(toy, entities=EntityTable(*columns.values()))
+    ranker = make_ranker()
+    made = MaskedTextSource(ranker.over(long.context), long, MaskingSettings(), 0)
+    texts = made.encode(np.arange(len(made)), np.random.default_rng(0))
+    assert max(len(text.input_ids) for text in texts) <= ranker.settings.text.max_length
 
 
 @pytest.mark.slow

@@ -321,9 +321,11 @@ def test_a_run_is_rescored_by_the_command(
     shutil.copytree(toy_vector_run, run)
     refused(cli("evaluate", run, "--rescore", 5), "no rescorer", "kgmlm rescore")
     refused(cli("rescore", run, "--from", run), "no trained rescorer")
+    before = (run / "run.json").read_text("utf-8")
     long = cli("rescore", run, "--set", "text.max_length=100")
     refused(long, "rescoring.max_length together", "positions")
     assert not (run / RESCORER).exists()
+    assert (run / "run.json").read_text("utf-8") == before
     settings = (
         "--set", "training.batch_size=24", "--set", "training.epochs=2",
         "--set", "rescoring.candidates=8", "--set", "training.eval_every=1",
@@ -362,6 +364,11 @@ def test_a_run_is_rescored_by_the_command(
     assert open_run(other).record["rescoring"]["settings"] == record["settings"]
     shutil.rmtree(other / RESCORER / "model")
     refused(cli("evaluate", other), "no trained rescorer", "kgmlm rescore")
+    assert cli("evaluate", other, "--rescore", 0, "-q").returncode == 0
+    mended = cli("rescore", other, *settings, "--overwrite", "-q")
+    assert mended.returncode == 0, mended.stderr
+    open_run(other).update(rescoring={"k": 0, "weight": 0.0})
+    refused(cli("evaluate", other, "--rescore", 4), "chose not to rescore", f"--from {other}")
 
 
 def test_interrupted_training_goes_on_to_the_same_losses(cli: Cli, toy_run: Path, tmp_path: Path) -> None:

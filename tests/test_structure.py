@@ -15,7 +15,7 @@ from conftest import Cli, refused
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
 from kgmlm.evaluation import choose_structure, evaluate
 from kgmlm.indexing import build_index
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
+from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, Queries, RunError
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import STRUCTURE, open_run
 from kgmlm.structure import (
@@ -164,6 +164,18 @@ def test_what_training_has_not_seen_is_neutral(toy: KnowledgeGraph, structure: S
         torch.testing.assert_close(scores_BN[:, entity], mean_B, atol=1e-5, rtol=1e-4)
     asked = type(queries)(np.full(2, unseen[0]), np.zeros(2, np.int64), np.array([True, False]))
     assert (structure.score(asked) == 0).all()
+
+
+def test_a_relation_that_training_has_not_seen_is_neutral(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    relation = int(toy.splits["train"][0, 1])
+    fewer = toy.splits["train"][toy.splits["train"][:, 1] != relation]
+    graph = replace(toy, splits={**toy.splits, "train": fewer})
+    made = train_structure(graph, SMALL.model_copy(update={"epochs": 1}))
+    save_structure(made, tmp_path / "structure.safetensors")
+    for found in (made, load_structure(tmp_path / "structure.safetensors", graph)):
+        scores = found.score(Queries(np.array([0, 0]), np.array([relation] * 2), np.array([True, False])))
+        assert not scores.any()
+    assert made.score(Queries(fewer[:1, 0], fewer[:1, 1], np.array([True]))).any()
 
 
 def test_scores_of_some_are_those_of_all(toy: KnowledgeGraph, structure: Structure) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_SETTINGS, Cli
+from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.evaluation import validate
@@ -159,6 +159,59 @@ def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     go(tmp_path / "other", toy, validate=Validation(0.3, 0.9, 0.95))
     best, last = (open_run(tmp_path / n).ranker().model.state_dict() for n in ("run", "other"))
     assert any(not torch.equal(best[k], last[k]) for k in best)
+
+
+def test_a_crash_forgets_no_validation(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    class Crash:
+        """A second validation that never ends, after a first that was the best."""
+
+        def __call__(self, ranker: Ranker) -> Mapping[str, float]:
+            if first:
+                return {"mrr": first.pop()}
+            raise RuntimeError("power cut")
+
+    first = [0.9]
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(run, ranker, validate=Crash())
+    best = open_run(tmp_path / "run").ranker().model.state_dict()
+    asked = Validation(0.5, 0.6, 0.7)
+    outcome = train(*resume_run(tmp_path / "run"), validate=asked, resume=True)
+    assert outcome.best_mrr == 0.9
+    assert asked.values == [0.7], "the validation that was broken off is done anew, the first is not"
+    kept = open_run(tmp_path / "run").ranker().model.state_dict()
+    assert all(torch.equal(best[k], kept[k]) for k in best)
+
+
+def test_a_signal_in_the_last_validation_interrupts_nothing(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    def signaled(ranker: Ranker) -> Mapping[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"mrr": 0.5}
+
+    outcome = go(tmp_path / "run", toy, "training.epochs=1", validate=signaled)
+    assert (outcome.status, outcome.signal) == ("finished", None)
+
+
+def test_more_accumulation_than_batches_is_refused(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.accumulation 99: training has only \d+ batches"):
+        go(tmp_path / "run", toy, "training.epochs=1", "training.accumulation=99")
+
+
+def test_a_run_goes_on_where_it_was_told_to_stop(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    base = ("train", "--output", run)
+    new = ("--dataset", "toy", "--model", "scratch", *TINY_SETTINGS, "--set", "training.epochs=2")
+    done = cli(*base, *new, "--set", "training.max_steps=3")
+    assert done.returncode == 0, done.stderr
+    assert "--resume --max-steps N" in done.stderr
+    again = cli(*base, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "max steps at step 3" in again.stderr
+    refused(cli(*base, "--resume", "--model", "another"), "'scratch', not 'another'")
+    refused(cli(*base, "--resume", "--dataset", "umls"), "another graph than 'umls'")
+    further = cli(*base, *new, "--resume", "--set", "training.max_steps=5")
+    assert "max steps at step 5" in further.stderr, further.stderr
+    assert "finished" in cli(*base, "--resume", "--max-steps", 999).stderr
 
 
 def test_validation_comes_every_so_many_epochs_or_parts_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
