@@ -6,7 +6,7 @@ Results go to stdout, everything else to stderr. A mistake of the user's is one 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kgmlm.kg import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
+    from kgmlm.training import Outcome
 
 app = typer.Typer(
     help="Link prediction on knowledge graphs with masked language models.",
@@ -124,7 +125,7 @@ def train(
 
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
-    main_process = int(os.environ.get("RANK", "0")) == 0  # `accelerate launch` starts several
+    main_process = _main_process()
     quiet = quiet or not main_process
     if not resume:
         if main_process:
@@ -147,7 +148,6 @@ def train(
     from kgmlm.datasets import load_graph
     from kgmlm.evaluation import validate
     from kgmlm.training import latest_checkpoint, resume_run, start_run
-    from kgmlm.training import train as run_training
 
     quiet_transformers()
     if resume:
@@ -172,36 +172,64 @@ def train(
     max_steps = max_steps or (settings.training.max_steps if config or set_ else None) or training.max_steps
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
-    bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
-    with progress_bar(*bar, quiet=quiet) as progress:
-        phases = PhaseBars(progress)
+    def validation(current: Ranker, advance: PhaseBars) -> dict[str, float]:
+        return validate(current, run.graph, protocol, advance)
 
-        def validation(current: Ranker) -> dict[str, float]:
-            return validate(current, run.graph, protocol, phases)
-
-        outcome = run_training(
-            run,
-            ranker,
-            validation if "valid" in run.graph.splits else None,
-            max_steps=max_steps,
-            resume=resume,
-            tracker=tracker,
-            reporter=TrainingBar(progress),
-        )
+    outcome = _train_under_bar(
+        run,
+        ranker,
+        validation if "valid" in run.graph.splits else None,
+        f"kgmlm train --output {output} --resume",
+        quiet,
+        max_steps=max_steps,
+        resume=resume,
+        tracker=tracker,
+    )
     if not main_process:
         return
-    best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
-    tell(
-        f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}; "
-        f"the run is in {output}"
-    )
-    if outcome.status == "max steps":
-        tell(f"go further with: kgmlm train --output {output} --resume --max-steps N")
     if resume:
         _outdated(output)
     if outcome.signal is not None:
-        tell(f"go on with: kgmlm train --output {output} --resume")
         raise typer.Exit(128 + outcome.signal)
+
+
+def _train_under_bar(
+    run: Run,
+    ranker: Ranker,
+    validation: Callable[[Ranker, PhaseBars], dict[str, float]] | None,
+    further: str,
+    quiet: bool,
+    **options: Any,
+) -> Outcome:
+    """Train with a progress bar, and say how it ended; ``further`` is the command that goes on."""
+    from kgmlm.training import train as run_training
+
+    bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
+    with progress_bar(*bar, quiet=quiet) as progress:
+        phases = PhaseBars(progress)
+        outcome = run_training(
+            run,
+            ranker,
+            None if validation is None else lambda current: validation(current, phases),
+            reporter=TrainingBar(progress),
+            **options,
+        )
+    if _main_process():
+        best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
+        tell(
+            f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}; "
+            f"the run is in {run.path}"
+        )
+        if outcome.status == "max steps":
+            tell(f"go further with: {further} --max-steps N")
+        if outcome.signal is not None:
+            tell(f"go on with: {further}")
+    return outcome
+
+
+def _main_process() -> bool:
+    """Whether this is the one process that speaks: `accelerate launch` starts several."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _outdated(path: Path) -> None:
@@ -809,7 +837,6 @@ def _train_rescorer(
     from kgmlm.rescoring import Rescorer
     from kgmlm.runs import RESCORER
     from kgmlm.training import resume_run, start_run
-    from kgmlm.training import train as run_training
 
     folder = opened.path / RESCORER
     first = opened.ranker(device, rescorer=False)
@@ -824,31 +851,26 @@ def _train_rescorer(
     max_steps = max_steps or (settings.training.max_steps if given else None) or training.max_steps
     first.reduce(training.precision == "bf16")
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
-    bar = ("loss {task.fields[loss]}", "MRR {task.fields[mrr]} (best {task.fields[best]})")
-    with progress_bar(*bar, quiet=quiet) as progress:
-        phases = PhaseBars(progress)
 
-        def validation(current: Ranker) -> dict[str, float]:
-            first.rescorer = Rescorer(current.context, current.tokenizer, current.model, current.settings)
-            first.reduce(training.precision == "bf16")
-            found = choose_rescoring(first, opened.graph, protocol, phases)
-            first.rescorer = None
-            return found
+    def validation(current: Ranker, advance: PhaseBars) -> dict[str, float]:
+        first.rescorer = Rescorer(current.context, current.tokenizer, current.model, current.settings)
+        first.reduce(training.precision == "bf16")
+        found = choose_rescoring(first, opened.graph, protocol, advance)
+        first.rescorer = None
+        return found
 
-        outcome = run_training(
-            trained,
-            ranker,
-            validation,
-            first=first,
-            device=device,
-            max_steps=max_steps,
-            resume=resume,
-            reporter=TrainingBar(progress),
-        )
-    best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
-    tell(f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}")
+    outcome = _train_under_bar(
+        trained,
+        ranker,
+        validation,
+        f"kgmlm rescore {opened.path} --resume",
+        quiet,
+        first=first,
+        device=device,
+        max_steps=max_steps,
+        resume=resume,
+    )
     if outcome.signal is not None:
-        tell(f"go on with: kgmlm rescore {opened.path} --resume")
         raise typer.Exit(128 + outcome.signal)
 
 

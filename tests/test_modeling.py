@@ -47,6 +47,16 @@ def test_an_ordinary_forward_is_untouched(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_may_be_as_long_as_the_model_says(family: str) -> None:
+    mlm, tokenizer = build(family)
+    model = SpanModel(mlm)
+    assert model.positions is not None
+    ids = torch.full((1, model.positions), tokenizer.mask_token_id)
+    with torch.no_grad():
+        assert mlm(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains_all_that_it_uses(family: str) -> None:
     mlm, tokenizer = build(family)
     model = SpanModel(mlm)
