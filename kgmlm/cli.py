@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. A mistake of the user's is one 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -172,6 +173,8 @@ def train(
     max_steps = max_steps or (settings.training.max_steps if config or set_ else None) or training.max_steps
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
+    stamp = _stamp(run)
+
     def validation(current: Ranker, advance: PhaseBars) -> dict[str, float]:
         return validate(current, run.graph, protocol, advance)
 
@@ -187,8 +190,8 @@ def train(
     )
     if not main_process:
         return
-    if resume:
-        _outdated(output)
+    if resume and stamp != _stamp(run):
+        _outdated(run)
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
 
@@ -232,15 +235,19 @@ def _main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _outdated(path: Path) -> None:
-    """Leave out what was chosen on validation for the model that a run had before it went on."""
-    from kgmlm import runs
+def _stamp(run: Run) -> int:
+    """When a run's model was written; 0 where there is none yet."""
+    return run.model_folder.stat().st_mtime_ns if run.model_folder.is_dir() else 0
 
-    run = runs.open_run(path)
+
+def _outdated(run: Run) -> None:
+    """Say what was chosen on validation for the model that a run had before it went on."""
+    from kgmlm.runs import STRUCTURE
+
+    path = run.path
     if run.record.get("rescoring"):
-        run.update(rescoring=None)
         tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {path} --from {path}")
-    if (path / runs.STRUCTURE).is_file():
+    if (path / STRUCTURE).is_file():
         tell(f"weights of structure were chosen for the model before: kgmlm fuse {path} --from {path}")
 
 
@@ -308,25 +315,21 @@ def evaluate(
     from kgmlm.evaluation import evaluate as run_evaluation
     from kgmlm.indexing import open_retrieval
 
-    scope = Scope.of(opened.graph)
+    earlier, gone = opened.past(rescored=rescore != 0 and scores in ("all", "text"))
+    if gone and (other is not None or set(gone) != {opened.graph.name}):
+        tell(
+            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
+        )
+    scope = Scope.of(opened.graph, earlier)
     if other is not None:
         scope = Scope.inductive(
             opened.graph,
             other,
             settings,
+            earlier=earlier,
             allow_seen_entities=allow_seen_entities,
             allow_new_relations=allow_new_relations,
         )
-        for folder, trained_on in opened.ancestors:
-            if (folder / "graph").is_dir():
-                before = runs.read_graph(folder / "graph", trained_on, {})
-                Scope.inductive(
-                    before, other, settings, allow_seen_entities=allow_seen_entities, allow_new_relations=True
-                )
-            elif trained_on != opened.graph.name:
-                tell(
-                    f"{run} began with a model of '{trained_on}'; what that was trained on cannot be checked"
-                )
     quiet_transformers()
     ranker = _ranker(opened, scope.graph, device, scores, rescore, precision)
     with progress_bar(quiet=quiet) as progress:
@@ -361,11 +364,13 @@ def evaluate(
         *([] if other is None else [other.name]),
         settings.split,
         *([] if protocol is None else [protocol.stem]),
-        *([] if asked is None else [asked]),
+        *([] if asked in (None, "all" if other is None else "graph") else [str(asked)]),
         *([] if not max_triples else [f"{max_triples}-triples"]),
         *([] if scores == "all" else [scores]),
         *([] if rescore is None else [f"rescore-{rescore}"]),
         *([] if retrieve is None else [f"retrieve-{retrieve}"]),
+        *([] if index is None else [index]),
+        *([] if effort is None else [f"effort-{effort}"]),
     ]
     result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet")
     if output:
@@ -841,12 +846,14 @@ def _train_rescorer(
     folder = opened.path / RESCORER
     first = opened.ranker(device, rescorer=False)
     if resume:
-        trained, ranker = resume_run(folder)
+        trained, ranker = resume_run(folder, device)
     else:
+        if overwrite and folder.is_dir() and not (folder / "run.json").is_file():
+            shutil.rmtree(folder)  # what is left of an older one
         trained, ranker = start_run(
             folder, opened.graph, model or str(opened.model_folder), settings, overwrite=overwrite
         )
-        opened.update(rescoring=None)
+    opened.update(rescoring=None)
     training = trained.settings.training
     max_steps = max_steps or (settings.training.max_steps if given else None) or training.max_steps
     first.reduce(training.precision == "bf16")

@@ -100,7 +100,7 @@ def data_show(
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
     from kgmlm.cards import find_card
-    from kgmlm.datasets import labeled, load_graph
+    from kgmlm.datasets import load_graph
 
     graph = load_graph(dataset)
     if entity is not None:
@@ -111,12 +111,12 @@ def data_show(
         at = Resolver(graph).entity(entity)
         train_triples = graph.splits["train"]
         touching = train_triples[(train_triples[:, [0, 2]] == at).any(1)]
-        shown: dict[str, Any] = {**asdict(graph.entities[at]), "train": labeled(graph, touching)}
+        shown: dict[str, Any] = {**asdict(graph.entities[at]), "train": graph.labeled(touching)}
     else:
         found = find_card(dataset)
         card = found.model_dump(exclude={"source", "splits", "texts"}) if found else {}
         shown = {**card, "name": graph.name, "relations": [r.label for r in graph.relations]}
-        shown["examples"] = labeled(graph, graph.splits["train"][:5])
+        shown["examples"] = graph.labeled(graph.splits["train"][:5])
     if as_json:
         print_json(shown)
         return

@@ -5,6 +5,7 @@ The expanded settings are saved with every run. Knows nothing of what the settin
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -268,7 +269,8 @@ def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(x) for x in first["loc"] if x not in ("int", "float") and "literal" not in str(x))
+        members = re.compile("int|float|literal.*|constrained-.*")  # of a union; no part of the name
+        key = ".".join(str(x) for x in first["loc"] if not members.fullmatch(str(x)))
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{origin}: unknown key '{key}'") from None
         raise ConfigError(f"{origin}: '{key}' is {first['input']!r}: {first['msg']}") from None

@@ -295,12 +295,13 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
         (31, 8)
     """
     folder = Path(dataset)
-    if str(dataset) not in card_names():
+    if str(dataset) not in card_names() or (isinstance(dataset, Path) and folder.is_dir()):
         if folder.is_dir():
             return read_folder(folder)
         if folder.exists():
             raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
-    if files.find_table(folder, "train") is not None:
+    built_in = cards_folder() / str(dataset)
+    if files.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
         raise DataError(
             f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
         )
@@ -321,19 +322,13 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
 # --- writing ----------------------------------------------------------------------------------------------
 
 
-def labeled(graph: KnowledgeGraph, triples: IntArray) -> list[tuple[str, str, str]]:
-    """Ids back to (head, relation, tail) labels."""
-    e = graph.entities.column("label")
-    return [(e[h], graph.relations[r].label, e[t]) for h, r, t in triples.tolist()]
-
-
 def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty; choose another --output")
     with files.atomic_folder(folder) as temporary:
         for split, triples in graph.splits.items():
-            files.write_tsv(temporary / f"{split}.tsv", labeled(graph, triples))
+            files.write_tsv(temporary / f"{split}.tsv", graph.labeled(triples))
         rows = zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True)
         files.write_tsv(temporary / "entities.tsv", [TEXT_COLUMNS, *rows])
         files.write_tsv(
@@ -369,14 +364,14 @@ def split_random(graph: KnowledgeGraph, valid: float, test: float, seed: int = 0
     for number, share in enumerate(wanted.values(), 1):
         missing = max(1, round(share * len(train)))
         for i in order:
-            if missing == 0:
-                break
             h, r, t = train[i]
             if min(left_entities[h], left_entities[t]) > 1 + (h == t) and left_relations[r] > 1:
                 np.subtract.at(left_entities, [h, t], 1)
                 left_relations[r] -= 1
                 where[i] = number
                 missing -= 1
+            if missing == 0:
+                break
         if not (where == number).any():
             raise DataError("the graph is too sparse to split: every triple has an entity's only occurrence")
     splits = dict(graph.splits) | {"train": train[where == 0]}

@@ -59,17 +59,21 @@ class Scope:
         seen_N: which entities the model's training triples have.
         own_N: which entities belong to the evaluated graph; others are further candidates.
         other: whether it is not the graph that the model was trained on.
+        earlier: further graphs that the model was trained on before.
     """
 
     graph: KnowledgeGraph
     seen_N: BoolArray
     own_N: BoolArray
     other: bool = False
+    earlier: Sequence[KnowledgeGraph] = ()
 
     @classmethod
-    def of(cls, graph: KnowledgeGraph) -> Scope:
-        """The graph that the model was trained on."""
-        return cls(graph, graph.seen_N, np.ones(len(graph.entities), np.bool_))
+    def of(cls, graph: KnowledgeGraph, earlier: Sequence[KnowledgeGraph] = ()) -> Scope:
+        """The graph that the model was trained on; what ``earlier`` graphs have was seen, too."""
+        known = _seen(earlier)
+        seen_N = graph.seen_N | np.array([x in known for x in graph.entities.column("label")], np.bool_)
+        return cls(graph, seen_N, np.ones(len(graph.entities), np.bool_), earlier=earlier)
 
     @classmethod
     def inductive(
@@ -78,12 +82,14 @@ class Scope:
         graph: KnowledgeGraph,
         protocol: Protocol,
         *,
+        earlier: Sequence[KnowledgeGraph] = (),
         allow_seen_entities: bool = False,
         allow_new_relations: bool = False,
     ) -> Scope:
         """Another graph than the one that the model was trained on; entities and relations meet by label.
 
         Args:
+            earlier: further graphs that the model was trained on before.
             allow_seen_entities: evaluate though training triples have some of the graph's entities; the
                 breakdown tells them apart.
             allow_new_relations: read relations that training has not from their names.
@@ -102,7 +108,8 @@ class Scope:
                 f"{f' nor on {len(new) - 1} others' if len(new) > 1 else ''}; "
                 "--allow-new-relations reads them from their names"
             )
-        learned, evaluated = _labeled(trained, train), _labeled(graph, asked)
+        learned = {x for before in (trained, *earlier) for x in before.labeled(before.splits["train"])}
+        evaluated = dict.fromkeys(graph.labeled(asked))
         shared = [triple for triple in evaluated if triple in learned]
         if shared:
             raise DataError(
@@ -110,7 +117,7 @@ class Scope:
                 f"of '{graph.name}', such as ({', '.join(shared[0])}); evaluate a run of another graph"
             )
         labels = trained.entities.column("label")
-        seen = {labels[i] for i in np.flatnonzero(trained.seen_N)}
+        seen = _seen([trained, *earlier])
         own = graph.entities.column("label")
         overlap = [x for x in own if x in seen]
         if overlap and not allow_seen_entities:
@@ -139,10 +146,10 @@ class Scope:
         return member_N
 
 
-def _labeled(graph: KnowledgeGraph, triples: IntArray) -> dict[tuple[str, str, str], None]:
-    """Triples as labels, in order."""
-    e = graph.entities.column("label")
-    return {(e[h], graph.relations[r].label, e[t]): None for h, r, t in triples.tolist()}
+def _seen(graphs: Sequence[KnowledgeGraph]) -> set[str]:
+    """Labels of the entities that training triples of some graphs have."""
+    columns = [(graph.entities.column("label"), graph.seen_N) for graph in graphs]
+    return {label for labels, seen_N in columns for label, seen in zip(labels, seen_N, strict=True) if seen}
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,11 +253,15 @@ def breakdown(
     }
 
 
-def _trained(triples: IntArray, graph: KnowledgeGraph) -> int:
-    """How many of some triples of a graph training has."""
+def _trained(triples: IntArray, graph: KnowledgeGraph, earlier: Sequence[KnowledgeGraph]) -> int:
+    """How many of some triples of a graph its training has, or that of earlier graphs."""
     count = len(graph.entities)
     asked, known = ((t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, graph.splits["train"]))
-    return int(np.isin(asked, known).sum())
+    trained_B = np.isin(asked, known)
+    for before in earlier:
+        learned = set(before.labeled(before.splits["train"]))
+        trained_B |= [triple in learned for triple in graph.labeled(triples)]
+    return int(trained_B.sum())
 
 
 def _within(triples: IntArray, member_N: BoolArray, protocol: Protocol) -> IntArray:
@@ -437,8 +448,8 @@ def evaluate(
     if protocol.negatives and protocol.negatives_by == "drawing":
         main = _Drawn(**vars(main), negatives=protocol.negatives, seed=protocol.seed)
     views = [main]
-    if not protocol.negatives and not scope.other and seen_N.any():
-        views.append(main if (seen_N == member_N).all() else _View.of(seen_N, triples))
+    if not protocol.negatives and not scope.other and graph.seen_N.any():
+        views.append(main if (graph.seen_N == member_N).all() else _View.of(graph.seen_N, triples))
     exact = _View.of(member_N, triples)  # used with a retriever only
     answer_scores_B = torch.zeros(len(asked.queries))
     distinct = asked.distinct
@@ -475,7 +486,7 @@ def evaluate(
         "split": protocol.split,
         "triples": len(triples),
         "triples_left_out": len(sampled) - len(triples),
-        "triples_trained": 0 if scope.other else _trained(triples, graph),
+        "triples_trained": 0 if scope.other else _trained(triples, graph, scope.earlier),
         "queries": len(distinct),
         "seconds": round(seconds, 2),
         "candidates": candidates,

@@ -27,9 +27,7 @@ from kgmlm.kg import DataError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".tsv.gz", ".txt.gz", ".csv.gz")
 Rows = list[list[str]]
-
-
-_SPANNED = 50  # lines that a quoted field is looked for
+_SPANNED = 50  # lines that the end of a quoted field is looked for in
 
 
 def sha256(path: Path) -> str:
@@ -61,42 +59,42 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _csv_line(line: str) -> list[str]:
-    """One CSV record; a line whose quotes do not pair is taken literally."""
-    if '"' not in line:
-        return line.split(",")
+def _csv_fields(text: str) -> tuple[list[str] | None, bool]:
+    """One CSV record, or None; and whether the text ends within quotes."""
+    if '"' not in text:
+        return text.split(","), False
     try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error:
-        return line.split(",")
+        return next(csv.reader([text], strict=True)), False
+    except csv.Error as error:
+        return None, "end of data" in str(error)
 
 
-class _Quoted:
-    """Refuses CSV fields that span lines: taken literally, they would be rows that nobody wrote."""
+class _CsvLines:
+    """CSV records line by line; a line whose quotes do not pair is taken literally.
+
+    A quoted field that spans lines is refused: taken literally, it would make rows that nobody wrote.
+    """
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self.began = 0
         self.open: list[str] = []
 
-    def check(self, number: int, line: str) -> None:
-        """Look at the next line."""
-        if not self.open and '"' not in line:
-            return
-        if not self.open:
-            self.began = number
-        self.open.append(line)
-        try:
-            next(csv.reader(["\n".join(self.open)], strict=True))
-        except csv.Error as error:
-            if "end of data" in str(error) and len(self.open) < _SPANNED:
-                return  # it may still be closed
-        else:
-            if len(self.open) > 1:
+    def fields(self, number: int, line: str) -> list[str]:
+        """Those of the next line."""
+        if self.open:
+            self.open.append(line)
+            whole, unfinished = _csv_fields("\n".join(self.open))
+            if whole is not None:
                 raise DataError(
                     f"{self.origin}:{self.began}: a quoted field ends in line {number}; write it on one line"
                 )
-        self.open.clear()
+            if not unfinished or len(self.open) == _SPANNED:
+                self.open.clear()
+        found, unfinished = _csv_fields(line)
+        if unfinished and not self.open:
+            self.began, self.open = number, [line]
+        return line.split(",") if found is None else found
 
 
 def parse_lines(
@@ -104,7 +102,7 @@ def parse_lines(
 ) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of each line of UTF-8 text; only ``\\n`` and ``\\r\\n`` end a line."""
     lines = io.BytesIO(data) if isinstance(data, bytes) else data
-    quoted = _Quoted(origin)
+    csv_lines = _CsvLines(origin)
     blank: list[tuple[int, list[str]]] = []  # lines that count only if another follows
     for number, ended in enumerate(lines, 1):
         try:
@@ -114,14 +112,13 @@ def parse_lines(
                 f"{origin}:{number}: not UTF-8 text ({error.reason}); save the file as UTF-8"
             ) from None
         content = content.removesuffix("\n").removesuffix("\r")
-        if separator == ",":
-            quoted.check(number, content)
+        fields = content.split(separator) if separator == "\t" else csv_lines.fields(number, content)
         if not content:
             blank.append((number, [""]))
             continue
         yield from blank
         blank.clear()
-        yield number, content.split(separator) if separator == "\t" else _csv_line(content)
+        yield number, fields
 
 
 def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") -> Rows:

@@ -385,6 +385,11 @@ class KnowledgeGraph:
         """Both queries of each triple of a split (heads first) and, apart, their answers."""
         return both_sides(self.triples(split))
 
+    def labeled(self, triples: IntArray) -> list[tuple[str, str, str]]:
+        """Ids back to (head, relation, tail) labels."""
+        e, relations = self.entities.column("label"), [r.label for r in self.relations]
+        return [(e[h], relations[r], e[t]) for h, r, t in triples.tolist()]
+
     def same(self, other: KnowledgeGraph) -> bool:
         """Whether another graph has the same entities, relations and training triples, by label and id."""
         return (

@@ -154,15 +154,31 @@ class Run:
         """The best model so far."""
         return self.path / "model"
 
-    @property
-    def ancestors(self) -> list[tuple[Path, str]]:
-        """Folder and dataset of each run that this one's model went through before, the latest first."""
-        found = []
-        model, older = self.record["model"], self.record.get("began_from")
-        while older:
-            found.append((Path(model).parent, str(older["dataset"])))
-            model, older = older["model"], older["began_from"]
-        return found
+    def past(self, rescored: bool) -> tuple[list[KnowledgeGraph], list[str]]:
+        """The graphs of the runs that this one began from, and datasets of those that are no longer there.
+
+        Args:
+            rescored: the runs that its rescorer began from, too.
+        """
+        graphs: dict[Path, KnowledgeGraph] = {}
+        gone = []
+        records = [self.record, self.record.get("rescoring") or {}] if rescored else [self.record]
+        for record in records:
+            model, older = record.get("model"), record.get("began_from")
+            while older:
+                folder = Path(str(model)).parent
+                try:
+                    there = (
+                        json.loads((folder / "run.json").read_text("utf-8"))["command"] == older["command"]
+                    )
+                    if there and folder not in graphs:
+                        graphs[folder] = read_graph(folder / "graph", older["dataset"], {})
+                except (OSError, ValueError, KeyError):
+                    there = False
+                if not there:
+                    gone.append(str(older["dataset"]))
+                model, older = older["model"], older["began_from"]
+        return list(graphs.values()), list(dict.fromkeys(gone))
 
     def update(self, **values: Any) -> Run:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""
@@ -171,11 +187,16 @@ class Run:
         return replace(self, record=record)
 
     def save_model(self, ranker: Ranker) -> None:
-        """Replace ``model/`` at once: the old one stays until the new one is whole."""
+        """Replace ``model/`` at once: the old one stays until the new one is whole.
+
+        A rescoring that was chosen for the old one is left out from then on.
+        """
         with files.atomic_folder(self.model_folder) as folder:
             save_model(ranker.model, ranker.tokenizer, folder)
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
+        if self.record.get("rescoring"):
+            self.update(rescoring=None)
 
     def save_structure(self, structure: Structure, **values: Any) -> Run:
         """Keep a structural model beside the text model; ``values`` go into the record."""

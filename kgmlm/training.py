@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 import threading
@@ -140,8 +141,11 @@ def start_run(
     return run if processes.is_main_process else open_run(path), ranker
 
 
-def resume_run(path: Path) -> tuple[Run, Ranker]:
+def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
     """Open an interrupted run at its newest checkpoint.
+
+    Args:
+        device: as :func:`train` has it.
 
     Raises:
         RunError: when it is no run, has ended, or has no checkpoint.
@@ -152,7 +156,7 @@ def resume_run(path: Path) -> tuple[Run, Ranker]:
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise RunError(f"{path} has no checkpoint to resume from; start again with --overwrite")
-    return run, run.ranker(folder=checkpoint / "model")
+    return run, run.ranker(device, folder=checkpoint / "model")
 
 
 def peak_learning_rate(run: Run) -> float:
@@ -303,9 +307,10 @@ class MetricsLog:
             self._file.close()
 
 
-def _precision(settings: TrainingSettings) -> str:
+def _precision(settings: TrainingSettings, on_cpu: bool) -> str:
     if settings.precision == "auto":
-        return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+        able = not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return "bf16" if able else "no"
     return "bf16" if settings.precision == "bf16" else "no"
 
 
@@ -345,13 +350,14 @@ def train(
 
     settings = run.settings.training
     reporter = reporter or Silent()
-    precision = _precision(settings)
+    on_cpu = _on_cpu() or device == "cpu"
+    precision = _precision(settings, on_cpu)
     # An earlier training of this process may have had another precision or device.
-    AcceleratorState._reset_state(reset_partial_state=device is not None)
+    AcceleratorState._reset_state(reset_partial_state=int(os.environ.get("WORLD_SIZE", "1")) == 1)
     if device is not None and device.startswith("cuda:"):
         torch.cuda.set_device(device)
     accelerator = Accelerator(
-        cpu=_on_cpu() or device == "cpu",
+        cpu=on_cpu,
         mixed_precision=precision,
         gradient_accumulation_steps=settings.accumulation,
         log_with=tracker,
@@ -440,9 +446,9 @@ def train(
             while state.step < last:
                 if state.step and state.step % every == 0 and state.validated != state.step:
                     validation()
-                    if settings.patience and state.bad_validations >= settings.patience:
-                        status = "stopped early"
-                        break
+                if settings.patience and state.bad_validations >= settings.patience:
+                    status = "stopped early"
+                    break
                 batch = next(batches)
                 with accelerator.accumulate(*together):
                     loss = losses(prepared, batch)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
 
+from kgmlm.runs import began_from, open_run
+
 HEAVY = ("torch", "transformers", "pykeen", "faiss", "pandas", "accelerate", "pyarrow", "numpy")
 
 
@@ -343,10 +345,18 @@ def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_p
     assert done.returncode == 0, done.stderr
     evaluate = ("evaluate", run, "--graph", "toy", "--allow-new-relations", "-q")
     refused(cli(*evaluate), "was trained on", "entities of 'toy'")
+    known = cli(*evaluate, "--allow-seen-entities", "--split", "valid", "--json")
+    report = json.loads(known.stdout)
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 0, "what an earlier run saw was seen"
     shutil.rmtree(base)
     unchecked = cli(*evaluate)
     assert unchecked.returncode == 0, unchecked.stderr
-    assert "began with a model of 'toy'" in unchecked.stderr
+    assert "began with models of toy that are gone" in " ".join(unchecked.stderr.split())
+    model = str(toy_run / "model")
+    record = {"k": 0, "weight": 0.0, "model": model, "began_from": began_from(model)}
+    open_run(run).update(rescoring=record)
+    refused(cli(*evaluate), "was trained on", "entities of 'toy'")
+    assert cli(*evaluate, "--rescore", 0).returncode == 0
 
 
 def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path: Path) -> None:

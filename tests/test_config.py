@@ -26,6 +26,9 @@ def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
         ("training.objective=guess", "training.objective"),
         ("epochs", "KEY=VALUE"),
         ("training.epochs.x=1", "training.epochs"),
+        ("training.epochs=inf", "'training.epochs' is inf"),
+        ("training.learning_rate=fast", "'training.learning_rate' is 'fast'"),
+        ("training.learning_rate=-1", "'training.learning_rate' is -1"),
     ],
 )
 def test_a_wrong_override_is_named(override: str, message: str) -> None:

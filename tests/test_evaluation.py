@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from kgmlm.config import Protocol, load_protocol
-from kgmlm.datasets import build_graph, labeled
+from kgmlm.datasets import build_graph
 from kgmlm.evaluation import Evaluation, Scope, evaluate
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
@@ -279,7 +280,7 @@ def test_expected_hits_are_the_mean_over_many_draws(real: Callable[[str], Knowle
 def elsewhere(toy: KnowledgeGraph, prefix: str = "new ") -> KnowledgeGraph:
     """The toy graph over again, as a graph of entities that nobody has seen."""
     splits = {
-        split: [(prefix + h, r, prefix + t) for h, r, t in labeled(toy, rows)]
+        split: [(prefix + h, r, prefix + t) for h, r, t in toy.labeled(rows)]
         for split, rows in toy.splits.items()
     }
     return build_graph("elsewhere", splits)
@@ -331,6 +332,18 @@ def test_a_run_that_knows_an_entity_is_refused_unless_allowed(toy: KnowledgeGrap
     parts = report["breakdown"]["unseen_position"]
     assert (parts["tail"]["count"], parts["both"]["count"]) == (2, 2)
     assert "pykeen_comparable" not in report, "there is nothing to compare on another graph"
+
+
+def test_what_earlier_graphs_have_was_seen_and_trained(toy: KnowledgeGraph) -> None:
+    rows = [("france", "borders", "x"), *toy.labeled(toy.splits["test"][:3])]
+    before = build_graph("before", {"train": rows})
+    report = evaluate(fake(toy), Scope.of(toy, [before]), Protocol()).report
+    assert report["triples_trained"] == 3
+    fewer = replace(toy, splits={**toy.splits, "train": toy.splits["train"][:1]})
+    plain, later = (evaluate(fake(toy), Scope.of(fewer, e), Protocol()).report for e in ((), [toy]))
+    assert plain["triples_trained"] == later["triples_trained"] == 0
+    counts = [r["breakdown"]["unseen_position"]["any"]["count"] for r in (plain, later)]
+    assert counts[0] > counts[1]
 
 
 def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:

@@ -56,6 +56,9 @@ def test_a_csv_field_of_several_lines_is_refused(tmp_path: Path) -> None:
     path.write_text('a,r,b\na,r,"New\n\nYork, NY"\n', "utf-8")
     with pytest.raises(DataError, match=r"train\.csv:2: a quoted field ends in line 4; write it on one line"):
         files.read_triples(path)
+    path.write_text('"x,r,y\na,r,"New\nYork",r,NY\n', "utf-8")  # the first quote is a literal one
+    with pytest.raises(DataError, match=r"train\.csv:2: a quoted field ends in line 3"):
+        files.read_triples(path)
 
 
 label = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), min_size=1)

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_a_pykeen_dataset_becomes_the_same_graph(real: object) -> None:
     from pykeen.datasets import UMLS
 
-    from kgmlm.datasets import labeled, load_graph
+    from kgmlm.datasets import load_graph
 
     theirs, ours = from_pykeen(UMLS(), "umls"), load_graph("umls")
     for split in ("train", "valid", "test"):
-        assert sorted(labeled(theirs, theirs.splits[split])) == sorted(labeled(ours, ours.splits[split]))
+        assert sorted(theirs.labeled(theirs.splits[split])) == sorted(ours.labeled(ours.splits[split]))
     assert theirs.entities.column("name") == ours.entities.column("name")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kgmlm.config import TextSettings, VectorSettings
-from kgmlm.datasets import TextColumns, build_graph, labeled
+from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries
 from kgmlm.ranker import Ranker, Weights
 
@@ -68,7 +68,7 @@ def test_scores_depend_on_text_alone(
         },
         relations={r.label: r.name for r in toy.relations},
     )
-    train = [(rename[h], r, rename[t]) for h, r, t in labeled(toy, toy.splits["train"])]
+    train = [(rename[h], r, rename[t]) for h, r, t in toy.labeled(toy.splits["train"])]
     other = build_graph("renamed", {"train": train}, texts, extra_entities=rename.values())
     twin = ranker.over(other.context)
     queries, _ = toy.queries("train")

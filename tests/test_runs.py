@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kgmlm.datasets import labeled
 from kgmlm.kg import KnowledgeGraph, RunError
 from kgmlm.runs import check_output, open_run, read_graph, write_graph
 
@@ -20,7 +19,7 @@ def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) ->
     assert list(copy.splits) == list(toy.splits)
     for split in toy.splits:
         assert np.array_equal(copy.splits[split], toy.splits[split])
-        assert labeled(copy, copy.splits[split]) == labeled(toy, toy.splits[split])
+        assert copy.labeled(copy.splits[split]) == toy.labeled(toy.splits[split])
     assert copy.entities.table.equals(toy.entities.table)
 
 
