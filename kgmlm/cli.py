@@ -920,10 +920,10 @@ def linearize(
     as_json: Json = False,
 ) -> None:
     """Print the exact text and tokens that the model sees for a query."""
+    from kgmlm import linearization
     from kgmlm.config import load_settings
     from kgmlm.datasets import load_graph
-    from kgmlm.kg import ConfigError
-    from kgmlm.linearization import get_template, neighborhood
+    from kgmlm.kg import ConfigError, Queries
     from kgmlm.prediction import Resolver
     from kgmlm.ranker import Vocabulary
     from kgmlm.runs import open_run
@@ -949,8 +949,7 @@ def linearize(
             tokenizer, graph.entities.column("surface"), graph.seen_N, settings.scoring
         )
     query = Resolver(graph).query(relation, head, tail)
-    told = neighborhood(graph.context, query, settings.text.neighbors)
-    text = get_template(settings.text.template)(graph.context, query, settings.text.descriptions, told)
+    (text,) = linearization.linearize(graph.context, Queries.of([query]), settings.text)
     (encoded,) = tokenizer.encode_queries(
         [text], vocabulary.span_length, settings.text.max_length, vector=settings.vector.enabled
     )

@@ -232,7 +232,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 def load_checkpoint(
     folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: AnyLosses
 ) -> State:
-    """Restore moments and random states, and the weights unless the model has them; returns the rest."""
+    """Restore weights, moments and random states; returns the rest."""
     from safetensors.torch import load_file, load_model
 
     try:
