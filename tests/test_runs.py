@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from kgmlm.kg import KnowledgeGraph, RunError
-from kgmlm.runs import check_output, open_run, read_graph, write_graph
+from kgmlm.runs import began_from, check_output, open_run, read_graph, write_graph
 
 
 def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -32,6 +32,36 @@ def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
         "a record, not a path to use"
     )
     assert len(run.ranker("cpu").candidates) == len(run.graph.entities)
+
+
+def test_a_new_model_leaves_out_a_rescoring_chosen_for_the_old_one(toy_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(toy_run, tmp_path / "run")
+    run = open_run(tmp_path / "run").update(rescoring={"k": 3, "weight": 1.0})
+    run.save_model(run.ranker("cpu", rescorer=False))
+    assert open_run(tmp_path / "run").record["rescoring"] is None
+
+
+def test_the_past_of_a_run_is_read_where_it_still_is(
+    toy_run: Path, toy_vector_run: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(toy_run, base)
+    shutil.copytree(toy_run, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.past(rescored=True) == ([], [])
+    model = str(base / "model")
+    run = run.update(
+        model=model, began_from=began_from(model), rescoring={"model": model, "began_from": None}
+    )
+    for rescored in (False, True):
+        (graph,), gone = run.past(rescored)
+        assert graph.same(run.graph)
+        assert gone == []
+    run = run.update(rescoring={"model": model, "began_from": began_from(model)})
+    assert len(run.past(rescored=True)[0]) == 1, "the same run is read once"
+    shutil.rmtree(base)
+    shutil.copytree(toy_vector_run, base)
+    assert run.past(rescored=True) == ([], ["toy"]), "another run is there now"
 
 
 def test_a_run_records_what_it_needs_to_be_repeated(toy_run: Path) -> None:
