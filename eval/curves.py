@@ -20,11 +20,13 @@ def curve(path: Path) -> dict[str, Any]:
     run = runs.open_run(path)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]
     points = [[row["minutes"], row["valid_mrr"]] for row in rows if "valid_mrr" in row]
-    before = run.record.get("began_from")
+    minutes, before = 0.0, run.record.get("began_from")
+    while before:
+        minutes, before = minutes + before["minutes"], before["began_from"]
     return {
         "dataset": run.graph.name,
         "points": points,
-        "minutes_before": before["minutes"] if before else 0.0,
+        "minutes_before": round(minutes, 2),
         "triples": run.settings.training.eval_triples or len(run.graph.splits["valid"]),
         "hardware": run.record["hardware"],
         "command": run.record["command"],
