@@ -107,7 +107,7 @@ def test_long_lists_of_a_check_end_in_a_count(
     ]
     print_check(report)
     printed = capsys.readouterr().out
-    assert "a / b4 (90% of 10)" in printed
+    assert "a / b4 (10 pairs, 90%)" in printed
     assert "b5" not in printed
     assert "and 4 more" in printed
 
