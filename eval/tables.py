@@ -28,7 +28,6 @@ HEADLINES = (  # in the README: of each graph the rows that people ask for
     "fb15k237-longer-minilm-neighbors-vector-offsets-complex",
     "wn18rr-longer-unseen-slice-minilm-neighbors-vector-rescored",
     "wn18rr-v1-minilm-neighbors",
-    "wn18rr-v1-adapted-entity-minilm-neighbors-vector",
     "wn18rr-v1-minilm-neighbors-vector-complex",
     "wn18rr-v1-minilm-neighbors-vector-complex-rescored",
     "wn18rr-v1-minilm-neighbors-vector-rescored",
