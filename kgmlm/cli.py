@@ -169,8 +169,8 @@ def train(
                 f"span of {ranker.vocabulary.span_length} tokens"
             )
     training = run.settings.training
-    # What is given now goes before what the run was begun with.
-    max_steps = max_steps or (settings.training.max_steps if config or set_ else None) or training.max_steps
+    if config or set_:  # what is given now goes before what the run was begun with
+        max_steps = max_steps or settings.training.max_steps
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
     stamp = _stamp(run)
@@ -184,7 +184,7 @@ def train(
         validation if "valid" in run.graph.splits else None,
         f"kgmlm train --output {output} --resume",
         quiet,
-        max_steps=max_steps,
+        max_steps=max_steps or training.max_steps,
         resume=resume,
         tracker=tracker,
     )
@@ -787,9 +787,9 @@ def rescore(
         if settings.without_max_steps() != begun.without_max_steps():
             raise RunError(f"{folder} was begun with other settings; see {folder}/config.toml")
     if giver is None:
-        _train_rescorer(
-            opened, settings, model, max_steps, resume, overwrite, device, quiet, given=bool(config or set_)
-        )
+        if config or set_:  # what is given now goes before what it was begun with
+            max_steps = max_steps or settings.training.max_steps
+        _train_rescorer(opened, settings, model, max_steps, resume, overwrite, device, quiet)
     elif giver.path.resolve() != run.resolve():
         giver.copy_rescorer(opened)
     trained = runs.open_run(folder)
@@ -834,9 +834,8 @@ def _train_rescorer(
     overwrite: bool,
     device: str | None,
     quiet: bool,
-    given: bool,
 ) -> None:
-    """Train the rescorer of a run, in a run folder of its own; settings were ``given``, or are the run's."""
+    """Train the rescorer of a run, in a run folder of its own."""
     from kgmlm.config import Protocol
     from kgmlm.evaluation import choose_rescoring
     from kgmlm.rescoring import Rescorer
@@ -855,7 +854,6 @@ def _train_rescorer(
         )
     opened.update(rescoring=None)
     training = trained.settings.training
-    max_steps = max_steps or (settings.training.max_steps if given else None) or training.max_steps
     first.reduce(training.precision == "bf16")
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
@@ -874,7 +872,7 @@ def _train_rescorer(
         quiet,
         first=first,
         device=device,
-        max_steps=max_steps,
+        max_steps=max_steps or training.max_steps,
         resume=resume,
     )
     if outcome.signal is not None:

@@ -295,11 +295,11 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
         (31, 8)
     """
     folder = Path(dataset)
-    if str(dataset) not in card_names() or (isinstance(dataset, Path) and folder.is_dir()):
-        if folder.is_dir():
-            return read_folder(folder)
-        if folder.exists():
-            raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
+    named = str(dataset) in card_names()
+    if folder.is_dir() and (isinstance(dataset, Path) or not named):
+        return read_folder(folder)
+    if folder.exists() and not named:
+        raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
     if files.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
         raise DataError(

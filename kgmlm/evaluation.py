@@ -1,7 +1,8 @@
 """Protocol to ranks to report: filtered, both sides, seen and unseen apart.
 
-Every triple of the split is kept. Scores come from the ranker, which knows no answers; answers meet scores
-only here, in the filter and in the ranks. What counts as unseen is what the *run* was not trained on.
+Every triple of the split is kept. Scores come from the ranker, which knows no answers but training's; the
+others meet scores only here, in the filter and in the ranks. What counts as unseen is what the *run* was not
+trained on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Queries and candidates in, final scores out; knows no answers.
+"""Queries and candidates in, final scores out; knows no answers but those of training.
 
 The only place where context, text, tokens, model and scoring meet.
 """
