@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kgmlm.kg import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
+    from kgmlm.structure import Structure
     from kgmlm.training import Outcome
 
 app = typer.Typer(
@@ -108,6 +110,14 @@ def train(
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE over the settings, such as training.epochs=5."),
     ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            help="With training.teaching: learn from the structural model of this run, or from its teacher, "
+            "instead of training one first.",
+            show_default=False,
+        ),
+    ] = None,
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Stop there; the schedule stays laid for all epochs.")
     ] = None,
@@ -138,6 +148,12 @@ def train(
     settings = load_settings(config, set_ or [])
     if settings.training.objective == "rescore":
         raise RunError("the objective 'rescore' is trained beside a run, by `kgmlm rescore RUN`")
+    if teacher is not None and (resume or not settings.training.teaching):
+        raise RunError(
+            "--teacher is for the start of a run"
+            if resume
+            else "--teacher teaches nothing without `--set training.teaching=1`"
+        )
     if resume:
         run = runs.open_run(output)
         if model not in (None, run.record["model"]):
@@ -148,7 +164,7 @@ def train(
             )
     from kgmlm.datasets import load_graph
     from kgmlm.evaluation import validate
-    from kgmlm.training import latest_checkpoint, resume_run, start_run
+    from kgmlm.training import latest_checkpoint, make_structure, resume_run, start_run
 
     quiet_transformers()
     if resume:
@@ -161,7 +177,16 @@ def train(
         assert dataset is not None
         assert model is not None
         graph = load_graph(dataset)
-        run, ranker = start_run(output, graph, model, settings, overwrite=overwrite)
+        lent = None if teacher is None else runs.open_run(teacher).lend_structure(graph)
+
+        def teach() -> tuple[Structure, dict[str, Any]]:
+            if lent:
+                return lent
+            with progress_bar(quiet=quiet) as progress:
+                bar = partial(PhaseBars(progress), "training structure")
+                return make_structure(graph, settings.structure, bar)
+
+        run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach)
         if main_process:
             tell(
                 f"{graph.name}: {len(graph.entities):,} entities, {len(graph.relations)} relations, "
@@ -344,8 +369,8 @@ def evaluate(
             batch_size=batch_size,
             advance=lambda n, total: progress.update(task, advance=n, total=total),
         )
-    keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions", "hardware",
-            "command")  # fmt: skip
+    keys = ("model", "began_from", "teacher", "seed", "step", "status", "minutes", "sources", "versions",
+            "hardware", "command")  # fmt: skip
     report = {
         **result.report,
         "trained_on": opened.graph.name,
@@ -627,8 +652,8 @@ def fuse(
         Path | None,
         typer.Option(
             "--from",
-            help="Take the structural model of this run (it may be the same one) instead of training; "
-            "choose its weights anew.",
+            help="Take the structural model of this run (it may be the same one), or its teacher, instead of "
+            "training; choose its weights anew.",
         ),
     ] = None,
     max_triples: Annotated[
@@ -645,8 +670,6 @@ def fuse(
     then on; --scores text leaves it out. Entities that training has not seen have no structure and keep their
     text.
     """
-    import time
-
     from kgmlm import runs
     from kgmlm.config import Protocol, load_settings
     from kgmlm.kg import RunError
@@ -657,43 +680,21 @@ def fuse(
     settings = load_settings(config or run / "config.toml", set_ or []).structure
     if "valid" not in opened.graph.splits:
         raise RunError(f"{run} has no validation triples to choose weights on")
-    giver = None if source is None else runs.open_run(source)
-    if giver is not None:
-        if not (giver.path / runs.STRUCTURE).is_file():
-            raise RunError(f"{source} has no structural model; `kgmlm fuse {source}` trains one")
-        if not giver.graph.same(opened.graph):
-            raise RunError(f"{source} is a run of another graph than {run}")
+    lent = None if source is None else runs.open_run(source).lend_structure(opened.graph)
     from kgmlm.evaluation import choose_structure
-    from kgmlm.structure import load_structure, train_structure
+    from kgmlm.training import make_structure
 
     quiet_transformers()
     ranker = opened.ranker(device, rescorer=False)
     with progress_bar(quiet=quiet) as progress:
-        if giver is not None:
-            values = dict(giver.record["structure"])
-            ranker.structure = load_structure(giver.path / runs.STRUCTURE, giver.graph).to(
-                ranker.model.device
-            )
-        else:
-            started = time.monotonic()
-            task = progress.add_task("training structure", total=None)
-            structure = train_structure(
-                opened.graph,
-                settings,
-                lambda n, total: progress.update(task, advance=n, total=total),
-                ranker.model.device,
-            )
-            ranker.structure = structure.to(ranker.model.device)
-            values = {
-                "settings": settings.model_dump(mode="json"),
-                "minutes": round((time.monotonic() - started) / 60, 2),
-                "versions": runs.versions(),
-                "hardware": runs.hardware(),
-                "command": runs.command(),
-            }
+        bars = PhaseBars(progress)
+        on = ranker.model.device
+        bar = partial(bars, "training structure")
+        structure, values = lent or make_structure(opened.graph, settings, bar, on)
+        ranker.structure = structure.to(on)
         _read_entities(ranker, progress, batch_size)
         protocol = Protocol(split="valid", max_triples=max_triples)
-        valid = choose_structure(ranker, opened.graph, protocol, PhaseBars(progress), batch_size)
+        valid = choose_structure(ranker, opened.graph, protocol, bars, batch_size)
     assert ranker.structure is not None
     fused = opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
     if fused.record.get("rescoring"):

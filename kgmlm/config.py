@@ -102,7 +102,9 @@ class VectorSettings(_Strict):
 
 
 class StructureSettings(_Strict):
-    """The structural model that `kgmlm fuse` trains beside the text: ComplEx with reciprocal relations.
+    """The structural model: ComplEx with reciprocal relations.
+
+    `kgmlm fuse` trains it beside the text, and `kgmlm train` before it where ``training.teaching`` asks.
 
     Attributes:
         dimension: complex numbers an embedding.
@@ -171,6 +173,9 @@ class TrainingSettings(_Strict):
             graph are asked for, and an epoch is longer.
         batch_size: texts a step, entities' aside: queries, or of the objective "rescore" pairs.
         temperature: the entity objective divides scores by it.
+        teaching: weight of what a structural model (``structure``), trained first on the same triples,
+            teaches the entity objective: which of the entities that training does not name as answers are
+            likely. 0 is without. Either way what is trained reads texts alone.
         epochs: passes over the samples; may be a fraction, and the learning rate falls to nothing by its end.
             ``max_steps`` cuts short.
         learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
@@ -187,6 +192,7 @@ class TrainingSettings(_Strict):
     objective: Literal["entity", "token", "masked", "rescore"] = "entity"
     samples: Literal["queries", "triples"] = "queries"
     temperature: float = Field(0.25, gt=0)
+    teaching: float = Field(0.0, ge=0, allow_inf_nan=False)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
     epochs: float = Field(10, gt=0, allow_inf_nan=False)
@@ -218,7 +224,7 @@ class Settings(_Strict):
 
     def for_rescoring(self) -> Settings:
         """The settings of a run's rescorer: another objective, and no entity vectors."""
-        training = self.training.model_copy(update={"objective": "rescore"})
+        training = self.training.model_copy(update={"objective": "rescore", "teaching": 0.0})
         vector = self.vector.model_copy(update={"enabled": False})
         return self.model_copy(update={"training": training, "vector": vector})
 

@@ -23,7 +23,8 @@ from kgmlm.masking import MaskedTextSource
 from kgmlm.modeling import Offsets, SpanOutput
 from kgmlm.ranker import Ranker
 from kgmlm.rescoring import PairBatch, Rescorer, pair_loss
-from kgmlm.scoring import entity_loss, score_vectors, token_loss
+from kgmlm.scoring import entity_loss, score_vectors, teaching_loss, token_loss
+from kgmlm.structure import Structure
 from kgmlm.tokenization import Encoded, MaskedBatch, MaskedTexts
 
 BUCKET = 50  # batches that are sorted by length together
@@ -257,16 +258,25 @@ class Losses:
 
     With entity vectors it remembers the latest, and gives the ranker offsets to learn if the run has them.
 
+    Args:
+        teacher: a structural model of the graph, of which the entity objective learns as well.
+
     Attributes:
         offsets: the ranker's; in training by several processes, wrapped.
     """
 
     def __init__(
-        self, ranker: Ranker, graph: KnowledgeGraph, settings: TrainingSettings, stream: BatchStream
+        self,
+        ranker: Ranker,
+        graph: KnowledgeGraph,
+        settings: TrainingSettings,
+        stream: BatchStream,
+        teacher: Structure | None = None,
     ) -> None:
         self.ranker = ranker
         self.settings = settings
-        self.answers = stream.answers
+        self.queries, self.answers = stream.queries, stream.answers
+        self.teacher = teacher
         # Entities that training triples do not have are never negatives.
         self.entities = np.flatnonzero(graph.seen_N)
         self.table = ranker.table(self.entities) if settings.objective == "entity" else None
@@ -306,11 +316,30 @@ class Losses:
             torch.from_numpy(positions[there]).to(device),
             torch.from_numpy(columns[there]).to(device),
         )
-        loss = entity_loss(score_vectors(span.vector_BD, vectors_MD), targets, self.vector.temperature)
+        taught_BM = self._taught(batch.rows, joined.ids_M)
+        temperature = self.vector.temperature
+        loss = self._loss(score_vectors(span.vector_BD, vectors_MD), taught_BM, targets, temperature)
         if self.offsets is None:
             return loss
         moved_MD = self.offsets(torch.from_numpy(joined.ids_M).to(device), vectors_MD.detach())
-        return loss + entity_loss(score_vectors(span.vector_BD, moved_MD), targets, self.vector.temperature)
+        return loss + self._loss(score_vectors(span.vector_BD, moved_MD), taught_BM, targets, temperature)
+
+    def _taught(self, rows: IntArray, ids: IntArray) -> torch.Tensor | None:
+        """The teacher's logits of some candidates, if there is one."""
+        return None if self.teacher is None else self.teacher.score(self.queries[rows], ids)
+
+    def _loss(
+        self,
+        scores_BN: torch.Tensor,
+        taught_BN: torch.Tensor | None,
+        answers: tuple[torch.Tensor, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """A softmax over entities, true answers as targets, and what the teacher says of the others."""
+        loss = entity_loss(scores_BN, answers, temperature)
+        if taught_BN is None:
+            return loss
+        return loss + self.settings.teaching * teaching_loss(scores_BN, taught_BN, answers, temperature)
 
     def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
         """The run's objective on mean log-likelihoods."""
@@ -325,7 +354,8 @@ class Losses:
             scores_BN = self.ranker.scores(span, table, "mean")
         answers = (torch.from_numpy(positions).to(device), torch.from_numpy(columns).to(device))
         if self.settings.objective == "entity":
-            return entity_loss(scores_BN, answers, self.settings.temperature)
+            taught_BN = self._taught(rows, self.entities)
+            return self._loss(scores_BN, taught_BN, answers, self.settings.temperature)
         return token_loss(scores_BN, answers)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -392,12 +422,14 @@ def objective(
     settings: TrainingSettings,
     share: tuple[int, int],
     first: Ranker | None = None,
+    teacher: Structure | None = None,
 ) -> tuple[BatchStream, AnyLosses]:
     """The stream and the loss of a run's objective.
 
     Args:
         share: (rank, world size) of this process.
         first: what the objective "rescore" rescores.
+        teacher: what the objective "entity" learns of as well.
 
     Raises:
         ConfigError: when the objective "rescore" has nothing to rescore.
@@ -410,4 +442,4 @@ def objective(
         pairs = RescoringStream(ranker, graph, settings, share, first)
         return pairs, PairLosses(pairs.rescorer)
     queries = BatchStream(ranker, graph, settings, share)
-    return queries, Losses(ranker, graph, settings, queries)
+    return queries, Losses(ranker, graph, settings, queries, teacher)

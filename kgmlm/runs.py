@@ -9,6 +9,7 @@
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors
     ├── structure.safetensors   a structural model and its weights, where `kgmlm fuse` has made one
+    ├── teacher.safetensors     the structural model that taught the text model, where one did
     ├── rescorer/         a run of its own that rescores this one, where `kgmlm rescore` has trained one
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
+TEACHER = "teacher.safetensors"
 RESCORER = "rescorer"
 
 
@@ -96,7 +98,8 @@ def began_from(model_name: str) -> dict[str, Any] | None:
     """What is known of the run whose model another run begins with, and of the runs before it."""
     try:
         record = json.loads((Path(model_name).parent / "run.json").read_text("utf-8"))
-        return {key: record.get(key) for key in ("model", "dataset", "command", "minutes", "began_from")}
+        keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
+        return {key: record.get(key) for key in keys}
     except (OSError, ValueError):
         return None
 
@@ -204,6 +207,40 @@ class Run:
 
         save_structure(structure, self.path / STRUCTURE)
         return self.update(structure=values)
+
+    def lend_structure(self, graph: KnowledgeGraph) -> tuple[Structure, dict[str, Any]]:
+        """This run's structural model, else its teacher, and how that was trained, for another run.
+
+        Its weights are 1 again; they were chosen for this run.
+
+        Raises:
+            RunError: when it has neither, or is a run of another graph.
+        """
+        import torch
+
+        from kgmlm.structure import load_structure
+
+        there = [name for name in (STRUCTURE, TEACHER) if (self.path / name).is_file()]
+        if not there:
+            raise RunError(f"{self.path} has no structural model; `kgmlm fuse {self.path}` trains one")
+        if not self.graph.same(graph):
+            raise RunError(f"{self.path} is a run of another graph")
+        structure = load_structure(self.path / there[0], self.graph)
+        record = self.record["structure" if there[0] == STRUCTURE else "teacher"]
+        keys = ("settings", "minutes", "versions", "hardware", "command")
+        return structure.weighted(torch.ones_like(structure.weights_R2)), {k: record[k] for k in keys}
+
+    def teacher(self, device: torch.device) -> Structure | None:
+        """The structural model that teaches this run's, if its settings have one.
+
+        Raises:
+            RunError: when it is missing or damaged.
+        """
+        from kgmlm.structure import load_structure
+
+        if not self.settings.training.teaching:
+            return None
+        return load_structure(self.path / TEACHER, self.graph).to(device)
 
     def ranker(
         self,
@@ -357,8 +394,15 @@ def create_run(
     vocabulary: Vocabulary,
     *,
     overwrite: bool = False,
+    teacher: tuple[Structure, Mapping[str, Any]] | None = None,
 ) -> Run:
-    """Lay a run folder: graph, settings, record; no model yet. Whole or not at all."""
+    """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
+
+    Args:
+        teacher: a structural model that is to teach the run's, and how it was trained.
+    """
+    from kgmlm.structure import save_structure
+
     check_output(path, overwrite)
     tokens = vocabulary.softmax_tokens
     record = {
@@ -373,6 +417,7 @@ def create_run(
         "versions": versions(),
         "hardware": hardware(),
         "command": command(),
+        "teacher": dict(teacher[1]) if teacher else None,
         "status": "started",
         "step": 0,
         "minutes": 0.0,
@@ -381,6 +426,8 @@ def create_run(
         write_graph(graph, folder / "graph")
         (folder / "config.toml").write_text(dump_settings(settings), "utf-8")
         files.write_json(folder / "run.json", record)
+        if teacher:
+            save_structure(teacher[0], folder / TEACHER)
     return Run(path, graph, settings, record)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,18 +26,25 @@ import numpy as np
 import torch
 
 from kgmlm import files
-from kgmlm.config import Settings, TextSettings, TrainingSettings
+from kgmlm.config import Settings, StructureSettings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
 from kgmlm.linearization import get_template
 from kgmlm.modeling import Offsets, SpanModel, create_model, load_model, reduced_products
 from kgmlm.objectives import AnyLosses, objective
 from kgmlm.ranker import Ranker, Vocabulary
-from kgmlm.runs import Run, check_output, create_run, discard_checkpoints, open_run, save_model
-from kgmlm.tokenization import (
-    SpanTokenizer,
-    load_tokenizer,
-    train_tokenizer,
+from kgmlm.runs import (
+    Run,
+    check_output,
+    command,
+    create_run,
+    discard_checkpoints,
+    hardware,
+    open_run,
+    save_model,
+    versions,
 )
+from kgmlm.structure import Structure, train_structure
+from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
 ENDED = ("finished", "stopped early")
@@ -99,21 +107,52 @@ def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
         yield template(graph.context, query, text.descriptions, ()).text("")
 
 
+def make_structure(
+    graph: KnowledgeGraph,
+    settings: StructureSettings,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+    device: torch.device | None = None,
+) -> tuple[Structure, dict[str, Any]]:
+    """Train a structural model, and say how for the record; arguments as of ``train_structure``."""
+    started = time.monotonic()
+    structure = train_structure(graph, settings, advance, device)
+    return structure, {
+        "settings": settings.model_dump(mode="json"),
+        "minutes": round((time.monotonic() - started) / 60, 2),
+        "versions": versions(),
+        "hardware": hardware(),
+        "command": command(),
+    }
+
+
 def start_run(
-    path: Path, graph: KnowledgeGraph, model_name: str, settings: Settings, *, overwrite: bool = False
+    path: Path,
+    graph: KnowledgeGraph,
+    model_name: str,
+    settings: Settings,
+    *,
+    overwrite: bool = False,
+    teach: Callable[[], tuple[Structure, Mapping[str, Any]]] | None = None,
 ) -> tuple[Run, Ranker]:
     """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
 
     Args:
         model_name: "scratch", a Hugging Face name, or a folder.
+        teach: makes the teacher of a run whose settings have ``training.teaching``; by default
+            :func:`make_structure`. It is called when all else is ready, before anything is written.
 
     Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
 
     Raises:
+        ConfigError: when an objective is to be taught that cannot be.
         ModelError: when the model cannot be used.
         RunError: when the folder is in the way.
     """
     from accelerate import PartialState
+
+    teaching, objective_name = settings.training.teaching, settings.training.objective
+    if teaching and objective_name != "entity":
+        raise ConfigError(f"training.teaching goes with the objective 'entity', not '{objective_name}'")
 
     processes = PartialState(cpu=_on_cpu())
     if processes.is_main_process:
@@ -136,7 +175,8 @@ def start_run(
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
     ranker = Ranker(graph.context, tokenizer, model, settings, vocabulary)
     if processes.is_main_process:
-        run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite)
+        teacher = (teach or partial(make_structure, graph, settings.structure))() if teaching else None
+        run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite, teacher=teacher)
     processes.wait_for_everyone()
     return run if processes.is_main_process else open_run(path), ranker
 
@@ -372,7 +412,8 @@ def train(
     if precision == "bf16" and model.device.type == "cpu":
         model.attend("eager")  # as plain matrix products, which bf16 units do fast
     share = (accelerator.process_index, accelerator.num_processes)
-    stream, losses = objective(ranker, run.graph, settings, share, first)
+    teacher = run.teacher(accelerator.device)
+    stream, losses = objective(ranker, run.graph, settings, share, first, teacher)
     there_are = math.ceil(settings.epochs) * stream.per_epoch
     if settings.accumulation > there_are:
         raise ConfigError(
