@@ -21,8 +21,11 @@ def curve(path: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]
     points = [[row["minutes"], row["valid_mrr"]] for row in rows if "valid_mrr" in row]
     minutes, before = 0.0, run.record.get("began_from")
+    teachers = [run.record.get("teacher")]
     while before:
+        teachers.append(before.get("teacher"))
         minutes, before = minutes + before["minutes"], before["began_from"]
+    minutes += sum({made["command"]: made["minutes"] for made in teachers if made}.values())
     return {
         "dataset": run.graph.name,
         "points": points,

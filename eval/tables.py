@@ -76,6 +76,8 @@ def model(report: dict[str, Any]) -> str:
         words.append("adapted")
     if run["settings"]["training"]["objective"] == "token":
         words.append("token objective")
+    if any(older.get("teacher") for older in lineage(run)):
+        words.append("taught by ComplEx")
     if run["settings"]["text"].get("neighbors"):
         words.append("neighbors")
     weights = report.get("scores", {})
@@ -111,9 +113,10 @@ def minutes(report: dict[str, Any]) -> float:
     """All training behind a report: of the runs before, of the structural model and of the rescorer too."""
     weights = report.get("scores", {"likelihood": 1.0})
     text = any(weights.get(part) for part in ("likelihood", "vector"))
-    structure = (report.get("structure") or {}).get("minutes", 0.0)
-    structure += sum(run["minutes"] for run in rescorers(report))
-    return float(structure + (sum(r["minutes"] for r in lineage(report["run"])) if text else 0.0))
+    runs = [*(lineage(report["run"]) if text else []), *rescorers(report)]
+    structures = [report.get("structure"), *(run.get("teacher") for run in runs)]
+    once = {s["command"]: s["minutes"] for s in structures if s}  # what taught may be what is added, too
+    return float(sum(run["minutes"] for run in runs) + sum(once.values()))
 
 
 def row(report: dict[str, Any], to: str) -> list[str]:
@@ -217,13 +220,15 @@ def commands(reports: list[dict[str, Any]]) -> str:
     """The commands behind each result, from the first training on."""
     found = []
     for report in reports:
-        lines = [run["command"] for run in reversed(lineage(report["run"]))]
+        lines = []
+        for run in reversed(lineage(report["run"])):
+            lines += [made["command"] for made in (run.get("teacher"), run) if made]
         if structure := report.get("structure"):
-            lines += dict.fromkeys([structure["command"], structure.get("chosen_by", structure["command"])])
+            lines += [structure["command"], structure.get("chosen_by", structure["command"])]
         if rescoring := report.get("rescoring"):
             trained = [run["command"] for run in reversed(rescorers(report))]
-            lines += dict.fromkeys([*trained, rescoring["chosen_by"]])
-        lines.append(report["command"])
+            lines += [*trained, rescoring["chosen_by"]]
+        lines = [*dict.fromkeys(lines), report["command"]]
         commit = report["run"]["versions"].get("git", "no commit recorded")
         code = "\n".join(lines)
         found.append(f"`{report['file'].stem}` ({commit}):\n\n```console\n{code}\n```")
