@@ -266,14 +266,14 @@ def _stamp(run: Run) -> int:
 
 
 def _outdated(run: Run) -> None:
-    """Say what was chosen on validation for the model that a run had before it went on."""
+    """Say what was chosen on validation for the scores that a run had before."""
     from kgmlm.runs import STRUCTURE
 
     path = run.path
     if run.record.get("rescoring"):
         tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {path} --from {path}")
     if (path / STRUCTURE).is_file():
-        tell(f"weights of structure were chosen for the model before: kgmlm fuse {path} --from {path}")
+        tell(f"weights of structure were chosen for the scores before: kgmlm fuse {path} --from {path}")
 
 
 @app.command()
@@ -376,6 +376,7 @@ def evaluate(
         "trained_on": opened.graph.name,
         "scores": ranker.weights._asdict(),
         "structure": opened.record.get("structure") if ranker.weights.structure else None,
+        "weighing": opened.record.get("weighing") if ranker.weights.vector else None,
         "rescoring": _rescoring(opened, ranker),
         "precision": precision,
         "run": {k: opened.record.get(k) for k in keys}
@@ -708,6 +709,50 @@ def fuse(
             f"{valid['mrr_structure']:.4f}), Hits@1 {valid['hits_at_1']:.4f}, "
             f"Hits@10 {valid['hits_at_10']:.4f}"
         )
+
+
+@app.command()
+@handled
+def weigh(
+    run: RunArgument,
+    max_triples: Annotated[
+        int, typer.Option(min=0, help="Choose on a seeded sample of validation; 0 is all of it.")
+    ] = 0,
+    precision: Precision = "fp32",
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose anew how much a run's entity vectors count beside the likelihood, for each relation and side.
+
+    Training chooses on the sample that it validates on (training.eval_triples); this takes all of validation.
+    Do it before `kgmlm fuse` and `kgmlm rescore`, which go by the scores that they find.
+    """
+    from kgmlm import runs
+    from kgmlm.config import Protocol
+    from kgmlm.evaluation import validate
+    from kgmlm.kg import RunError
+
+    opened = runs.open_run(run)
+    if not opened.settings.vector.enabled:
+        raise RunError(f"{run} has no entity vectors to weigh")
+    if "valid" not in opened.graph.splits:
+        raise RunError(f"{run} has no validation triples to choose weights on")
+    quiet_transformers()
+    ranker = _ranker(opened, opened.graph, device, "text", 0, precision)
+    with progress_bar(quiet=quiet) as progress:
+        protocol = Protocol(split="valid", max_triples=max_triples)
+        valid = validate(ranker, opened.graph, protocol, PhaseBars(progress))
+    opened.save_weights(ranker, valid=valid, precision=precision, command=runs.command())
+    if as_json:
+        print_json(valid)
+    else:
+        print(
+            f"validation MRR {valid['mrr']:.4f} ({valid['mrr_one_weight']:.4f} with one weight, likelihood "
+            f"{valid['mrr_likelihood']:.4f}, vectors {valid['mrr_vector']:.4f}), "
+            f"Hits@10 {valid['hits_at_10']:.4f}"
+        )
+    _outdated(opened)
 
 
 @app.command()

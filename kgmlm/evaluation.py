@@ -26,6 +26,7 @@ from kgmlm.kg import (
     ConfigError,
     DataError,
     FilterIndex,
+    FloatArray,
     IntArray,
     KnowledgeGraph,
     Queries,
@@ -44,7 +45,7 @@ from kgmlm.metrics import (
 from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
 from kgmlm.rescoring import Use
 
-WEIGHTS_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of entity vectors, in units of Ranker.default_weights
+WEIGHTS_TRIED = tuple(2.0**i for i in range(-2, 6))  # of entity vectors, in units of Ranker.default_weights
 RESCORED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 RESCORING_TRIED = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # weights of it, in units of the temperature
 STRUCTURE_TRIED = tuple(2.0**i for i in range(-4, 6))  # of structure, in units of the temperature
@@ -604,6 +605,20 @@ def _by_weights(
     return asked.queries, ranks
 
 
+def _of_relations(reciprocal_WB: FloatArray, queries: Queries, relations: int) -> tuple[IntArray, FloatArray]:
+    """Which of W ways is best for each relation and side ``(R, 2)``, and the reciprocal ranks ``(B,)`` by it.
+
+    What is rarely asked leans on what is best for all: :data:`PRIOR` queries of the average join its own.
+    """
+    mean_W = reciprocal_WB.mean(1)
+    chosen_R2 = np.full((relations, 2), int(mean_W.argmax()))
+    side_B = 1 - queries.tail_B.astype(np.int64)
+    for relation, side in np.unique(np.stack([queries.relation_B, side_B], 1), axis=0):
+        own_WB = reciprocal_WB[:, (queries.relation_B == relation) & (side_B == side)]
+        chosen_R2[relation, side] = (own_WB.sum(1) + PRIOR * mean_W).argmax()
+    return chosen_R2, reciprocal_WB[chosen_R2[queries.relation_B, side_B], np.arange(len(queries))]
+
+
 def choose_structure(
     ranker: Ranker,
     graph: KnowledgeGraph,
@@ -613,9 +628,7 @@ def choose_structure(
 ) -> dict[str, float]:
     """Choose how much the structural model counts beside the text: one weight a relation and side, by MRR.
 
-    A relation that is rarely asked leans on what is best for all: :data:`PRIOR` queries of the average
-    join its own. The weights are left in ``ranker.structure``. Give it a validation split, never a test
-    split.
+    The weights are left in ``ranker.structure``. Give it a validation split, never a test split.
 
     Returns:
         ``mrr``, ``hits_at_1`` and ``hits_at_10`` under the chosen weights, ``mrr_text`` and
@@ -634,15 +647,10 @@ def choose_structure(
     *mixed_WB, alone_B = (1 / r.of_type("realistic") for r in ranks)
     reciprocal_WB = np.stack(mixed_WB)
     mean_W = reciprocal_WB.mean(1)
-    chosen_R2 = np.full(tuple(structure.weights_R2.shape), int(mean_W.argmax()))
-    side_B = 1 - queries.tail_B.astype(np.int64)
-    for relation, side in np.unique(np.stack([queries.relation_B, side_B], 1), axis=0):
-        own_WB = reciprocal_WB[:, (queries.relation_B == relation) & (side_B == side)]
-        chosen_R2[relation, side] = (own_WB.sum(1) + PRIOR * mean_W).argmax()
+    chosen_R2, final_B = _of_relations(reciprocal_WB, queries, len(structure.weights_R2))
     weights_R2 = torch.tensor(values, dtype=torch.float32)[torch.from_numpy(chosen_R2)]
     ranker.structure = structure.weighted(weights_R2)
     ranker.weights = text._replace(structure=1.0)
-    final_B = reciprocal_WB[chosen_R2[queries.relation_B, side_B], np.arange(len(queries))]
     return {
         "mrr": float(final_B.mean()),
         "hits_at_1": float((final_B >= 1).mean()),
@@ -715,17 +723,19 @@ def validate(
     protocol: Protocol,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
 ) -> dict[str, float]:
-    """MRR and Hits@10 of the run's own graph; with entity vectors, choose their weight by the MRR.
+    """MRR and Hits@10 of the run's own graph; with entity vectors, choose their weights by the MRR.
 
-    Weights are tried from likelihood alone to vectors alone, all from the same forward passes; the best is
-    left in ``ranker.weights``. Give it a validation split, never a test split.
+    Weights are tried from likelihood alone to vectors alone, all from the same forward passes: one for all,
+    then for each relation and side. They are left in ``ranker.weights`` and ``ranker.factors_R2``. Give it a
+    validation split, never a test split.
 
     Args:
         advance: called with (what is being done, how many just were, how many there are).
 
     Returns:
         ``mrr`` and ``hits_at_10`` under the best weights; with vectors also ``weight_...`` and ``mrr_...`` of
-        ``likelihood`` and ``vector``: the best weights, and the MRR of each alone.
+        ``likelihood`` and ``vector``: the weights before factors, and the MRR of each alone; and
+        ``mrr_one_weight``, without factors.
     """
     if not ranker.settings.vector.enabled:
         bar = partial(advance, "validating")
@@ -733,19 +743,25 @@ def validate(
         return {"mrr": metrics["mrr"], "hits_at_10": metrics["both.realistic.hits_at_10"]}
     unit = Ranker.default_weights(ranker.settings).vector
     tried = [Weights(), *(Weights(1.0, unit * x) for x in WEIGHTS_TRIED), Weights(0.0, 1.0)]
-    ranker.weights = Weights(1.0, unit)  # both parts are made
+    ranker.weights, ranker.factors_R2 = Weights(1.0, unit), None  # both parts are made
     unread = ranker.unread()
     ranker.read_entities(advance=lambda n: advance("reading entities", n, unread))
     queries, ranks = _by_weights(ranker, graph, protocol, tried, advance)
-    found = [flat_metrics(r, queries.tail_B) for r in ranks]
-    mrrs = [headline(metrics) for metrics in found]
-    best = int(np.argmax(mrrs))
-    ranker.weights = tried[best]
+    reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
+    mean_W = reciprocal_WB.mean(1)
+    chosen_R2, final_B = _of_relations(reciprocal_WB[:-1], queries, len(graph.relations))
+    if mean_W[-1] > final_B.mean():
+        ranker.weights, final_B = tried[-1], reciprocal_WB[-1]
+    else:
+        vector_W = torch.tensor([weights.vector for weights in tried], dtype=torch.float32)
+        ranker.weights = Weights(1.0, float(vector_W[mean_W[:-1].argmax()]) or unit)  # factors may be 0
+        ranker.factors_R2 = vector_W[torch.from_numpy(chosen_R2)] / ranker.weights.vector
     return {
-        "mrr": mrrs[best],
-        "hits_at_10": found[best]["both.realistic.hits_at_10"],
+        "mrr": float(final_B.mean()),
+        "hits_at_10": float((final_B >= 0.1).mean()),
         "weight_likelihood": ranker.weights.likelihood,
         "weight_vector": ranker.weights.vector,
-        "mrr_likelihood": mrrs[0],
-        "mrr_vector": mrrs[-1],
+        "mrr_one_weight": float(mean_W.max()),
+        "mrr_likelihood": float(mean_W[0]),
+        "mrr_vector": float(mean_W[-1]),
     }

@@ -78,7 +78,7 @@ class Weights(NamedTuple):
 class Parts(NamedTuple):
     """What a score is made of, each ``(b, N)``; None where its weight is 0.
 
-    The structural part has its own weight of each relation in it.
+    Vectors and structure have what they count for the query's relation and side in them.
     """
 
     likelihood_BN: torch.Tensor | None
@@ -114,6 +114,8 @@ class Ranker:
 
     Attributes:
         weights: of likelihood, vectors and structure in a score; 1, 0 and 0 in a run without the others.
+        factors_R2: beside the likelihood the weight of vectors is multiplied by it, for tails of relation r,
+            then heads; None multiplies by nothing.
         structure: a structural model of the context's entities, where the run has one.
         rescorer: reads the best candidates again, where the run has one.
         offsets: added to the vectors read from the context's entities while they are trained; vectors that
@@ -134,6 +136,7 @@ class Ranker:
         self.settings = settings
         self.vocabulary = vocabulary
         self.weights = self.default_weights(settings)
+        self.factors_R2: torch.Tensor | None = None
         self.offsets: Offsets | None = None
         self.structure: Structure | None = None
         self.rescorer: Rescorer | None = None
@@ -164,10 +167,14 @@ class Ranker:
         """The same model over other entities; vectors of entities that it has read are kept."""
         twin = Ranker(context, self.tokenizer, self.model, self.settings, self.vocabulary)
         twin.weights = self.weights
+        mine = self.context.relations.index
+        relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
+        if self.factors_R2 is not None:
+            known_R = torch.from_numpy(relation_rows >= 0)
+            twin.factors_R2 = torch.ones(len(relation_rows), 2)
+            twin.factors_R2[known_R] = self.factors_R2[torch.from_numpy(relation_rows)[known_R]]
         if self.structure is not None:
             rows_N = context.entities.rows_in(self.context.entities)
-            mine = self.context.relations.index
-            relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
             twin.structure = self.structure.over(rows_N, relation_rows)
         if self.rescorer is not None:
             twin.rescorer = self.rescorer.over(context)
@@ -444,7 +451,7 @@ class Ranker:
         Where there are fewer than K, ids are -1 and scores :data:`MISSED`.
 
         Args:
-            queries: what was asked, which a structural model has to know.
+            queries: what was asked, which weights of relations and a structural model have to know.
         """
         normalization = self.settings.scoring.normalization
         retriever = retrieval.retriever
@@ -466,7 +473,7 @@ class Ranker:
         if self.weights.vector:
             assert span.vector_BD is not None
             chosen_BKD = self.vectors[torch.from_numpy(some_BK).to(self.model.device)]
-            vector_BK = (chosen_BKD @ span.vector_BD[:, :, None])[:, :, 0]
+            vector_BK = self._factored((chosen_BKD @ span.vector_BD[:, :, None])[:, :, 0], queries)
         if self.weights.structure and self.structure is not None:
             assert queries is not None
             structure_BK = self.structure.score(queries, some_BK)
@@ -519,7 +526,7 @@ class Ranker:
     def scorer(self, entity_ids: IntArray | None = None) -> Callable[..., Parts]:
         """What scores states, and the queries that they are of, exactly, with its tables laid out.
 
-        Only a structural model has to know the queries.
+        The queries must be known where weights differ by relation, and to a structural model.
         """
         table = vectors_ND = None
         if self.weights.likelihood:
@@ -536,10 +543,19 @@ class Ranker:
                 structure_BN = structure.score(queries, entity_ids)
             if vectors_ND is not None:
                 assert span.vector_BD is not None
-                cosines_BN = score_vectors(span.vector_BD, vectors_ND)
+                cosines_BN = self._factored(score_vectors(span.vector_BD, vectors_ND), queries)
             return Parts(None if table is None else self.scores(span, table), cosines_BN, structure_BN)
 
         return score
+
+    def _factored(self, cosines_BN: torch.Tensor, queries: Queries | None) -> torch.Tensor:
+        """Cosines times what they count for their query; alone they count as they are."""
+        if self.factors_R2 is None or not self.weights.likelihood:
+            return cosines_BN
+        assert queries is not None
+        side_B = torch.from_numpy(1 - queries.tail_B.astype(np.int64))
+        factor_B = self.factors_R2[torch.from_numpy(queries.relation_B), side_B]
+        return factor_B[:, None].to(cosines_BN.device) * cosines_BN
 
     @torch.inference_mode()
     def explain(self, queries: Queries, entity_ids: IntArray) -> list[list[list[float]]]:

@@ -192,14 +192,23 @@ class Run:
     def save_model(self, ranker: Ranker) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
 
-        A rescoring that was chosen for the old one is left out from then on.
+        Rescoring and weights that were chosen for the old one are left out from then on.
         """
         with files.atomic_folder(self.model_folder) as folder:
             save_model(ranker.model, ranker.tokenizer, folder)
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
-        if self.record.get("rescoring"):
-            self.update(rescoring=None)
+        if self.record.get("rescoring") or self.record.get("weighing"):
+            self.update(rescoring=None, weighing=None)
+
+    def save_weights(self, ranker: Ranker, **values: Any) -> Run:
+        """Keep other weights of the vectors; ``values`` go into the record.
+
+        What was chosen for the scores of before is left out from then on (rescoring), or should be chosen
+        anew (structure).
+        """
+        save_vectors(ranker, self.model_folder / VECTORS)
+        return self.update(weighing=values, rescoring=None)
 
     def save_structure(self, structure: Structure, **values: Any) -> Run:
         """Keep a structural model beside the text model; ``values`` go into the record."""
@@ -332,10 +341,17 @@ def save_vectors(ranker: Ranker, path: Path) -> None:
     from safetensors.torch import save_file
 
     weights = {k: repr(v) for k, v in ranker.weights._asdict().items()}
+    tensors = {"vectors": ranker.vectors.cpu().contiguous()}
+    if ranker.factors_R2 is not None:
+        tensors["factors"] = ranker.factors_R2
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        save_file({"vectors": ranker.vectors.cpu().contiguous()}, path, metadata=weights)
+        save_file(tensors, temporary, metadata=weights)
+        temporary.replace(path)
     except Exception as error:
         raise OSError(f"{path.parent}: the entity vectors cannot be written: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_vectors(ranker: Ranker, path: Path) -> None:
@@ -351,13 +367,17 @@ def load_vectors(ranker: Ranker, path: Path) -> None:
     try:
         with safe_open(path, "pt") as opened:
             vectors = opened.get_tensor("vectors")
+            factors = opened.get_tensor("factors") if "factors" in opened.keys() else None  # noqa: SIM118
             weights = {k: float(v) for k, v in opened.metadata().items() if k in Weights._fields}
     except Exception as error:
         raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     expected = (len(ranker.context.entities), ranker.model.decoder[0].shape[1])
     if tuple(vectors.shape) != expected:
         raise RunError(f"{path} has vectors of shape {tuple(vectors.shape)}; the run needs {expected}")
-    ranker.weights = Weights(**weights)
+    expected = (len(ranker.context.relations), 2)
+    if factors is not None and tuple(factors.shape) != expected:
+        raise RunError(f"{path} has weights of shape {tuple(factors.shape)}; the run needs {expected}")
+    ranker.weights, ranker.factors_R2 = Weights(**weights), factors
     ranker.adopt(ranker.context.entities, vectors)
 
 

@@ -409,6 +409,30 @@ def test_a_run_with_entity_vectors_from_training_to_new_entities(
     refused(cli("evaluate", toy_run, "--scores", "names"), "'names'")
 
 
+def test_vectors_are_weighed_anew(cli: Cli, toy_vector_run: Path, toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    refused(cli("weigh", toy_run), "no entity vectors")
+    done = cli("weigh", run, "--json", "-q", "--precision", "fp16")
+    refused(done, "fp32 or bf16")
+    done = cli("weigh", run, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    valid = json.loads(done.stdout)
+    assert valid["mrr"] >= valid["mrr_one_weight"] >= max(valid["mrr_likelihood"], valid["mrr_vector"])
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    assert record["weighing"]["valid"] == valid
+    report = json.loads(cli("evaluate", run, "--split", "valid", "--json", "-q").stdout)
+    assert report["metrics"]["mrr"] == pytest.approx(valid["mrr"])
+    assert report["weighing"] == record["weighing"]
+    found = json.loads(cli("evaluate", run, "--scores", "likelihood", "--json", "-q").stdout)
+    assert found["weighing"] is None
+    assert "validation MRR" in cli("weigh", run, "--max-triples", "3").stdout
+    before = (run / "model" / "entity_vectors.safetensors").read_bytes()
+    (run / "graph" / "triples.parquet").write_bytes(b"")
+    refused(cli("weigh", run), "damaged")
+    assert (run / "model" / "entity_vectors.safetensors").read_bytes() == before
+
+
 def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     run = tmp_path / "run"

@@ -8,7 +8,7 @@ import torch
 
 from kgmlm.config import TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries
+from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries, RelationTable
 from kgmlm.ranker import Ranker, Weights
 
 
@@ -119,6 +119,37 @@ def test_an_entity_vector_is_a_function_of_its_text(
     torch.testing.assert_close(wider.vectors[-1], wider.vectors[-2])
     norms = wider.vectors.norm(dim=1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_relations_weigh_vectors_by_themselves(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    queries, _ = toy.queries("test")
+    alone = {}
+    for scores in ("likelihood", "vector"):
+        ranker.use(scores)
+        alone[scores] = scores_of(ranker, queries)
+    factors = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    ranker.weights, ranker.factors_R2 = Weights(1.0, 0.5), factors
+    factor_B = torch.tensor([factors[q.relation, int(q.target == "head")] for q in queries])
+    expected = alone["likelihood"] + 0.5 * factor_B[:, None] * alone["vector"]
+    torch.testing.assert_close(scores_of(ranker, queries), expected, atol=1e-5, rtol=1e-5)
+    ranker.weights = Weights(0.0, 1.0)
+    torch.testing.assert_close(scores_of(ranker, queries), alone["vector"], atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_relations_go_along_to_another_graph(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    ranker.factors_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    names = [toy.relations[2].label, "unheard of", toy.relations[0].label]
+    triples = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
+    other = KnowledgeGraph("other", toy.entities, RelationTable(names, names), {"train": triples}, {})
+    factors = ranker.over(other.context).factors_R2
+    assert factors is not None
+    assert factors.tolist() == [[4, 5], [1, 1], [0, 1]]
 
 
 def test_a_score_is_the_weighted_sum_of_its_parts(

@@ -13,7 +13,7 @@ import torch
 from conftest import Cli, refused
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
-from kgmlm.evaluation import choose_structure, evaluate
+from kgmlm.evaluation import choose_structure, evaluate, validate
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, Queries, RunError
 from kgmlm.ranker import Ranker, Retrieval
@@ -286,6 +286,23 @@ def test_a_rarely_asked_relation_leans_on_the_others(
     ranker.structure = oracle(toy, "valid", relations[:-1])
     choose_structure(ranker, toy, Protocol(split="valid"))
     assert len(set(ranker.structure.weights_R2[relations].ravel().tolist())) == 1
+
+
+def test_vectors_get_the_weights_that_validation_asks_for(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker, found = make_ranker(vector=VectorSettings(enabled=True)), []
+    for prior in (1e6, 0.01):
+        monkeypatch.setattr("kgmlm.evaluation.PRIOR", prior)
+        found.append(validate(ranker, toy, Protocol(split="valid")))
+        assert ranker.factors_R2 is not None
+        assert (len(set(ranker.factors_R2.ravel().tolist())) > 1) == (prior < 1), (
+            "much of the average or little"
+        )
+        after = evaluate(ranker, toy, Protocol(split="valid")).report["metrics"]
+        assert after["mrr"] == pytest.approx(found[-1]["mrr"])
+    assert found[0]["mrr"] == pytest.approx(found[0]["mrr_one_weight"])
+    assert found[1]["mrr"] > found[1]["mrr_one_weight"] == found[0]["mrr_one_weight"]
 
 
 def test_a_run_is_fused_by_the_command(cli: Cli, toy_vector_run: Path, toy_run: Path, tmp_path: Path) -> None:
