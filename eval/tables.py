@@ -223,6 +223,8 @@ def commands(reports: list[dict[str, Any]]) -> str:
         lines = []
         for run in reversed(lineage(report["run"])):
             lines += [made["command"] for made in (run.get("teacher"), run) if made]
+        if weighing := report.get("weighing"):
+            lines.append(weighing["command"])
         if structure := report.get("structure"):
             lines += [structure["command"], structure.get("chosen_by", structure["command"])]
         if rescoring := report.get("rescoring"):
