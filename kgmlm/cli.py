@@ -193,6 +193,8 @@ def train(
                 f"{len(graph.splits['train']):,} training triples; "
                 f"span of {ranker.vocabulary.span_length} tokens"
             )
+            if taught := run.record["teacher"]:
+                tell(f"taught by a structural model: {taught['command']}")
     training = run.settings.training
     if config or set_:  # what is given now goes before what the run was begun with
         max_steps = max_steps or settings.training.max_steps

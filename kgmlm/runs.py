@@ -235,9 +235,9 @@ class Run:
         if not self.graph.same(graph):
             raise RunError(f"{self.path} is a run of another graph")
         structure = load_structure(self.path / there[0], self.graph)
-        record = self.record["structure" if there[0] == STRUCTURE else "teacher"]
+        record = self.record.get("structure" if there[0] == STRUCTURE else "teacher") or {}
         keys = ("settings", "minutes", "versions", "hardware", "command")
-        return structure.weighted(torch.ones_like(structure.weights_R2)), {k: record[k] for k in keys}
+        return structure.weighted(torch.ones_like(structure.weights_R2)), {k: record.get(k) for k in keys}
 
     def teacher(self, device: torch.device) -> Structure | None:
         """The structural model that teaches this run's, if its settings have one.
