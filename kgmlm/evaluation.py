@@ -692,7 +692,7 @@ def choose_rescoring(
         scores_dN = parts.score(ranker.weights)
         best, ids_dK = ranker.best(queries, scores_dN, most)
         held.append((rows, ids_dK))
-        read_dK = rescorer.score(queries, best.to_read(ids_dK)).to(scores_dN.device)
+        read_dK = ranker.read(queries, best.to_read(ids_dK)).to(scores_dN.device)
         yield scores_dN
         for use in tried[1:]:
             yield best.first(use.k).rescored(scores_dN, read_dK[:, : use.k], use.weight)

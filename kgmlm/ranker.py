@@ -381,8 +381,22 @@ class Ranker:
         if self.rescorer is None or not self.rescorer.use.k:
             return scores_BN
         best, ids_BK = self.best(queries, scores_BN, self.rescorer.use.k, entity_ids)
-        read_BK = self.rescorer.score(queries, best.to_read(ids_BK)).to(scores_BN.device)
+        read_BK = self.read(queries, best.to_read(ids_BK)).to(scores_BN.device)
         return best.rescored(scores_BN, read_BK, self.rescorer.use.weight)
+
+    def read(self, queries: Queries, ids_BK: IntArray) -> torch.Tensor:
+        """What the rescorer says of the candidates ``(B, K)``, on the scale of each query's scores.
+
+        Where a relation weighs vectors more than the average does, its scores are as much larger, and one
+        weight of rescoring has to mean the same for all.
+        """
+        assert self.rescorer is not None
+        read_BK = self.rescorer.score(queries, ids_BK)
+        if self.factors_R2 is None or not self.weights.likelihood:
+            return read_BK
+        average = self.weights.vector / self.default_weights(self.settings).vector
+        scale_B = (1 + average * self._factor(queries)) / (1 + average)
+        return scale_B[:, None].to(read_BK.device) * read_BK
 
     def best(
         self, queries: Queries, scores_BN: torch.Tensor, k: int, entity_ids: IntArray | None = None
@@ -553,9 +567,13 @@ class Ranker:
         if self.factors_R2 is None or not self.weights.likelihood:
             return cosines_BN
         assert queries is not None
+        return self._factor(queries)[:, None].to(cosines_BN.device) * cosines_BN
+
+    def _factor(self, queries: Queries) -> torch.Tensor:
+        """Of each query what the weight of vectors is multiplied by, ``(B,)``."""
+        assert self.factors_R2 is not None
         side_B = torch.from_numpy(1 - queries.tail_B.astype(np.int64))
-        factor_B = self.factors_R2[torch.from_numpy(queries.relation_B), side_B]
-        return factor_B[:, None].to(cosines_BN.device) * cosines_BN
+        return self.factors_R2[torch.from_numpy(queries.relation_B), side_B]
 
     @torch.inference_mode()
     def explain(self, queries: Queries, entity_ids: IntArray) -> list[list[list[float]]]:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import TextSettings, VectorSettings
+from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries, RelationTable
 from kgmlm.ranker import Ranker, Weights
+from kgmlm.rescoring import Rescorer
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -137,6 +138,25 @@ def test_relations_weigh_vectors_by_themselves(
     torch.testing.assert_close(scores_of(ranker, queries), expected, atol=1e-5, rtol=1e-5)
     ranker.weights = Weights(0.0, 1.0)
     torch.testing.assert_close(scores_of(ranker, queries), alone["vector"], atol=1e-5, rtol=1e-5)
+
+
+def test_rescoring_is_on_the_scale_of_the_scores(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    small = {"rescoring": RescoringSettings(neighbors=2, max_length=16), "text": TextSettings(max_length=40)}
+    settings = ranker.settings.model_copy(update=small)
+    ranker.rescorer = Rescorer(toy.context, ranker.tokenizer, ranker.model, settings)
+    queries, _ = toy.queries("test")
+    ids_BK = np.tile([3, 1, 4], (len(queries), 1))
+    plain = ranker.read(queries, ids_BK)
+    torch.testing.assert_close(plain, ranker.rescorer.score(queries, ids_BK))
+    unit = ranker.default_weights(ranker.settings).vector
+    ranker.weights = Weights(1.0, 2 * unit)
+    ranker.factors_R2 = torch.full((len(toy.relations), 2), 4.0)
+    torch.testing.assert_close(ranker.read(queries, ids_BK), plain * (1 + 2 * 4) / (1 + 2))
+    ranker.factors_R2[:] = 1.0
+    torch.testing.assert_close(ranker.read(queries, ids_BK), plain)
 
 
 def test_weights_of_relations_go_along_to_another_graph(
