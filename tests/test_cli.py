@@ -426,7 +426,11 @@ def test_vectors_are_weighed_anew(cli: Cli, toy_vector_run: Path, toy_run: Path,
     assert report["weighing"] == record["weighing"]
     found = json.loads(cli("evaluate", run, "--scores", "likelihood", "--json", "-q").stdout)
     assert found["weighing"] is None
-    assert "validation MRR" in cli("weigh", run, "--max-triples", "3").stdout
+    open_run(run).update(rescoring={"k": 2, "weight": 1.0})  # chosen for the scores of before
+    done = cli("weigh", run, "--max-triples", "3")
+    assert "validation MRR" in done.stdout
+    assert "rescoring is left out" in done.stderr
+    assert open_run(run).record["rescoring"] is None
     before = (run / "model" / "entity_vectors.safetensors").read_bytes()
     (run / "graph" / "triples.parquet").write_bytes(b"")
     refused(cli("weigh", run), "damaged")
