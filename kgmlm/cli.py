@@ -77,7 +77,7 @@ Rescore = Annotated[
 Precision = Annotated[
     str, typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded.")
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Queries a forward pass.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Queries, or candidates read again, a forward pass.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -220,7 +220,7 @@ class Predictor:
         """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
         if self.retrieval is not None:
             for rows, span in self.ranker.states(queries, batch_size, advance):
-                ids_BK, scores_BK = self.ranker.shortlist(span, self.retrieval, queries[rows])
+                ids_BK, scores_BK = self.ranker.shortlist(span, self.retrieval, queries[rows], batch_size)
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
                 )

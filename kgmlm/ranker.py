@@ -367,31 +367,37 @@ class Ranker:
             (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
         """
         for rows, parts in self.parts(queries, entity_ids, batch_size, advance):
-            yield rows, self.rescored(queries[rows], parts.score(self.weights), entity_ids)
+            scores_bN = parts.score(self.weights)
+            yield rows, self.rescored(queries[rows], scores_bN, entity_ids, batch_size)
 
     def rescored(
-        self, queries: Queries, scores_BN: torch.Tensor, entity_ids: IntArray | None = None
+        self,
+        queries: Queries,
+        scores_BN: torch.Tensor,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
     ) -> torch.Tensor:
         """First-stage scores with what the rescorer adds to the best of each query; all of them stay ahead
         of the rest.
 
         Args:
             entity_ids: candidates, ``(N,)`` or a row of each query's own, ``(B, N)``; None is all.
+            batch_size: pairs of a query and a candidate that are read at once.
         """
         if self.rescorer is None or not self.rescorer.use.k:
             return scores_BN
         best, ids_BK = self.best(queries, scores_BN, self.rescorer.use.k, entity_ids)
-        read_BK = self.read(queries, best.to_read(ids_BK)).to(scores_BN.device)
+        read_BK = self.read(queries, best.to_read(ids_BK), batch_size).to(scores_BN.device)
         return best.rescored(scores_BN, read_BK, self.rescorer.use.weight)
 
-    def read(self, queries: Queries, ids_BK: IntArray) -> torch.Tensor:
+    def read(self, queries: Queries, ids_BK: IntArray, batch_size: int = 64) -> torch.Tensor:
         """What the rescorer says of the candidates ``(B, K)``, on the scale of each query's scores.
 
         Where a relation weighs vectors more than the average does, its scores are as much larger, and one
         weight of rescoring has to mean the same for all.
         """
         assert self.rescorer is not None
-        read_BK = self.rescorer.score(queries, ids_BK)
+        read_BK = self.rescorer.score(queries, ids_BK, batch_size)
         if self.factors_R2 is None or not self.weights.likelihood:
             return read_BK
         average = self.weights.vector / self.default_weights(self.settings).vector
@@ -445,8 +451,8 @@ class Ranker:
             (rows, scores ``(b, N)`` in which all that the shortlist lacks is :data:`MISSED`, exact scores).
         """
         for rows, span, parts in self.scored(queries, None, batch_size, advance):
-            exact_BN = self.rescored(queries[rows], parts.score(self.weights))
-            ids_BK, scores_BK = self.shortlist(span, retrieval, queries[rows])
+            exact_BN = self.rescored(queries[rows], parts.score(self.weights), None, batch_size)
+            ids_BK, scores_BK = self.shortlist(span, retrieval, queries[rows], batch_size)
             scores_BN = torch.full_like(exact_BN, MISSED)
             found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
             ids = torch.from_numpy(ids_BK).to(exact_BN.device)
@@ -456,7 +462,11 @@ class Ranker:
 
     @torch.inference_mode()
     def shortlist(
-        self, span: SpanOutput, retrieval: Retrieval, queries: Queries | None = None
+        self,
+        span: SpanOutput,
+        retrieval: Retrieval,
+        queries: Queries | None = None,
+        batch_size: int = 64,
     ) -> tuple[IntArray, torch.Tensor]:
         """The K best that an index finds, rescored exactly: ids and scores ``(B, K)``, best first.
 
@@ -466,6 +476,7 @@ class Ranker:
 
         Args:
             queries: what was asked, which weights of relations and a structural model have to know.
+            batch_size: pairs that a rescorer reads at once.
         """
         normalization = self.settings.scoring.normalization
         retriever = retrieval.retriever
@@ -498,7 +509,7 @@ class Ranker:
         if self.rescorer is None:
             return ids_BK, scores_BK
         assert queries is not None
-        scores_BK = self.rescored(queries, scores_BK, ids_BK)
+        scores_BK = self.rescored(queries, scores_BK, ids_BK, batch_size)
         return _taken(ids_BK, scores_BK, np.lexsort((ids_BK, -scores_BK.cpu().numpy())))
 
     def parts(

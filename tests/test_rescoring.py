@@ -22,6 +22,7 @@ from kgmlm.objectives import RescoringStream
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.rescoring import Best, Rescorer, Use, pair_loss
 from kgmlm.runs import RESCORER, open_run
+from kgmlm.tokenization import Encoded, MaskedBatch
 
 TEXT = TextSettings(max_length=40, neighbors=3)
 SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
@@ -114,6 +115,30 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
             close(after[b, ahead], before[b, ahead] + gain.max())
             known += int(ahead.sum())
     assert known > 0, "training answers were among the best"
+
+
+def test_no_more_is_read_at_once_than_asked(
+    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ranker.rescorer is not None
+    queries = toy.queries("test")[0][np.arange(8)]
+    whole = dict(_rows(ranker, queries))
+    sizes: list[int] = []
+    collate = ranker.tokenizer.collate
+
+    def counted(encoded: list[Encoded]) -> MaskedBatch:
+        sizes.append(len(encoded))
+        return collate(encoded)
+
+    monkeypatch.setattr(ranker.tokenizer, "collate", counted)
+    for row, scores_N in _rows(ranker, queries, batch_size=3):
+        torch.testing.assert_close(scores_N, whole[row], atol=1e-4, rtol=1e-4)
+    assert max(sizes) == 3
+
+
+def _rows(ranker: Ranker, queries: Queries, **options: int) -> Iterator[tuple[int, torch.Tensor]]:
+    for rows, scores_BN in ranker.rank(queries, **options):  # type: ignore[arg-type]
+        yield from zip(rows.tolist(), scores_BN, strict=True)
 
 
 def answers(toy: KnowledgeGraph, query: Query) -> set[int]:
