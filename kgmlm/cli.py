@@ -359,6 +359,8 @@ def evaluate(
         )
     quiet_transformers()
     ranker = _ranker(opened, scope.graph, device, scores, rescore, precision)
+    if ranker.weights.structure and (opened.record.get("structure") or {}).get("outdated"):
+        tell(f"weights of structure were chosen for other scores: kgmlm fuse {run} --from {run}")
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, batch_size)
         retrieval = open_retrieval(opened, ranker, retrieve, index, effort)
@@ -407,8 +409,9 @@ def evaluate(
         print_json(report)
     else:
         print_metrics(result)
-    if trained := report["triples_trained"]:
-        tell(f"{trained:,} of the {report['triples']:,} triples are training triples, too")
+    for key, what in (("triples_trained", "trained"), ("triples_validated", "validated")):
+        if report[key] and (what == "trained" or other is not None or settings.split != "valid"):
+            tell(f"the run was {what} on {report[key]:,} of the {report['triples']:,} triples")
     truncated = report["candidates"]["names_truncated"]
     if truncated:
         tell(f"{truncated:,} names are longer than the span and were cut to it")

@@ -61,7 +61,7 @@ class Scope:
         seen_N: which entities the model's training triples have.
         own_N: which entities belong to the evaluated graph; others are further candidates.
         other: whether it is not the graph that the model was trained on.
-        earlier: further graphs that the model was trained on before.
+        earlier: other graphs than this that the model was trained on.
     """
 
     graph: KnowledgeGraph
@@ -133,7 +133,23 @@ class Scope:
             graph = graph.extended(trained.entities.take(np.array(further, np.int64)))
         everyone = graph.entities.column("label")
         seen_N = np.array([x in seen for x in everyone], np.bool_)
-        return cls(graph, seen_N, np.arange(len(everyone)) < len(own), other=True)
+        own_N = np.arange(len(everyone)) < len(own)
+        return cls(graph, seen_N, own_N, other=True, earlier=(trained, *earlier))
+
+    def known(self, triples: IntArray, split: str) -> int:
+        """How many of some triples of the graph a split of the graphs has that the model was trained on."""
+        known_T = np.zeros(len(triples), np.bool_)
+        if not self.other and split in self.graph.splits:
+            count = len(self.graph.entities)
+            asked, there = (
+                (t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, self.graph.splits[split])
+            )
+            known_T = np.isin(asked, there)
+        for before in self.earlier:
+            if split in before.splits:
+                learned = set(before.labeled(before.splits[split]))
+                known_T |= [triple in learned for triple in self.graph.labeled(triples)]
+        return int(known_T.sum())
 
     def members(self, protocol: Protocol) -> BoolArray:
         """Which entities are candidates under a protocol."""
@@ -255,17 +271,6 @@ def breakdown(
     }
 
 
-def _trained(triples: IntArray, graph: KnowledgeGraph, earlier: Sequence[KnowledgeGraph]) -> int:
-    """How many of some triples of a graph its training has, or that of earlier graphs."""
-    count = len(graph.entities)
-    asked, known = ((t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, graph.splits["train"]))
-    trained_B = np.isin(asked, known)
-    for before in earlier:
-        learned = set(before.labeled(before.splits["train"]))
-        trained_B |= [triple in learned for triple in graph.labeled(triples)]
-    return int(trained_B.sum())
-
-
 def _within(triples: IntArray, member_N: BoolArray, protocol: Protocol) -> IntArray:
     """The triples whose entities are candidates.
 
@@ -323,6 +328,12 @@ class _Asked:
     def distinct(self) -> Queries:
         """The distinct queries."""
         return self.queries[self.first]
+
+    def in_parts(self, rows: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
+        """As :meth:`of_groups`, some queries at a time: a hub may be asked about in thousands of triples."""
+        at, group = self.of_groups(rows)
+        for start in range(0, len(at), most):
+            yield at[start : start + most], group[start : start + most]
 
     def of_groups(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The queries of some groups, and for each which of the groups it belongs to."""
@@ -459,16 +470,16 @@ def evaluate(
     for rows, scores_dN, exact_dN in _scores(
         ranker, distinct, retrieval, batch_size, lambda n: advance(n, len(distinct))
     ):
-        at, group = asked.of_groups(rows)
-        answers = asked.answers[at]
-        scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
-        true = torch.from_numpy(answers).to(scores_dN.device)
-        answer_scores_B[at] = scores_bN.gather(1, true[:, None])[:, 0].cpu()
-        known = asked.known.lookup(asked.queries[at])
-        for view in {id(v): v for v in views}.values():
-            view.rank(scores_bN, at, answers, known)
-        if exact_dN is not None:
-            exact.rank(exact_dN[torch.from_numpy(group).to(exact_dN.device)], at, answers, known)
+        for at, group in asked.in_parts(rows, ranker.at_once):
+            answers = asked.answers[at]
+            scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
+            true = torch.from_numpy(answers).to(scores_dN.device)
+            answer_scores_B[at] = scores_bN.gather(1, true[:, None])[:, 0].cpu()
+            known = asked.known.lookup(asked.queries[at])
+            for view in {id(v): v for v in views}.values():
+                view.rank(scores_bN, at, answers, known)
+            if exact_dN is not None:
+                exact.rank(exact_dN[torch.from_numpy(group).to(exact_dN.device)], at, answers, known)
     seconds = time.monotonic() - started
 
     ranks, tail_B, relation_B = main.result(), asked.queries.tail_B, asked.queries.relation_B
@@ -488,7 +499,8 @@ def evaluate(
         "split": protocol.split,
         "triples": len(triples),
         "triples_left_out": len(sampled) - len(triples),
-        "triples_trained": 0 if scope.other else _trained(triples, graph, scope.earlier),
+        "triples_trained": scope.known(triples, "train"),
+        "triples_validated": scope.known(triples, "valid"),
         "queries": len(distinct),
         "seconds": round(seconds, 2),
         "candidates": candidates,
@@ -575,11 +587,14 @@ def _ranked_by(
     views = [_View.of(member_N, triples) for _ in range(count)]
     distinct = asked.distinct
     for rows, parts in ranker.parts(distinct, batch_size=batch_size):
-        at, group = asked.of_groups(rows)
-        known = asked.known.lookup(asked.queries[at])
+        split = [
+            (at, group, asked.known.lookup(asked.queries[at]))
+            for at, group in asked.in_parts(rows, ranker.at_once)
+        ]
         for view, scores_dN in zip(views, score(distinct[rows], rows, parts), strict=True):
-            source = torch.from_numpy(group).to(scores_dN.device)
-            view.rank(scores_dN[source], at, asked.answers[at], known)
+            for at, group, known in split:
+                source = torch.from_numpy(group).to(scores_dN.device)
+                view.rank(scores_dN[source], at, asked.answers[at], known)
         advance(len(rows), len(distinct))
     return asked, [view.result() for view in views]
 

@@ -23,6 +23,8 @@ from kgmlm.tokenization import Candidates
 class FakeRanker:
     """A double: scores are a function of the query and the entity alone, with ties on purpose."""
 
+    at_once = 5
+
     def __init__(self, n: int, kind: str) -> None:
         self.n, self.kind = n, kind
         offsets = np.arange(n + 1)
@@ -344,6 +346,17 @@ def test_what_earlier_graphs_have_was_seen_and_trained(toy: KnowledgeGraph) -> N
     assert plain["triples_trained"] == later["triples_trained"] == 0
     counts = [r["breakdown"]["unseen_position"]["any"]["count"] for r in (plain, later)]
     assert counts[0] > counts[1]
+
+
+def test_what_a_run_was_chosen_on_is_counted(toy: KnowledgeGraph) -> None:
+    chosen_on = toy.labeled(toy.splits["valid"])
+    other = build_graph(
+        "other", {"train": [("x", "borders", "y")], "test": [*chosen_on, ("x", "borders", "z")]}
+    )
+    scope = Scope.inductive(toy, other, Protocol(candidates="graph"), allow_seen_entities=True)
+    found = [evaluate(fake(s.graph), s, Protocol(candidates="graph")).report for s in (scope, Scope.of(toy))]
+    assert [r["triples_validated"] for r in found] == [len(chosen_on), 0]
+    assert [r["triples_trained"] for r in found] == [0, 0]
 
 
 def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
