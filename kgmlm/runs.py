@@ -96,12 +96,20 @@ def command() -> str:
 
 def began_from(model_name: str) -> dict[str, Any] | None:
     """What is known of the run whose model another run begins with, and of the runs before it."""
+    if not (Path(model_name) / "config.json").is_file():  # "scratch", or a name on the hub
+        return None
     try:
-        record = json.loads((Path(model_name).parent / "run.json").read_text("utf-8"))
+        record = json.loads((_run_of(model_name) / "run.json").read_text("utf-8"))
         keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
         return {key: record.get(key) for key in keys}
     except (OSError, ValueError):
         return None
+
+
+def _run_of(model_name: str) -> Path:
+    """The folder of the run that a model belongs to, as its best one or as a checkpoint's."""
+    above = Path(model_name).absolute().parent
+    return above.parent.parent if above.parent.name == "checkpoints" else above
 
 
 def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
@@ -169,7 +177,7 @@ class Run:
         for record in records:
             model, older = record.get("model"), record.get("began_from")
             while older:
-                folder = Path(str(model)).parent
+                folder = _run_of(str(model))
                 try:
                     there = (
                         json.loads((folder / "run.json").read_text("utf-8"))["command"] == older["command"]
@@ -192,23 +200,32 @@ class Run:
     def save_model(self, ranker: Ranker) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
 
-        Rescoring and weights that were chosen for the old one are left out from then on.
+        What was chosen for the old one is outdated from then on.
         """
         with files.atomic_folder(self.model_folder) as folder:
             save_model(ranker.model, ranker.tokenizer, folder)
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
-        if self.record.get("rescoring") or self.record.get("weighing"):
-            self.update(rescoring=None, weighing=None)
+        self._outdate()
 
     def save_weights(self, ranker: Ranker, **values: Any) -> Run:
         """Keep other weights of the vectors; ``values`` go into the record.
 
-        What was chosen for the scores of before is left out from then on (rescoring), or should be chosen
-        anew (structure).
+        What was chosen for the scores of before is outdated from then on.
         """
         save_vectors(ranker, self.model_folder / VECTORS)
-        return self.update(weighing=values, rescoring=None)
+        self._outdate()
+        return self.update(weighing=values)
+
+    def _outdate(self) -> None:
+        """Leave out of the record what was chosen for other scores: rescoring and weights of vectors are not
+        used any more; weights of structure still are, and are marked.
+        """
+        record = json.loads((self.path / "run.json").read_text("utf-8"))  # others may have written since
+        if structure := record.get("structure"):
+            structure = {**structure, "outdated": True}
+        if structure or record.get("rescoring") or record.get("weighing"):
+            self.update(rescoring=None, weighing=None, structure=structure)
 
     def save_structure(self, structure: Structure, **values: Any) -> Run:
         """Keep a structural model beside the text model; ``values`` go into the record."""

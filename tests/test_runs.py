@@ -64,6 +64,36 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     assert run.past(rescored=True) == ([], ["toy"]), "another run is there now"
 
 
+def test_what_a_run_began_from_is_its_own_past_alone(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(toy_run, base)
+    checkpoint = base / "checkpoints" / "step-00000001" / "model"
+    shutil.copytree(base / "model", checkpoint)
+    expected = began_from(str(base / "model"))
+    assert expected is not None
+    assert began_from(str(checkpoint)) == expected
+    monkeypatch.chdir(base)
+    assert began_from("model") == expected
+    assert began_from("scratch") is began_from("bert-base-uncased") is None, "the folder here is no ancestor"
+
+
+def test_what_was_chosen_for_other_scores_is_marked(toy_vector_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(toy_vector_run, tmp_path / "run")
+    early = open_run(tmp_path / "run")  # as a training that goes on beside what follows
+    ranker = early.ranker("cpu")
+    early.update(structure={"minutes": 1}, rescoring={"k": 1, "weight": 1.0}, weighing={"valid": {}})
+    early.save_model(ranker)
+    record = open_run(tmp_path / "run").record
+    assert record["rescoring"] is record["weighing"] is None
+    assert record["structure"] == {"minutes": 1, "outdated": True}
+    early.update(structure={"minutes": 1}, rescoring={"k": 1, "weight": 1.0})
+    record = early.save_weights(ranker, command="weigh").record
+    assert (record["rescoring"], record["weighing"]) == (None, {"command": "weigh"})
+    assert record["structure"]["outdated"]
+
+
 def test_a_run_records_what_it_needs_to_be_repeated(toy_run: Path) -> None:
     record = json.loads((toy_run / "run.json").read_text())
     assert record["dataset"] == "toy"
