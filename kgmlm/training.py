@@ -15,9 +15,10 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -154,7 +155,8 @@ def start_run(
     if teaching and objective_name != "entity":
         raise ConfigError(f"training.teaching goes with the objective 'entity', not '{objective_name}'")
 
-    processes = PartialState(cpu=_on_cpu())
+    # All wait while one of several processes trains the teacher.
+    processes = PartialState(cpu=_on_cpu(), timeout=timedelta(days=1))
     if processes.is_main_process:
         check_output(path, overwrite)
     seed = settings.training.seed
@@ -234,15 +236,29 @@ def _optimizer(
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
+def own_state(losses: AnyLosses, device: torch.device) -> dict[str, torch.Tensor]:
+    """What each process has of its own: random states, and what its objective remembers."""
+    tensors = {"rng.cpu": torch.get_rng_state(), **losses.state()}
+    if device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
+    return tensors
+
+
 def save_checkpoint(
-    run: Path, ranker: Ranker, optimizer: torch.optim.Optimizer, losses: AnyLosses, state: State
+    run: Path,
+    ranker: Ranker,
+    optimizer: torch.optim.Optimizer,
+    own: Sequence[Mapping[str, torch.Tensor]],
+    state: State,
 ) -> None:
-    """Write a resumable state atomically, in safetensors, then drop the older ones."""
+    """Write a resumable state atomically, in safetensors, then drop the older ones.
+
+    Args:
+        own: what :func:`own_state` is in each process.
+    """
     from safetensors.torch import save_file
 
-    tensors = {"rng.cpu": torch.get_rng_state(), **losses.state()}
-    if torch.cuda.is_available():
-        tensors |= {f"rng.cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    tensors = {f"{rank}.{k}": v for rank, mine in enumerate(own) for k, v in mine.items()}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{k}": v.contiguous() for k, v in values.items()}
     folder = run / "checkpoints"
@@ -270,16 +286,22 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def load_checkpoint(
-    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: AnyLosses
+    folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: AnyLosses, rank: int = 0
 ) -> State:
-    """Restore weights, moments and random states; returns the rest."""
+    """Restore weights, moments and the own state of a process; returns the rest.
+
+    A process beyond those that there were begins with the state of the first.
+    """
     from safetensors.torch import load_file, load_model
 
     try:
         state = State(**json.loads((folder / "state.json").read_text("utf-8")))
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
-        losses.restore(tensors)
+        prefix = f"{rank}." if f"{rank}.rng.cpu" in tensors else "0."
+        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        losses.restore(own)
+        random = own["rng.cpu"]
     except Exception as error:
         raise RunError(f"{folder} cannot be read: {str(error).splitlines()[0]}") from None
     moments: dict[int, dict[str, torch.Tensor]] = {}
@@ -288,11 +310,9 @@ def load_checkpoint(
             _, index, key = name.split(".")
             moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned anew, as in load_model
     optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-    torch.set_rng_state(tensors["rng.cpu"])
-    if torch.cuda.is_available():
-        states = [tensors[k] for k in sorted(tensors) if k.startswith("rng.cuda.")]
-        if len(states) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(states)
+    torch.set_rng_state(random)
+    if model.device.type == "cuda" and "rng.cuda" in own:
+        torch.cuda.set_rng_state(own["rng.cuda"], model.device)
     return state
 
 
@@ -386,6 +406,7 @@ def train(
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import gather_object
     from transformers import get_linear_schedule_with_warmup
 
     settings = run.settings.training
@@ -425,7 +446,8 @@ def train(
     checkpoint = latest_checkpoint(run.path) if resume else None
     optimizer = _optimizer(model, ranker.offsets, run.settings, peak_learning_rate(run))
     peaks = [group["lr"] for group in optimizer.param_groups]
-    state = load_checkpoint(checkpoint, model, optimizer, losses) if checkpoint else State()
+    rank = accelerator.process_index
+    state = load_checkpoint(checkpoint, model, optimizer, losses, rank) if checkpoint else State()
     for group, peak in zip(optimizer.param_groups, peaks, strict=True):
         group["initial_lr"] = group["lr"] = peak  # what a schedule that starts midway asks for
     schedule = get_linear_schedule_with_warmup(
@@ -434,7 +456,7 @@ def train(
     prepared = accelerator.prepare(model)
     if losses.offsets is not None:
         losses.offsets = accelerator.prepare(losses.offsets)
-    together = [prepared, *([losses.offsets] if losses.offsets is not None else [])]
+    trained = [prepared, *([losses.offsets] if losses.offsets is not None else [])]
     wrapped_optimizer = accelerator.prepare(optimizer)
     # Of several processes one writes; the others' losses are of their own batches.
     log = MetricsLog(run.path / "metrics.jsonl" if accelerator.is_main_process else None, state.step)
@@ -448,9 +470,17 @@ def train(
     def save() -> None:
         nonlocal saved
         state.minutes = minutes()
+        own = gather_object([own_state(losses, model.device)])
         if accelerator.is_main_process:
-            save_checkpoint(run.path, ranker, optimizer, losses, state)
+            save_checkpoint(run.path, ranker, optimizer, own, state)
         saved = time.monotonic()
+
+    def together(*flags: bool) -> list[bool]:
+        """Flags that hold in any process, in all of them: they leave and save at the same step."""
+        if accelerator.num_processes == 1:
+            return list(flags)
+        counts = accelerator.reduce(torch.tensor(flags, device=accelerator.device).float())
+        return [bool(count) for count in counts]
 
     def validation() -> None:
         if validate is None:
@@ -467,7 +497,7 @@ def train(
             state.best_mrr, state.bad_validations = mrr, 0
             if accelerator.is_main_process:
                 run.save_model(ranker)
-        else:
+        elif state.step % every == 0:  # not one that only --max-steps asked for
             state.bad_validations += 1
         state.validated = state.step
         if accelerator.is_main_process:  # a crash must not forget which model was the best
@@ -491,7 +521,7 @@ def train(
                     status = "stopped early"
                     break
                 batch = next(batches)
-                with accelerator.accumulate(*together):
+                with accelerator.accumulate(*trained):
                     loss = losses(prepared, batch)
                     accelerator.backward(loss)
                     accumulated += loss.item() / settings.accumulation
@@ -512,10 +542,13 @@ def train(
                 accelerator.log({"loss": accumulated, "learning_rate": rate}, step=state.step)
                 reporter.step(state.step, accumulated)
                 accumulated = 0.0
-                if caught:
+                stop, due = together(
+                    bool(caught), time.monotonic() - saved > 60 * settings.checkpoint_minutes
+                )
+                if stop:
                     status = "interrupted"
                     break
-                if time.monotonic() - saved > 60 * settings.checkpoint_minutes:
+                if due:
                     save()
             if status == "finished" and state.step < total:
                 status = "max steps"

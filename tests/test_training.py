@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -297,6 +298,20 @@ def test_a_signal_saves_and_a_resume_goes_on_to_the_same_losses(
     assert losses(broken) == losses(whole)
 
 
+def test_a_validation_that_only_max_steps_asked_for_stops_nothing(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    path, patience = tmp_path / "run", "training.patience=1"
+    per_epoch = math.ceil(len(toy.unique_queries("train")[0]) / 8)
+    validation = Validation(0.5, 0.4, 0.6, 0.7)
+    options = {"validate": validation, "max_steps": 2 * per_epoch + 1}
+    assert go(path, toy, patience, **options).status == "max steps"
+    assert len(validation.values) == 2, "validated at the end of an epoch, and a step later"
+    run, ranker = resume_run(path)
+    outcome = train(run, ranker, validation, resume=True)
+    assert (outcome.status, outcome.best_mrr) == ("finished", 0.7)
+
+
 @pytest.mark.slow
 def test_two_processes_train_one_run(tmp_path: Path) -> None:
     """``torchrun`` on two CPU processes, entity vectors too: one folder, one log, half as many steps."""
@@ -319,6 +334,30 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     assert steps[-1] == run.record["step"] > 1
     assert len(set(steps)) == run.record["step"]
     run.ranker()
+
+
+@pytest.mark.slow
+def test_two_processes_resume_with_the_losses_of_an_unbroken_run(tmp_path: Path) -> None:
+    """Each process has a memory and random numbers of its own."""
+    more = (*VECTORS, "training.epochs=4", "training.eval_every=4")
+    sets = [part for value in (*BASE, *more) for part in ("--set", value)]
+
+    def launch(*arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
+             "-m", "kgmlm.cli", "train", *arguments, "-q"],
+            capture_output=True, text=True, timeout=300, check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    start = ("--dataset", "toy", "--model", "scratch", *sets)
+    launch(*start, "--output", str(tmp_path / "unbroken"))
+    launch(*start, "--output", str(tmp_path / "resumed"), "--max-steps", "7")
+    launch("--output", str(tmp_path / "resumed"), "--resume")
+    found, expected = losses(tmp_path / "resumed"), losses(tmp_path / "unbroken")
+    assert found == expected
+    assert len(found) > 12
 
 
 VECTORS = ("vector.enabled=true", "vector.max_length=24", "vector.memory=12")
