@@ -5,7 +5,9 @@ Results go to stdout, everything else to stderr. A mistake of the user's is one 
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -131,7 +133,7 @@ def train(
     Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume goes on to the same losses.
     """
     from kgmlm import runs
-    from kgmlm.config import Protocol, load_settings
+    from kgmlm.config import Protocol, StructureSettings, load_settings
     from kgmlm.kg import RunError
 
     if resume and overwrite:
@@ -154,6 +156,10 @@ def train(
             if resume
             else "--teacher teaches nothing without `--set training.teaching=1`"
         )
+    if teacher is not None and (given := _settings_of("structure", set_)):
+        raise RunError(f"--teacher takes a structural model as it is; {given[0]} goes without it")
+    if tracker is not None:
+        _check_tracker(tracker)
     if resume:
         run = runs.open_run(output)
         if model not in (None, run.record["model"]):
@@ -178,6 +184,10 @@ def train(
         assert model is not None
         graph = load_graph(dataset)
         lent = None if teacher is None else runs.open_run(teacher).lend_structure(graph)
+        if lent and lent[1]["settings"]:
+            settings = settings.model_copy(
+                update={"structure": StructureSettings.model_validate(lent[1]["settings"])}
+            )
 
         def teach() -> tuple[Structure, dict[str, Any]]:
             if lent:
@@ -209,7 +219,7 @@ def train(
         run,
         ranker,
         validation if "valid" in run.graph.splits else None,
-        f"kgmlm train --output {output} --resume",
+        f"kgmlm train --output {shlex.quote(str(output))} --resume",
         quiet,
         max_steps=max_steps or training.max_steps,
         resume=resume,
@@ -221,6 +231,23 @@ def train(
         _outdated(run)
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
+
+
+def _settings_of(section: str, given: list[str] | None, others: bool = False) -> list[str]:
+    """Those of the KEY=VALUE settings that are of a section; or of others."""
+    keys = [setting.partition("=")[0].strip() for setting in given or []]
+    return [key for key in keys if key.startswith(f"{section}.") != others]
+
+
+def _check_tracker(name: str) -> None:
+    """Refuse a tracker that is not installed before a run is laid."""
+    from accelerate.tracking import get_available_trackers
+
+    from kgmlm.kg import ConfigError
+
+    there = sorted(str(tracker) for tracker in get_available_trackers())
+    if name not in there:
+        raise ConfigError(f"there is no tracker '{name}' (installed: {', '.join(there) or 'none'})")
 
 
 def _train_under_bar(
@@ -327,6 +354,9 @@ def evaluate(
         raise ConfigError("--allow-seen-entities and --allow-new-relations go with --graph")
     if graph is not None and retrieve is not None:
         raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
+    for path in (output, ranks):
+        if path is not None:
+            files.check_writable(path)
     asked = candidates
     if graph is not None and candidates is None and protocol is None:
         candidates = "graph"
@@ -361,6 +391,11 @@ def evaluate(
     ranker = _ranker(opened, scope.graph, device, scores, rescore, precision)
     if ranker.weights.structure and (opened.record.get("structure") or {}).get("outdated"):
         tell(f"weights of structure were chosen for other scores: kgmlm fuse {run} --from {run}")
+    if rescore is None and scores in ("all", "text") and not opened.record.get("rescoring"):
+        if (run / runs.RESCORER / "model" / "config.json").is_file():
+            tell(f"not rescored until it is chosen how: kgmlm rescore {run} --from {run}")
+        elif (run / runs.RESCORER / "run.json").is_file():
+            tell(f"not rescored, its rescorer is not trained: kgmlm rescore {run} --resume")
     with progress_bar(quiet=quiet) as progress:
         _read_entities(ranker, progress, batch_size)
         retrieval = open_retrieval(opened, ranker, retrieve, index, effort)
@@ -402,13 +437,19 @@ def evaluate(
         *([] if index is None else [index]),
         *([] if effort is None else [f"effort-{effort}"]),
     ]
-    result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet")
-    if output:
-        files.write_json(output, report)
     if as_json:
         print_json(report)
     else:
         print_metrics(result)
+    if output:
+        files.write_json(output, report)
+    try:
+        made_by = runs.scores_of(opened.record)
+        result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet", made_by)
+    except OSError as error:
+        if ranks is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        tell(f"ranks are not kept, {run} is read-only: --ranks FILE keeps them elsewhere")
     for key, what in (("triples_trained", "trained"), ("triples_validated", "validated")):
         if report[key] and (what == "trained" or other is not None or settings.split != "valid"):
             tell(f"the run was {what} on {report[key]:,} of the {report['triples']:,} triples")
@@ -662,6 +703,9 @@ def fuse(
             "training; choose its weights anew.",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an older structural model.")
+    ] = False,
     max_triples: Annotated[
         int, typer.Option(min=0, help="Choose weights on a seeded sample of validation; 0 is all of it.")
     ] = 0,
@@ -676,13 +720,22 @@ def fuse(
     then on; --scores text leaves it out. Entities that training has not seen have no structure and keep their
     text.
     """
-    from kgmlm import runs
+    from kgmlm import files, runs
     from kgmlm.config import Protocol, load_settings
     from kgmlm.kg import RunError
 
     if source is not None and (config or set_):
         raise RunError("--from trains nothing; --config and --set go without it")
+    if foreign := _settings_of("structure", set_, others=True):
+        raise RunError(f"`kgmlm fuse` goes by the settings of structure alone, not by {foreign[0]}")
     opened = runs.open_run(run)
+    files.check_writable(run / runs.STRUCTURE)
+    again = source is not None and source.resolve() == run.resolve()
+    if (run / runs.STRUCTURE).is_file() and not again and not overwrite:
+        raise RunError(
+            f"{run} has a structural model already; --from {run} chooses its weights anew, --overwrite "
+            "replaces it"
+        )
     settings = load_settings(config or run / "config.toml", set_ or []).structure
     if "valid" not in opened.graph.splits:
         raise RunError(f"{run} has no validation triples to choose weights on")
@@ -691,7 +744,7 @@ def fuse(
     from kgmlm.training import make_structure
 
     quiet_transformers()
-    ranker = opened.ranker(device, rescorer=False)
+    ranker = opened.ranker(device, rescorer=False, structure=False)
     with progress_bar(quiet=quiet) as progress:
         bars = PhaseBars(progress)
         on = ranker.model.device
@@ -733,12 +786,13 @@ def weigh(
     Training chooses on the sample that it validates on (training.eval_triples); this takes all of validation.
     Do it before `kgmlm fuse` and `kgmlm rescore`, which go by the scores that they find.
     """
-    from kgmlm import runs
+    from kgmlm import files, runs
     from kgmlm.config import Protocol
     from kgmlm.evaluation import validate
     from kgmlm.kg import RunError
 
     opened = runs.open_run(run)
+    files.check_writable(run / "run.json")
     if not opened.settings.vector.enabled:
         raise RunError(f"{run} has no entity vectors to weigh")
     if "valid" not in opened.graph.splits:
@@ -808,31 +862,35 @@ def rescore(
     high. How many candidates are rescored, and how much that counts, is chosen on validation. `rank` and
     `evaluate` use it from then on, at a forward pass a candidate; --rescore 0 leaves it out.
     """
-    from kgmlm import runs
+    from kgmlm import files, runs
     from kgmlm.config import Protocol, load_settings
     from kgmlm.kg import RunError
 
-    if sum((resume, overwrite, source is not None)) > 1:
+    if resume and (overwrite or source is not None):
         raise RunError("--resume, --overwrite and --from exclude each other")
     if source is not None and (config or set_ or model or max_steps):
         raise RunError("--from trains nothing; --config, --set, --model and --max-steps go without it")
     opened = runs.open_run(run)
+    files.check_writable(run / "run.json")
     if "valid" not in opened.graph.splits:
         raise RunError(f"{run} has no validation triples to choose candidates and weight on")
     folder = run / runs.RESCORER
     giver = None if source is None else runs.open_run(source)
     if giver is not None and giver.rescorer_folder and not giver.graph.same(opened.graph):
         raise RunError(f"{source} is a run of another graph than {run}")
-    if giver is None and not resume and not overwrite and (folder / "run.json").is_file():
+    again = giver is not None and giver.path.resolve() == run.resolve()
+    if not (again or resume or overwrite) and (folder / "run.json").is_file():
         raise RunError(
             f"{run} has a rescorer already; --resume goes on training it, --from {run} chooses anew how it "
-            "is used, --overwrite starts again"
+            "is used, --overwrite replaces it"
         )
     from kgmlm.evaluation import choose_rescoring
 
     quiet_transformers()
     short = [] if config else ["training.epochs=1", "training.eval_every=1"]
     settings = load_settings(config or run / "config.toml", [*short, *(set_ or [])]).for_rescoring()
+    if not config and "training.max_steps" not in _settings_of("training", set_):
+        settings = settings.without_max_steps()  # that of the run was for the run
     if resume and (config or set_):
         begun = runs.open_run(folder).settings
         if settings.without_max_steps() != begun.without_max_steps():
@@ -841,7 +899,7 @@ def rescore(
         if config or set_:  # what is given now goes before what it was begun with
             max_steps = max_steps or settings.training.max_steps
         _train_rescorer(opened, settings, model, max_steps, resume, overwrite, device, quiet)
-    elif giver.path.resolve() != run.resolve():
+    elif not again:
         giver.copy_rescorer(opened)
     trained = runs.open_run(folder)
     training = trained.settings.training
@@ -919,7 +977,7 @@ def _train_rescorer(
         trained,
         ranker,
         validation,
-        f"kgmlm rescore {opened.path} --resume",
+        f"kgmlm rescore {shlex.quote(str(opened.path))} --resume",
         quiet,
         first=first,
         device=device,
@@ -947,9 +1005,14 @@ def compare(
     Pairs their ranks triple by triple: a 95 % interval of each difference by resampling triples, and p, how
     often swapping the two at random gives as large a one. Seeds of training are another source of chance.
     """
-    from kgmlm import comparison
+    from kgmlm import comparison, runs
 
-    one, other = (comparison.read_ranks(comparison.ranks_file(path, split)) for path in (a, b))
+    found_at = [comparison.ranks_file(path, split) for path in (a, b)]
+    one, other = (comparison.read_ranks(path) for path in found_at)
+    for path, ranks in zip((a, b), found_at, strict=True):
+        made_by = comparison.made_by(ranks)
+        if path.is_dir() and made_by and made_by != runs.scores_of(runs.open_run(path).record):
+            tell(f"{ranks} is of {path} as it was before; `kgmlm evaluate` makes it anew")
     found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     if as_json:
         print_json(comparison.as_json(found, len(one)))
@@ -994,9 +1057,7 @@ def linearize(
             tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
         else:
             tokenizer = load_tokenizer(model)
-        vocabulary = Vocabulary.fit(
-            tokenizer, graph.entities.column("surface"), graph.seen_N, settings.scoring
-        )
+        vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
     query = Resolver(graph).query(relation, head, tail)
     (text,) = linearization.linearize(graph.context, Queries.of([query]), settings.text)
     (encoded,) = tokenizer.encode_queries(

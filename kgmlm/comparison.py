@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow.parquet as pq
 
 from kgmlm.kg import DataError
-from kgmlm.metrics import SIDES, Ranks
+from kgmlm.metrics import MADE_BY, SIDES, Ranks
 
 KEY = ["head", "relation", "tail", "target"]
 COLUMNS = [*KEY, "optimistic", "pessimistic", "candidates"]
@@ -87,6 +88,12 @@ def read_ranks(path: Path) -> pd.DataFrame:
     if twice.sum() != table.duplicated().sum():
         raise DataError(f"{path} has a query twice, with different ranks")
     return table
+
+
+def made_by(path: Path) -> str:
+    """Which scores of its run a file of ranks is of, as the evaluation noted it; empty where it did not."""
+    metadata = pq.read_schema(path).metadata or {}
+    return str(metadata.get(MADE_BY, b""), "utf-8")
 
 
 def paired(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:

@@ -57,7 +57,8 @@ class ScoringSettings(_Strict):
 
     Attributes:
         span_length: masks in the hole, the end-of-name token counted; "auto" is the shortest that
-            fits 99.5 % of the training entities. Longer names are cut to it.
+            fits 99.5 % of the training entities, but at most half of text.max_length. Longer names are
+            cut to it.
         end_of_name: append the separator token to each name, so that a name which is the beginning
             of another ("New York", "New York City") must also pay for stopping. Use it where names
             nest; the paper's plain mean is without.

@@ -227,10 +227,11 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
     if not len(table):
         raise DataError(f"{path} has no entities below its header")
     label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
-    if pc.any(pc.equal(name, "")).as_py():
+    unnamed = pc.equal(pc.utf8_trim_whitespace(name), "")
+    if pc.any(unnamed).as_py():
         humanized = pc.utf8_trim_whitespace(pc.replace_substring_regex(label, r"[_\s]+", " "))
         humanized = pc.if_else(pc.equal(humanized, ""), label, humanized)
-        name = pc.if_else(pc.equal(name, ""), humanized, name)
+        name = pc.if_else(unnamed, humanized, name)
     # Mostly there are no surfaces, and the column of names serves as both.
     given = pc.any(pc.not_equal(surface, "")).as_py()
     surface = pc.if_else(pc.equal(surface, ""), name, surface) if given else name
@@ -263,7 +264,8 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
         paths["entities"] = path
         columns = files.read_texts(path, *ENTITY_COLUMNS)
         extra = columns["label"]
-        texts.names = {x: n or humanize(x) for x, n in zip(extra, columns["name"], strict=True)}
+        named = zip(extra, columns["name"], strict=True)
+        texts.names = {x: n if n.strip() else humanize(x) for x, n in named}
         texts.descriptions = dict(zip(extra, columns["description"], strict=True))
         texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
     if path := files.find_table(folder, "relations"):

@@ -34,6 +34,7 @@ from kgmlm.kg import (
 )
 from kgmlm.metrics import (
     HITS_AT,
+    MADE_BY,
     Ranks,
     expected_hits,
     flat_metrics,
@@ -188,8 +189,8 @@ class Evaluation:
     scores_B: torch.Tensor
     report: Mapping[str, Any]
 
-    def write_ranks(self, path: Path) -> None:
-        """Per-query ranks as Parquet, keyed by labels."""
+    def write_ranks(self, path: Path, made_by: str = "") -> None:
+        """Per-query ranks as Parquet, keyed by labels; ``made_by`` says of which scores of a run."""
         labels = np.array(self.graph.entities.column("label"), dtype=object)
         relations = np.array([r.label for r in self.graph.relations], dtype=object)
         h, r, t = np.tile(self.triples, (2, 1)).T
@@ -206,7 +207,7 @@ class Evaluation:
                 "candidates": self.ranks.candidates_B,
             }
         )
-        pq.write_table(table, path)
+        pq.write_table(table.replace_schema_metadata({MADE_BY: made_by}), path)
 
 
 Figures = Callable[[Ranks], dict[str, float]]

@@ -276,20 +276,44 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
 
 
+def check_writable(path: Path) -> None:
+    """See, before long work, whether a file can be written there when it is done.
+
+    Raises:
+        DataError: when a folder has its name, or the folder that it would be in is read-only.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file")
+    folder = next(p for p in path.absolute().parents if p.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise DataError(
+            f"{path} cannot be written: {folder} is {'read-only' if folder.is_dir() else 'a file'}"
+        )
+
+
 def write_atomic(path: Path, data: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file so that it is there whole or not at all; what is none, such as a pipe, is written into."""
+    content = data.encode() if isinstance(data, str) else data
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content)
+        return
+    target = path.resolve() if path.is_symlink() else path
+    temporary = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(content)
         umask = os.umask(0)
         os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp's files are private
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        temporary.chmod(0o666 & ~umask)  # mkstemp's files are private
+        os.replace(temporary, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kgmlm.kg import BoolArray, IntArray
+from kgmlm.kg import BoolArray, IntArray, ModelError
+
+MADE_BY = b"kgmlm.made_by"  # where a file of ranks notes which scores of its run it is of
 
 RankType = Literal["optimistic", "realistic", "pessimistic"]
 RANK_TYPES: tuple[RankType, ...] = ("optimistic", "realistic", "pessimistic")
@@ -80,14 +82,14 @@ def rank_answers(
         known: (rows, columns) of known answers; the row's own answer stays a candidate.
 
     Raises:
-        ValueError: when a score is not finite (a NaN would make an MRR above 1 without a word).
+        ModelError: when a score is not finite (a NaN would make an MRR above 1 without a word).
 
     >>> r = rank_answers(torch.tensor([[0.9, 0.5, 0.5, 0.5, 0.1]]), torch.tensor([1]))
     >>> r.optimistic_B.item(), r.pessimistic_B.item(), r.candidates_B.item()
     (2, 4, 5)
     """
     if not torch.isfinite(scores_BN).all():
-        raise ValueError("scores must be finite; found NaN or infinity")
+        raise ModelError("the model's scores are not finite; lower training.learning_rate and train it anew")
     b, n = scores_BN.shape
     true_B1 = scores_BN.gather(1, answers_B[:, None])
     higher_B = (scores_BN > true_B1).sum(1)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from kgmlm.kg import ModelError
-from kgmlm.tokenization import MaskedBatch, MaskedTexts
+from kgmlm.tokenization import MaskedBatch, MaskedTexts, check_model_folder
 
 if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings
@@ -220,6 +220,7 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     """
     from transformers import AutoModelForMaskedLM
 
+    check_model_folder(path)
     torch.manual_seed(seed)
     try:
         mlm, info = AutoModelForMaskedLM.from_pretrained(

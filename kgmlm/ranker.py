@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kgmlm.config import ScoringSettings, Settings
+from kgmlm.config import Settings
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
@@ -52,13 +52,21 @@ class Vocabulary:
 
     @classmethod
     def fit(
-        cls, tokenizer: SpanTokenizer, surfaces: Sequence[str], seen_N: BoolArray, scoring: ScoringSettings
+        cls, tokenizer: SpanTokenizer, surfaces: Sequence[str], seen_N: BoolArray, settings: Settings
     ) -> Vocabulary:
-        """Fix the span length and the softmax's tokens from the entities seen in training."""
+        """Fix the span length and the softmax's tokens from the entities seen in training.
+
+        A span that fits the names takes half of a query's tokens at most; longer names are cut to it.
+        """
+        scoring = settings.scoring
         seen = [s for s, is_seen in zip(surfaces, seen_N, strict=True) if is_seen]
         names = tokenizer.candidates(seen, None, scoring.end_of_name)
         length = scoring.span_length
-        span = auto_span_length(names.lengths_N) if length == "auto" else int(length)
+        span = (
+            auto_span_length(names.lengths_N, settings.text.max_length // 2)
+            if length == "auto"
+            else int(length)
+        )
         if span < 1:
             raise ModelError(f"scoring.span_length must be 1 or more, not {span}")
         if scoring.softmax == "vocabulary":

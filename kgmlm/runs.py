@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shlex
@@ -92,6 +93,13 @@ def command() -> str:
     if script.suffix == ".py" and script.stem != "cli":
         program = ["python", script.name if script.is_absolute() else script.as_posix()]
     return shlex.join([*program, *sys.argv[1:]])
+
+
+def scores_of(record: Mapping[str, Any]) -> str:
+    """A digest of what a run's scores go by, as its record has it: another one, other scores."""
+    keys = ("command", "step", "best_valid_mrr", "weighing", "structure", "rescoring")
+    parts = json.dumps({key: record.get(key) for key in keys}, sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def began_from(model_name: str) -> dict[str, Any] | None:
@@ -274,6 +282,7 @@ class Run:
         folder: Path | None = None,
         graph: KnowledgeGraph | None = None,
         rescorer: bool = True,
+        structure: bool = True,
     ) -> Ranker:
         """A ready ranker with the run's best model.
 
@@ -281,7 +290,7 @@ class Run:
             graph: other texts and candidates than the run's own; nothing is trained.
             folder: another model of this run, such as a checkpoint's.
             device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-            rescorer: False leaves the run's rescorer on disk, if it has one.
+            rescorer, structure: False leaves the run's rescorer or structural model on disk, if it has one.
 
         Raises:
             RunError: when training has left no model yet.
@@ -304,9 +313,11 @@ class Run:
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
         ranker = Ranker(self.graph.context, load_tokenizer(folder), model, self.settings, self.vocabulary)
+        if self.settings.vector.enabled and folder == self.model_folder and not (folder / VECTORS).is_file():
+            raise RunError(f"{folder / VECTORS} is missing; it belongs to the model beside it")
         if (folder / VECTORS).is_file():
             load_vectors(ranker, folder / VECTORS)
-        if folder == self.model_folder and (self.path / STRUCTURE).is_file():
+        if structure and folder == self.model_folder and (self.path / STRUCTURE).is_file():
             ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
             ranker.weights = ranker.weights._replace(structure=1.0)
         if rescorer and folder == self.model_folder and self.record.get("rescoring"):
@@ -329,7 +340,10 @@ class Run:
         """
         folder = self.path / RESCORER
         if not (folder / "model" / "config.json").is_file():
-            raise RunError(f"{self.path} has no trained rescorer; `kgmlm rescore {self.path}` trains one")
+            further = (
+                "--resume` goes on with its training" if (folder / "run.json").is_file() else "` trains one"
+            )
+            raise RunError(f"{self.path} has no trained rescorer; `kgmlm rescore {self.path} {further}")
         return folder
 
     def rescorer(self, device: torch.device) -> Rescorer:

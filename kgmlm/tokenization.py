@@ -340,9 +340,9 @@ def _cut(pieces: list[list[int]], cuts: list[int], room: int) -> list[list[int]]
     return pieces
 
 
-def auto_span_length(lengths: IntArray, share: float = 0.995) -> int:
-    """The shortest span that holds this share of the names."""
-    return int(np.quantile(lengths, share, method="inverted_cdf"))
+def auto_span_length(lengths: IntArray, most: int, share: float = 0.995) -> int:
+    """The shortest span that holds this share of the names, or ``most`` if that is less."""
+    return min(most, int(np.quantile(lengths, share, method="inverted_cdf")))
 
 
 def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> Any:
@@ -379,6 +379,16 @@ def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> An
     return PreTrainedTokenizerFast(tokenizer_object=core, **names)
 
 
+def check_model_folder(path: str | Path) -> None:
+    """Tell a run from the model in it.
+
+    Raises:
+        ModelError: when the folder is a run.
+    """
+    if (Path(path) / "run.json").is_file():
+        raise ModelError(f"'{path}' is a run; its model is '{Path(path) / 'model'}'")
+
+
 def load_tokenizer(path: str | Path) -> SpanTokenizer:
     """The tokenizer of a model folder or hub name.
 
@@ -387,8 +397,14 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
     """
     from transformers import AutoTokenizer
 
+    check_model_folder(path)
     try:
-        return SpanTokenizer(AutoTokenizer.from_pretrained(str(path)))
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+        if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
+            # The library would go on with an empty one, to which every name is unknown.
+            raise ModelError(f"'{path}' has no tokenizer; save it beside the model (save_pretrained)")
+        return SpanTokenizer(tokenizer)
     except ModelError:
         raise
     except Exception as error:  # whatever a broken folder makes the libraries raise

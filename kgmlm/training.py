@@ -28,7 +28,7 @@ import torch
 
 from kgmlm import files
 from kgmlm.config import Settings, StructureSettings, TextSettings, TrainingSettings
-from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
+from kgmlm.kg import ConfigError, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
 from kgmlm.modeling import Offsets, SpanModel, create_model, load_model, reduced_products
 from kgmlm.objectives import AnyLosses, objective
@@ -103,9 +103,14 @@ def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
         if text.descriptions and descriptions[entity]:
             yield descriptions[entity]
     template = get_template(text.template)
-    _, first = np.unique(graph.splits["train"][:, 1], return_index=True)
-    for query in graph.queries("train")[0][np.concatenate([first, first + len(graph.splits["train"])])]:
+    for query in of_each_relation(graph):
         yield template(graph.context, query, text.descriptions, ()).text("")
+
+
+def of_each_relation(graph: KnowledgeGraph) -> Queries:
+    """One query of training for each relation and side."""
+    _, first = np.unique(graph.splits["train"][:, 1], return_index=True)
+    return graph.queries("train")[0][np.concatenate([first, first + len(graph.splits["train"])])]
 
 
 def make_structure(
@@ -147,6 +152,7 @@ def start_run(
     Raises:
         ConfigError: when an objective is to be taught that cannot be.
         ModelError: when the model cannot be used.
+        ModelError: when a query does not fit ``text.max_length``, too.
         RunError: when the folder is in the way.
     """
     from accelerate import PartialState
@@ -174,8 +180,10 @@ def start_run(
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
     surfaces = graph.entities.column("surface")
-    vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings.scoring)
+    vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
     ranker = Ranker(graph.context, tokenizer, model, settings, vocabulary)
+    if objective_name != "rescore":
+        ranker.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
     if processes.is_main_process:
         teacher = (teach or partial(make_structure, graph, settings.structure))() if teaching else None
         run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite, teacher=teacher)
@@ -299,7 +307,9 @@ def load_checkpoint(
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
         prefix = f"{rank}." if f"{rank}.rng.cpu" in tensors else "0."
-        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        # Without numbers where an older version wrote the state of one process.
+        named = [k for k in tensors if k.startswith(prefix)] or [k for k in tensors if "optimizer." not in k]
+        own = {k.removeprefix(prefix): tensors[k] for k in named}
         losses.restore(own)
         random = own["rng.cpu"]
     except Exception as error:
@@ -388,7 +398,8 @@ def train(
 ) -> Outcome:
     """Train a run's model.
 
-    The best model by validation MRR is kept in ``RUN/model`` (the last one where there is no validation).
+    The best model by validation MRR is kept in ``RUN/model``, and the last one where there is no validation
+    or the objective is "masked", which learns something else than ranking.
     SIGINT and SIGTERM save a checkpoint and return with status "interrupted".
 
     Args:
@@ -493,7 +504,7 @@ def train(
             step=state.step, minutes=round(minutes(), 3), **{f"valid_{k}": v for k, v in metrics.items()}
         )
         accelerator.log({f"valid_{k}": v for k, v in metrics.items()}, step=state.step)
-        if state.best_mrr is None or mrr > state.best_mrr:
+        if state.best_mrr is None or mrr > state.best_mrr or settings.objective == "masked":
             state.best_mrr, state.bad_validations = mrr, 0
             if accelerator.is_main_process:
                 run.save_model(ranker)

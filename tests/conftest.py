@@ -72,7 +72,7 @@ def make_ranker(
             scoring=ScoringSettings.model_validate(scoring),
         )
         surfaces = toy.entities.column("surface")
-        vocabulary = Vocabulary.fit(toy_tokenizer, surfaces, toy.seen_N, settings.scoring)
+        vocabulary = Vocabulary.fit(toy_tokenizer, surfaces, toy.seen_N, settings)
         return Ranker(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
 
     return make

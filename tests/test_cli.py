@@ -484,3 +484,10 @@ def test_two_evaluations_are_compared(cli: Cli, toy_vector_run: Path, tmp_path: 
     }
     assert "95 % interval" in cli("compare", *paths).stdout
     refused(cli("compare", paths[0], tmp_path / "absent"), "does not exist")
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    refused(cli("evaluate", run, "--output", tmp_path), "is a folder")
+    assert cli("evaluate", run, "-q").returncode == 0
+    assert "before" not in cli("compare", run, run).stderr
+    assert cli("weigh", run, "-q").returncode == 0
+    assert "as it was before" in cli("compare", run, run).stderr.replace("\n", " ")

@@ -98,7 +98,7 @@ def test_a_folder_in_use_is_not_overwritten(toy: KnowledgeGraph, tmp_path: Path)
 
 def test_entities_without_triples_are_candidates_and_labels_name_the_nameless(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("old_oak\tgrows_in\tNA\n")
-    (tmp_path / "entities.tsv").write_text("label\tname\tdescription\nash\tAsh\ttree\nNA\t\t\n")
+    (tmp_path / "entities.tsv").write_text("label\tname\tdescription\nash\tAsh\ttree\nNA\t  \t\n")
     graph = read_folder(tmp_path)
     assert graph.entities.column("label") == ["NA", "ash", "old_oak"]
     assert graph.entities.column("name") == ["NA", "Ash", "old oak"]
@@ -241,7 +241,7 @@ def test_new_entities_are_read_and_the_nameless_named_by_their_labels(
     toy: KnowledgeGraph, tmp_path: Path
 ) -> None:
     file = entities_file(
-        tmp_path / "new.tsv", "label\tname\tdescription\nq1\tAtlantis\ta lost island\nnew_town\t\t\n"
+        tmp_path / "new.tsv", "label\tname\tdescription\nq1\tAtlantis\ta lost island\nnew_town\t \t\n"
     )
     new = read_entities(file, toy)
     assert [(e.name, e.description) for e in (new[0], new[1])] == [

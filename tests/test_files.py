@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -174,6 +175,36 @@ def test_an_atomic_folder_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
         broken()
     assert (target / "x").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_links_are_followed_and_pipes_written_into(tmp_path: Path) -> None:
+    real, link, pipe = (tmp_path / name for name in ("real", "link", "pipe"))
+    real.write_text("old")
+    link.symlink_to(real)
+    files.write_atomic(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_atomic(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_where_nothing_can_be_written_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.check_writable(tmp_path / "new" / "deep" / "a.json")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(DataError, match="is a folder"):
+        files.check_writable(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="is a file"):
+        files.check_writable(tmp_path / "file" / "a.json")
+    with pytest.raises(OSError, match=r"a\.json'$"):
+        files.write_atomic(tmp_path / "file" / "a.json", "")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(DataError, match="is read-only"):
+        files.check_writable(tmp_path / "a.json")
 
 
 def test_an_atomic_file_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kgmlm.kg import ModelError
 from kgmlm.metrics import Ranks, flat_metrics, headline, rank_answers, summarize
 
 
@@ -40,7 +41,7 @@ def test_a_constant_scorer_gets_chance() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_scores_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ModelError, match="finite"):
         rank_answers(torch.tensor([[0.0, bad]]), torch.tensor([0]))
 
 

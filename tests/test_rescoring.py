@@ -344,6 +344,8 @@ def test_a_run_is_rescored_by_the_command(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_vector_run, run)
+    lines = (run / "config.toml").read_text("utf-8")  # a run that was trained for a step
+    (run / "config.toml").write_text(lines.replace("[training]", "[training]\nmax_steps = 1"), "utf-8")
     refused(cli("evaluate", run, "--rescore", 5), "no rescorer", "kgmlm rescore")
     refused(cli("rescore", run, "--from", run), "no trained rescorer")
     before = (run / "run.json").read_text("utf-8")
@@ -379,6 +381,7 @@ def test_a_run_is_rescored_by_the_command(
     refused(cli("rescore", other, "--from", run, "--max-steps", 3), "--from trains nothing")
     done = cli("rescore", other, "--from", run, "--candidates", 3)
     assert "before rescoring" in done.stdout, done.stderr
+    refused(cli("rescore", other, "--from", run), "has a rescorer already", "--overwrite")
     taken = open_run(other).record["rescoring"]
     assert taken["settings"] == record["settings"]
     assert taken["k"] in (0, 3)
@@ -390,6 +393,10 @@ def test_a_run_is_rescored_by_the_command(
     shutil.rmtree(other / RESCORER / "model")
     refused(cli("evaluate", other), "no trained rescorer", "kgmlm rescore")
     assert cli("evaluate", other, "--rescore", 0, "-q").returncode == 0
+    refused(cli("rescore", other, "--from", other), "no trained rescorer", "--resume")
+    open_run(other).update(rescoring=None)
+    left_out = cli("evaluate", other, "-q")
+    assert f"kgmlm rescore {other} --resume" in left_out.stderr.replace("\n", " ")
     mended = cli("rescore", other, *settings, "--overwrite", "-q")
     assert mended.returncode == 0, mended.stderr
     open_run(other).update(rescoring={"k": 0, "weight": 0.0})

@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kgmlm.kg import KnowledgeGraph, RunError
-from kgmlm.runs import began_from, check_output, open_run, read_graph, write_graph
+from kgmlm.kg import KnowledgeGraph, ModelError, RunError
+from kgmlm.modeling import load_model
+from kgmlm.runs import VECTORS, began_from, check_output, open_run, read_graph, write_graph
+from kgmlm.tokenization import load_tokenizer
 
 
 def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -77,6 +79,25 @@ def test_what_a_run_began_from_is_its_own_past_alone(
     monkeypatch.chdir(base)
     assert began_from("model") == expected
     assert began_from("scratch") is began_from("bert-base-uncased") is None, "the folder here is no ancestor"
+
+
+def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(toy_vector_run, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    with pytest.raises(ModelError, match="is a run; its model is"):
+        load_tokenizer(run.path)
+    with pytest.raises(ModelError, match="is a run; its model is"):
+        load_model(run.path)
+    vectors = run.model_folder / VECTORS
+    vectors.rename(tmp_path / "vectors")
+    with pytest.raises(RunError, match=r"vectors.*is missing"):
+        run.ranker("cpu")
+    (tmp_path / "vectors").rename(vectors)
+    run.ranker("cpu")
+    for path in run.model_folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        run.ranker("cpu")
 
 
 def test_what_was_chosen_for_other_scores_is_marked(toy_vector_run: Path, tmp_path: Path) -> None:

@@ -314,6 +314,8 @@ def test_a_run_is_fused_by_the_command(cli: Cli, toy_vector_run: Path, toy_run: 
     done = cli("fuse", run, *settings, "--json", "-q")
     assert done.returncode == 0, done.stderr
     valid = json.loads(done.stdout)
+    refused(cli("fuse", run, *settings), "has a structural model already", f"--from {run}", "--overwrite")
+    refused(cli("fuse", run, "--overwrite", "--set", "vector.enabled=true"), "not by vector.enabled")
     record = json.loads((run / "run.json").read_text("utf-8"))
     assert record["structure"]["valid"] == valid
     assert record["structure"]["settings"]["dimension"] == 8
@@ -334,7 +336,9 @@ def test_a_run_is_fused_by_the_command(cli: Cli, toy_vector_run: Path, toy_run: 
     assert "; structure " in cli(*base[:-3], "--explain").stdout
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)
-    done = cli("fuse", other, "--from", run)
+    (other / STRUCTURE).write_bytes(b"")
+    refused(cli("fuse", other, "--from", run), "already", "--overwrite")
+    done = cli("fuse", other, "--from", run, "--overwrite")
     assert "validation MRR" in done.stdout, done.stderr
     assert open_run(other).record["structure"]["settings"] == record["structure"]["settings"]
     (other / STRUCTURE).write_bytes(b"")

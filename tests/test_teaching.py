@@ -136,18 +136,19 @@ def test_nothing_is_left_when_the_teacher_fails(toy: KnowledgeGraph, tmp_path: P
 def test_a_run_is_taught_by_the_command(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
     run, twin, gone = (tmp_path / name for name in ("run", "twin", "gone"))
     base = ("train", "--dataset", "toy", "--model", "scratch", *TINY_SETTINGS, "--set", "training.epochs=2")
+    taught = TEACHING[:2]
     refused(cli(*base, "--output", twin, "--teacher", toy_run), "training.teaching=1")
-    refused(
-        cli(*base, *TEACHING, "--output", twin, "--teacher", toy_run), "no structural model", "kgmlm fuse"
-    )
+    refused(cli(*base, *taught, "--output", twin, "--teacher", toy_run), "no structural model", "kgmlm fuse")
+    refused(cli(*base, *TEACHING, "--output", twin, "--teacher", toy_run), "structure.dimension")
     done = cli(*base, *TEACHING, "--output", run, "-q")
     assert done.returncode == 0, done.stderr
     record = json.loads((run / "run.json").read_text("utf-8"))
     assert record["teacher"]["settings"]["dimension"] == 8
     assert record["teacher"]["command"] == record["command"]
     refused(cli("evaluate", run, "--scores", "structure"), "no structural model")
-    done = cli(*base, "--set", "training.teaching=1", "--output", twin, "--teacher", run, "-q")
+    done = cli(*base, *taught, "--output", twin, "--teacher", run, "-q")
     assert done.returncode == 0, done.stderr
+    assert open_run(twin).settings.structure.dimension == 8, "as the teacher has it"
     assert (twin / TEACHER).read_bytes() == (run / TEACHER).read_bytes()
     assert json.loads((twin / "run.json").read_text("utf-8"))["teacher"] == record["teacher"]
     assert (twin / "metrics.jsonl").read_text("utf-8").splitlines()[0] == (
@@ -160,7 +161,7 @@ def test_a_run_is_taught_by_the_command(cli: Cli, toy_run: Path, tmp_path: Path)
     assert (run / STRUCTURE).is_file()
     done = cli("evaluate", run, "--json", "-q")
     assert json.loads(done.stdout)["run"]["teacher"] == record["teacher"]
-    refused(cli(*base, *TEACHING, "--output", gone, "--teacher", tmp_path), "not a run folder")
+    refused(cli(*base, *taught, "--output", gone, "--teacher", tmp_path), "not a run folder")
     graph = ("train", "--dataset", "umls", *base[3:])
-    refused(cli(*graph, *TEACHING, "--output", gone, "--teacher", run), "another graph")
+    refused(cli(*graph, *taught, "--output", gone, "--teacher", run), "another graph")
     assert not gone.exists()

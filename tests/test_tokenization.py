@@ -142,8 +142,9 @@ def test_chunks_make_no_difference(tokenizer: SpanTokenizer) -> None:
 
 def test_the_automatic_span_fits_its_share() -> None:
     lengths = np.array([2] * 990 + [3] * 5 + [20] * 5)
-    assert auto_span_length(lengths) == 3
-    assert auto_span_length(lengths, 1.0) == 20
+    assert auto_span_length(lengths, 32) == 3
+    assert auto_span_length(lengths, 32, 1.0) == 20
+    assert auto_span_length(lengths, 9, 1.0) == 9, "what would leave no room for the query"
 
 
 def test_a_scratch_tokenizer_reads_training_text_only(toy: KnowledgeGraph) -> None:

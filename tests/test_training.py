@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_SETTINGS, Cli, refused
+from safetensors.torch import load_file, save_file
 
 from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.evaluation import validate
@@ -160,6 +162,42 @@ def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     go(tmp_path / "other", toy, validate=Validation(0.3, 0.9, 0.95))
     best, last = (open_run(tmp_path / n).ranker().model.state_dict() for n in ("run", "other"))
     assert any(not torch.equal(best[k], last[k]) for k in best)
+
+
+def test_of_adaptation_the_last_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    """It learns something else than what validation measures."""
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.objective=masked"))
+    outcome = train(run, ranker, Validation(0.9, 0.3, 0.5))
+    assert (outcome.best_mrr, open_run(run.path).record["best_valid_mrr"]) == (0.5, 0.5)
+    kept, last = open_run(run.path).ranker("cpu").model.state_dict(), ranker.model.state_dict()
+    assert all(torch.equal(kept[k], last[k].cpu()) for k in kept)
+
+
+def test_a_state_without_processes_is_that_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    """Checkpoints were written so when there was one state for all of them."""
+    for name, steps in (("whole", None), ("parts", 7)):
+        go(tmp_path / name, toy, *VECTORS, max_steps=steps)
+    checkpoint = latest_checkpoint(tmp_path / "parts")
+    assert checkpoint is not None
+    state = load_file(checkpoint / "state.safetensors")
+    assert "0.rng.cpu" in state
+    save_file({k.removeprefix("0."): v for k, v in state.items()}, checkpoint / "state.safetensors")
+    run, ranker = resume_run(tmp_path / "parts")
+    train(run, ranker, resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_what_cannot_be_trained_lays_no_run(cli: Cli, toy: KnowledgeGraph, tmp_path: Path) -> None:
+    base = ("train", "--dataset", "toy", "--model", "scratch", "--output", tmp_path / "run", *TINY_SETTINGS)
+    refused(cli(*base, "--tracker", "nothing"), "no tracker 'nothing'")
+    refused(cli(*base, "--set", "scoring.span_length=60"), "raise text.max_length")
+    assert not (tmp_path / "run").exists()
+    surfaces = toy.entities.column("surface")
+    surfaces[int(toy.splits["train"][0, 0])] = "a name without an end " * 40
+    labels = toy.entities.column("label")
+    long = replace(toy, entities=EntityTable(labels, surfaces=surfaces))
+    _, ranker = start_run(tmp_path / "run", long, "scratch", settings())
+    assert ranker.vocabulary.span_length == 32, "half of a query at most"
 
 
 def test_a_crash_forgets_no_validation(toy: KnowledgeGraph, tmp_path: Path) -> None:
