@@ -43,7 +43,7 @@ from kgmlm.metrics import (
     sides,
     summarize,
 )
-from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
+from kgmlm.ranker import HELD, MISSED, Parts, Ranker, Retrieval, Weights
 from kgmlm.rescoring import Use
 
 WEIGHTS_TRIED = tuple(2.0**i for i in range(-2, 6))  # of entity vectors, in units of Ranker.default_weights
@@ -333,6 +333,7 @@ class _Asked:
     def in_parts(self, rows: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
         """As :meth:`of_groups`, some queries at a time: a hub may be asked about in thousands of triples."""
         at, group = self.of_groups(rows)
+        most = max(1, most)
         for start in range(0, len(at), most):
             yield at[start : start + most], group[start : start + most]
 
@@ -471,7 +472,7 @@ def evaluate(
     for rows, scores_dN, exact_dN in _scores(
         ranker, distinct, retrieval, batch_size, lambda n: advance(n, len(distinct))
     ):
-        for at, group in asked.in_parts(rows, ranker.at_once):
+        for at, group in asked.in_parts(rows, HELD // scores_dN.shape[1]):
             answers = asked.answers[at]
             scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
             true = torch.from_numpy(answers).to(scores_dN.device)
@@ -590,7 +591,7 @@ def _ranked_by(
     for rows, parts in ranker.parts(distinct, batch_size=batch_size):
         split = [
             (at, group, asked.known.lookup(asked.queries[at]))
-            for at, group in asked.in_parts(rows, ranker.at_once)
+            for at, group in asked.in_parts(rows, HELD // len(graph.entities))
         ]
         for view, scores_dN in zip(views, score(distinct[rows], rows, parts), strict=True):
             for at, group, known in split:

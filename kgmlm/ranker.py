@@ -31,7 +31,7 @@ from kgmlm.scoring import (
 from kgmlm.structure import Structure
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
 
-_SCORES = 2**25  # scores held at once: 128 MB
+HELD = 2**25  # scores held at once: 128 MB
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
 SCORES = ("all", "text", "likelihood", "vector", "structure")  # what a run may be asked to rank by
 MORE = 100  # entities that an index is asked for beyond a shortlist
@@ -551,15 +551,10 @@ class Ranker:
         for rows, span in self.states(queries, self._bounded(batch_size, entity_ids), advance):
             yield rows, span, score(span, queries[rows])
 
-    @property
-    def at_once(self) -> int:
-        """How many queries' scores of all entities are held at once, at most."""
-        return max(1, _SCORES // max(1, len(self.context.entities)))
-
     def _bounded(self, batch_size: int, entity_ids: IntArray | None) -> int:
         """As many queries at once, or as few as their scores leave space for."""
-        most = self.at_once if entity_ids is None else max(1, _SCORES // max(1, len(entity_ids)))
-        return min(batch_size, most)
+        count = len(self.context.entities) if entity_ids is None else len(entity_ids)
+        return max(1, min(batch_size, HELD // max(1, count)))
 
     def scorer(self, entity_ids: IntArray | None = None) -> Callable[..., Parts]:
         """What scores states, and the queries that they are of, exactly, with its tables laid out.
