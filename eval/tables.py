@@ -26,7 +26,7 @@ HEADLINES = (  # in the README: of each graph the rows that people ask for
     "fb15k237-taught-longer-minilm-neighbors-vector-offsets",
     "fb15k237-taught-longer-minilm-neighbors-vector-offsets-likelihood",
     "fb15k237-more-complex",
-    "fb15k237-longer-minilm-neighbors-vector-offsets-complex",
+    "fb15k237-taught-longer-minilm-neighbors-vector-offsets-complex",
     "wn18rr-taught-unseen-slice-minilm-neighbors-vector-rescored",
     "wn18rr-v1-minilm-neighbors",
     "wn18rr-v1-minilm-neighbors-vector-complex",
