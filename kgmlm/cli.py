@@ -450,9 +450,12 @@ def evaluate(
         if ranks is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
         tell(f"ranks are not kept, {run} is read-only: --ranks FILE keeps them elsewhere")
-    for key, what in (("triples_trained", "trained"), ("triples_validated", "validated")):
-        if report[key] and (what == "trained" or other is not None or settings.split != "valid"):
-            tell(f"the run was {what} on {report[key]:,} of the {report['triples']:,} triples")
+    known = {"training triples, too": report["triples_trained"]}
+    if other is not None or settings.split != "valid":
+        known["triples that the run was chosen on"] = report["triples_validated"]
+    for what, count in known.items():
+        if count:
+            tell(f"{count:,} of the {report['triples']:,} triples are {what}")
     truncated = report["candidates"]["names_truncated"]
     if truncated:
         tell(f"{truncated:,} names are longer than the span and were cut to it")
