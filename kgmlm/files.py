@@ -276,6 +276,11 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder, such as a pipe or a device."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def check_writable(path: Path) -> None:
     """See, before long work, whether a file can be written there when it is done.
 
@@ -284,6 +289,8 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file")
+    if _is_stream(path):
+        return
     folder = next(p for p in path.absolute().parents if p.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise DataError(
@@ -294,7 +301,7 @@ def check_writable(path: Path) -> None:
 def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file so that it is there whole or not at all; what is none, such as a pipe, is written into."""
     content = data.encode() if isinstance(data, str) else data
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if _is_stream(path):
         path.write_bytes(content)
         return
     target = path.resolve() if path.is_symlink() else path

@@ -205,6 +205,8 @@ def test_where_nothing_can_be_written_is_said_before(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(DataError, match="is read-only"):
         files.check_writable(tmp_path / "a.json")
+    os.mkfifo(tmp_path / "pipe")
+    files.check_writable(tmp_path / "pipe")
 
 
 def test_an_atomic_file_that_fails_leaves_nothing(tmp_path: Path) -> None:
