@@ -234,8 +234,13 @@ class Settings(_Strict):
         return self.model_copy(update={"training": self.training.model_copy(update={"max_steps": None})})
 
 
+def _known_splits(asked: str | None) -> tuple[str, ...]:
+    """The splits that filter where nothing else is said; test knows nothing of what is asked before it."""
+    return ("train", "valid", "test") if asked == "test" else ("train", "valid")
+
+
 class Protocol(_Strict):
-    """How a run is evaluated.
+    """How a run is evaluated; ``Protocol(split="valid")`` is what everything is chosen by.
 
     Attributes:
         split: whose triples are asked.
@@ -245,7 +250,8 @@ class Protocol(_Strict):
             the run's entities too); those of the evaluated "graph" only; those of the evaluated "split"
             only; or those of the run's "train" triples only, as PyKEEN does. Triples with an entity
             outside the set are left out and counted.
-        filter: splits whose triples are known answers.
+        filter: splits whose triples are known answers. By default "train" and "valid", and "test" only where
+            test is asked: what is chosen on validation must not depend on test triples.
         negatives: 0 ranks among the whole set; k ranks among k candidates of it.
         negatives_by: "drawing" k known not to be answers, seeded (GraIL); or "expectation", the closed
             form of Hits@k over all draws with pessimistic ties (NBFNet). Neither compares with the other.
@@ -255,7 +261,7 @@ class Protocol(_Strict):
     split: str = "test"
     triples: Literal["all", "unseen", "seen"] = "all"
     candidates: CandidateSet = "all"
-    filter: tuple[str, ...] = ("train", "valid", "test")
+    filter: tuple[str, ...] = Field(default_factory=lambda asked: _known_splits(asked.get("split")))
     negatives: int = Field(0, ge=0)
     negatives_by: Literal["drawing", "expectation"] = "drawing"
     max_triples: int = Field(0, ge=0)

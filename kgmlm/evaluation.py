@@ -565,6 +565,16 @@ def _retrieved(
     }
 
 
+def _check_choice(protocol: Protocol) -> None:
+    """Refuse to choose anything by what is kept for the test.
+
+    Raises:
+        ConfigError: when test triples are asked or filtered.
+    """
+    if "test" in (protocol.split, *protocol.filter):
+        raise ConfigError("what is chosen on validation must not know the test triples: leave 'test' out")
+
+
 def _ranked_by(
     ranker: Ranker,
     graph: KnowledgeGraph,
@@ -581,7 +591,11 @@ def _ranked_by(
     Args:
         count: how many ways there are.
         score: scores ``(d, N)`` by each, of some of the distinct queries, their rows, and the parts.
+
+    Raises:
+        ConfigError: when test triples are asked or filtered.
     """
+    _check_choice(protocol)
     scope = Scope.of(graph)
     member_N = scope.members(protocol)
     triples = _within(_sampled(scope, protocol), member_N, protocol)
@@ -645,7 +659,10 @@ def choose_structure(
 ) -> dict[str, float]:
     """Choose how much the structural model counts beside the text: one weight a relation and side, by MRR.
 
-    The weights are left in ``ranker.structure``. Give it a validation split, never a test split.
+    The weights are left in ``ranker.structure``.
+
+    Raises:
+        ConfigError: when the protocol asks or filters test triples, or there is no structural model.
 
     Returns:
         ``mrr``, ``hits_at_1`` and ``hits_at_10`` under the chosen weights, ``mrr_text`` and
@@ -687,10 +704,13 @@ def choose_rescoring(
 ) -> dict[str, float]:
     """Choose how many of the best are rescored and how much that counts, by MRR; not rescoring is a choice.
 
-    The choice is left in ``ranker.rescorer``. Give it a validation split, never a test split.
+    The choice is left in ``ranker.rescorer``.
 
     Args:
         candidates: how many are tried at most; None is as many as the rescorer's settings say.
+
+    Raises:
+        ConfigError: when the protocol asks or filters test triples, or there is no rescorer.
 
     Returns:
         ``mrr``, ``hits_at_1`` and ``hits_at_10`` under the choice, ``k`` and ``weight``, ``mrr_first``
@@ -743,17 +763,20 @@ def validate(
     """MRR and Hits@10 of the run's own graph; with entity vectors, choose their weights by the MRR.
 
     Weights are tried from likelihood alone to vectors alone, all from the same forward passes: one for all,
-    then for each relation and side. They are left in ``ranker.weights`` and ``ranker.factors_R2``. Give it a
-    validation split, never a test split.
+    then for each relation and side. They are left in ``ranker.weights`` and ``ranker.factors_R2``.
 
     Args:
         advance: called with (what is being done, how many just were, how many there are).
+
+    Raises:
+        ConfigError: when the protocol asks or filters test triples.
 
     Returns:
         ``mrr`` and ``hits_at_10`` under the best weights; with vectors also ``weight_...`` and ``mrr_...`` of
         ``likelihood`` and ``vector``: the weights before factors, and the MRR of each alone; and
         ``mrr_one_weight``, without factors.
     """
+    _check_choice(protocol)
     if not ranker.settings.vector.enabled:
         bar = partial(advance, "validating")
         metrics = evaluate(ranker, graph, protocol, advance=bar).report["metrics"]

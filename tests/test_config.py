@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kgmlm.config import Settings, dump_settings, load_protocol, load_settings
+from kgmlm.config import Protocol, Settings, dump_settings, load_protocol, load_settings
 from kgmlm.kg import ConfigError
 
 
@@ -64,3 +64,11 @@ def test_protocol_takes_overrides_but_not_none() -> None:
 def test_settings_cannot_be_changed_in_place() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().training.epochs = 4  # type: ignore[misc]
+
+
+def test_test_triples_are_known_only_where_test_is_asked(tmp_path: Path) -> None:
+    assert Protocol().filter == load_protocol(None).filter == ("train", "valid", "test")
+    assert Protocol(split="valid").filter == load_protocol(None, split="valid").filter == ("train", "valid")
+    path = tmp_path / "mine.toml"
+    path.write_text('split = "valid"\nfilter = ["train", "valid", "test"]\n')
+    assert load_protocol(path).filter == ("train", "valid", "test"), "a file may say otherwise"
