@@ -49,6 +49,7 @@ from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
 ENDED = ("finished", "stopped early")
+PROVISIONAL = "provisional"  # marks a validation in the log that an unbroken run would not have had
 
 
 class Reporter(Protocol):
@@ -348,7 +349,10 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 class MetricsLog:
-    """``metrics.jsonl``: one object a step and one a validation; what lies behind a resumed step is cut."""
+    """``metrics.jsonl``: one object a step and one a validation.
+
+    What lies behind a resumed step is cut, and so are validations that only ``max_steps`` asked for.
+    """
 
     def __init__(self, path: Path | None, step: int) -> None:
         self._file = None
@@ -358,7 +362,8 @@ class MetricsLog:
         if path.exists():
             for line in path.read_text("utf-8").splitlines():
                 try:
-                    if json.loads(line)["step"] <= step:
+                    row = json.loads(line)
+                    if row["step"] <= step and not row.get(PROVISIONAL):
                         kept.append(line + "\n")
                 except (ValueError, KeyError):
                     break  # a line that a crash cut short
@@ -405,7 +410,8 @@ def train(
     Args:
         validate: returns metrics with an ``mrr``; None for graphs without a validation split.
         max_steps: stop there, the schedule still laid for all epochs, so that a resumed run goes on as
-            if it had never stopped.
+            if it had never stopped. The validation there chooses nothing; its model is kept only where there is
+            none yet.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rescore" rescores.
@@ -500,20 +506,26 @@ def train(
         ranker.forget_vectors()
         metrics = validate(ranker)
         mrr = metrics["mrr"]
+        # What only --max-steps asked for chooses nothing, or a run that stops and resumes would be another.
+        chooses = state.step % every == 0 or state.step == total
         log.write(
-            step=state.step, minutes=round(minutes(), 3), **{f"valid_{k}": v for k, v in metrics.items()}
+            step=state.step,
+            minutes=round(minutes(), 3),
+            **({} if chooses else {PROVISIONAL: True}),
+            **{f"valid_{k}": v for k, v in metrics.items()},
         )
         accelerator.log({f"valid_{k}": v for k, v in metrics.items()}, step=state.step)
-        if state.best_mrr is None or mrr > state.best_mrr or settings.objective == "masked":
-            state.best_mrr, state.bad_validations = mrr, 0
-            if accelerator.is_main_process:
-                run.save_model(ranker)
-        elif state.step % every == 0:  # not one that only --max-steps asked for
-            state.bad_validations += 1
-        state.validated = state.step
-        if accelerator.is_main_process:  # a crash must not forget which model was the best
-            save_state(run.path / "checkpoints" / f"step-{state.step:08d}", state)
-        reporter.validated(mrr, state.best_mrr)
+        better = state.best_mrr is None or mrr > state.best_mrr or settings.objective == "masked"
+        keep = better if chooses else state.best_mrr is None or settings.objective == "masked"
+        if keep and accelerator.is_main_process:
+            run.save_model(ranker)
+        if chooses:
+            state.bad_validations = 0 if better else state.bad_validations + 1
+            state.best_mrr = mrr if better else state.best_mrr
+            state.validated = state.step
+            if accelerator.is_main_process:  # a crash must not forget which model was the best
+                save_state(run.path / "checkpoints" / f"step-{state.step:08d}", state)
+        reporter.validated(mrr, mrr if state.best_mrr is None else state.best_mrr)
         model.train()
 
     every = max(1, int(settings.eval_every * stream.per_epoch) // settings.accumulation)

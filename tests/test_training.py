@@ -350,6 +350,43 @@ def test_a_validation_that_only_max_steps_asked_for_stops_nothing(
     assert (outcome.status, outcome.best_mrr) == ("finished", 0.7)
 
 
+def test_a_validation_that_only_max_steps_asked_for_chooses_nothing(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    """It is better than any other, and yet a run stopped and resumed ends as one that never stopped."""
+    per_epoch = math.ceil(len(toy.unique_queries("train")[0]) / 8)
+    at = {1: 0.5, 2: 0.4, 3: 0.45}  # by epochs of the model that is validated
+    once = settings("training.epochs=3", "training.eval_every=1")
+
+    def validate(run: Path) -> Any:
+        def metrics(ranker: Ranker) -> Mapping[str, float]:
+            checkpoint = latest_checkpoint(run)
+            assert checkpoint is not None
+            step = int(checkpoint.name.removeprefix("step-"))
+            return {"mrr": at.get(step // per_epoch, 0.9) if step % per_epoch == 0 else 0.9}
+
+        return metrics
+
+    def ended(name: str, stops: list[int | None]) -> tuple[Any, ...]:
+        path = tmp_path / name
+        run, ranker = start_run(path, toy, "scratch", once)
+        for number, stop in enumerate(stops):
+            if number:
+                run, ranker = resume_run(path)
+            outcome = train(run, ranker, validate(path), max_steps=stop, resume=bool(number))
+            assert (path / "model" / "model.safetensors").is_file(), "what has stopped can be used"
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        logged = [{k: v for k, v in row.items() if k != "minutes"} for row in rows]
+        weights = (path / "model" / "model.safetensors").read_bytes()
+        return outcome.best_mrr, open_run(path).record["best_valid_mrr"], weights, logged
+
+    whole = ended("whole", [None])
+    assert whole[:2] == (0.5, 0.5)
+    assert ended("before the first", [2, None]) == whole
+    assert ended("between", [per_epoch + 1, 2 * per_epoch + 2, None]) == whole
+    assert ended("at a validation", [per_epoch, None]) == whole
+
+
 @pytest.mark.slow
 def test_two_processes_train_one_run(tmp_path: Path) -> None:
     """``torchrun`` on two CPU processes, entity vectors too: one folder, one log, half as many steps."""
