@@ -410,8 +410,8 @@ def train(
     Args:
         validate: returns metrics with an ``mrr``; None for graphs without a validation split.
         max_steps: stop there, the schedule still laid for all epochs, so that a resumed run goes on as
-            if it had never stopped. The validation there chooses nothing; its model is kept only where there is
-            none yet.
+            if it had never stopped. The validation there chooses nothing; its model is kept only where there
+            is none yet.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rescore" rescores.
