@@ -69,6 +69,16 @@ class Ranks:
         )
 
 
+def check_finite(scores: torch.Tensor) -> None:
+    """Refuse scores that nothing can be ranked by.
+
+    Raises:
+        ModelError: when one is not finite (a NaN would vanish from a ranking, or make an MRR above 1).
+    """
+    if not torch.isfinite(scores).all():
+        raise ModelError("the model's scores are not finite; lower training.learning_rate and train it again")
+
+
 def rank_answers(
     scores_BN: torch.Tensor,
     answers_B: torch.Tensor,
@@ -82,14 +92,13 @@ def rank_answers(
         known: (rows, columns) of known answers; the row's own answer stays a candidate.
 
     Raises:
-        ModelError: when a score is not finite (a NaN would make an MRR above 1 without a word).
+        ModelError: when a score is not finite.
 
     >>> r = rank_answers(torch.tensor([[0.9, 0.5, 0.5, 0.5, 0.1]]), torch.tensor([1]))
     >>> r.optimistic_B.item(), r.pessimistic_B.item(), r.candidates_B.item()
     (2, 4, 5)
     """
-    if not torch.isfinite(scores_BN).all():
-        raise ModelError("the model's scores are not finite; lower training.learning_rate and train it anew")
+    check_finite(scores_BN)
     b, n = scores_BN.shape
     true_B1 = scores_BN.gather(1, answers_B[:, None])
     higher_B = (scores_BN > true_B1).sum(1)

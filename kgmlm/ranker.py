@@ -16,6 +16,7 @@ import torch
 from kgmlm.config import Settings
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
+from kgmlm.metrics import check_finite
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
 from kgmlm.rescoring import Best, Rescorer
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
@@ -94,13 +95,19 @@ class Parts(NamedTuple):
     structure_BN: torch.Tensor | None = None
 
     def score(self, weights: Weights) -> torch.Tensor:
-        """The weighted sum."""
+        """The weighted sum.
+
+        Raises:
+            ModelError: when a score is not finite.
+        """
         terms = [
             part if weight == 1 else weight * part
             for weight, part in zip(weights, self, strict=True)
             if part is not None and weight
         ]
-        return sum(terms[1:], terms[0])
+        scores_BN = sum(terms[1:], terms[0])
+        check_finite(scores_BN)
+        return scores_BN
 
 
 class Retrieval(NamedTuple):
@@ -406,6 +413,7 @@ class Ranker:
         """
         assert self.rescorer is not None
         read_BK = self.rescorer.score(queries, ids_BK, batch_size)
+        check_finite(read_BK)
         if self.factors_R2 is None or not self.weights.likelihood:
             return read_BK
         average = self.weights.vector / self.default_weights(self.settings).vector
@@ -492,9 +500,11 @@ class Ranker:
             normalizer_BL = self.normalizer(span)
         if retriever.kind == "entity":
             assert span.vector_BD is not None
+            check_finite(span.vector_BD)
             asked = entity_queries(span.vector_BD)
         else:
             assert retriever.reduction is not None
+            check_finite(normalizer_BL)
             asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
         ids_BK = retriever.search(*asked, retrieval.k + MORE, retrieval.effort).ids_BK
         some_BK = np.maximum(ids_BK, 0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,12 @@ import pytest
 import torch
 
 import kgmlm
-from kgmlm.config import VectorSettings
+from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
 from kgmlm.indexing import build_index, save_index
-from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, Queries, Query, QueryError, RunError
+from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, ModelError, Queries, Query, QueryError, RunError
 from kgmlm.prediction import Predictor, Resolver, open_predictor
-from kgmlm.ranker import Ranker
+from kgmlm.ranker import Ranker, Retrieval
+from kgmlm.rescoring import Rescorer
 from kgmlm.runs import open_run
 
 
@@ -106,6 +108,32 @@ def test_an_explanation_tells_what_the_vectors_add(
     assert len({p.vector for p in found}) > 10
 
 
+@pytest.mark.parametrize("damaged", ["model", "vector", "rescorer", "model by index", "vector by index"])
+def test_scores_that_are_no_numbers_are_refused(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, damaged: str
+) -> None:
+    ranker = make_ranker(TextSettings(max_length=40), VectorSettings(enabled=True))
+    retrieval = None
+    if damaged == "rescorer":
+        small = ranker.settings.model_copy(update={"rescoring": RescoringSettings(max_length=16)})
+        model = copy.deepcopy(ranker.model)
+        model.decoder[0].data.fill_(float("nan"))
+        ranker.rescorer = Rescorer(ranker.context, ranker.tokenizer, model, small)
+    if damaged.endswith("by index"):
+        pytest.importorskip("faiss")
+        retrieval = Retrieval(build_index(ranker, toy, "entity"), 31)
+    if damaged.startswith("vector"):
+        vectors = ranker.vectors.clone()
+        vectors[3] = float("nan")
+        ranker.adopt(ranker.context.entities, vectors)
+    if damaged.startswith("model"):
+        for weights in ranker.model.parameters():
+            weights.data.fill_(float("nan"))
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    with pytest.raises(ModelError, match="scores are not finite"):
+        list(Predictor(toy, ranker, retrieval).predict([query]))
+
+
 def test_many_queries_come_back_under_their_positions(predictor: Predictor) -> None:
     graph = predictor.graph
     queries = [Query(e, r, t) for e in range(5) for r in range(2) for t in ("head", "tail")]
@@ -133,12 +161,12 @@ def test_new_entities_join_by_their_text_alone(toy_run: Path) -> None:
 
 def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    copy = tmp_path / "run"
-    shutil.copytree(toy_vector_run, copy)
-    run = open_run(copy)
-    exact = open_predictor(copy, "cpu")
+    path = tmp_path / "run"
+    shutil.copytree(toy_vector_run, path)
+    run = open_run(path)
+    exact = open_predictor(path, "cpu")
     save_index(run, build_index(exact.ranker, run.graph, "likelihood"))
-    predictor = open_predictor(copy, "cpu", retrieve=31)
+    predictor = open_predictor(path, "cpu", retrieve=31)
     asked = {"head": "france", "relation": "capital", "k": 8}
     short, whole = (p.rank(**asked) for p in (predictor, exact))  # type: ignore[arg-type]
     assert short.score.tolist() == pytest.approx(whole.score.tolist(), abs=1e-4)
@@ -146,6 +174,6 @@ def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: 
     table = predictor.with_entities(new).rank(head="france", relation="capital", k=99)
     assert len(table) == 31, "as many as are retrieved"
     assert "q1" in set(predictor.with_entities(new).rank(head="france", relation="capital", k=31).tail_label)
-    assert len(open_predictor(copy, "cpu", retrieve=4).rank(head="france", relation="capital")) == 4
+    assert len(open_predictor(path, "cpu", retrieve=4).rank(head="france", relation="capital")) == 4
     with pytest.raises(RunError, match="no entity index"):
-        open_predictor(copy, "cpu", retrieve=4, index="entity")
+        open_predictor(path, "cpu", retrieve=4, index="entity")
