@@ -64,7 +64,7 @@ def candidates(report: dict[str, Any]) -> str:
     entities = f"{words[found['set']]} {found['count']:,}"
     if "negatives" not in found:
         return entities
-    how = {"drawing": "drawn", "expectation": "expected"}[found["negatives"]["by"]]
+    how = {"drawing": "drawn", "grail": "drawn (GraIL)", "expectation": "expected"}[found["negatives"]["by"]]
     return f"{found['negatives']['count']} {how} of {entities}"
 
 

@@ -253,8 +253,11 @@ class Protocol(_Strict):
         filter: splits whose triples are known answers. By default "train" and "valid", and "test" only where
             test is asked: what is chosen on validation must not depend on test triples.
         negatives: 0 ranks among the whole set; k ranks among k candidates of it.
-        negatives_by: "drawing" k known not to be answers, seeded (GraIL); or "expectation", the closed
-            form of Hits@k over all draws with pessimistic ties (NBFNet). Neither compares with the other.
+        negatives_by: "drawing" k different ones that no filtering split knows as answers, seeded; "grail", k
+            drawn with replacement from all but the query's own entity and the filter's answers, as GraIL does
+            with k = 49 and training triples as the filter (the answer itself may be drawn, and then ties); or
+            "expectation", the closed form of Hits@k over all draws with pessimistic ties (NBFNet). None of
+            them compares with another.
         max_triples: a seeded sample of the triples; 0 is all of them.
     """
 
@@ -262,8 +265,8 @@ class Protocol(_Strict):
     triples: Literal["all", "unseen", "seen"] = "all"
     candidates: CandidateSet = "all"
     filter: tuple[str, ...] = Field(default_factory=lambda asked: _known_splits(asked.get("split")))
-    negatives: int = Field(0, ge=0)
-    negatives_by: Literal["drawing", "expectation"] = "drawing"
+    negatives: int = Field(0, ge=0, le=1_000_000)
+    negatives_by: Literal["drawing", "grail", "expectation"] = "drawing"
     max_triples: int = Field(0, ge=0)
     seed: int = Field(0, ge=0)
 

@@ -360,11 +360,13 @@ class _View:
     ranks_3B: IntArray
 
     @classmethod
-    def of(cls, member_N: BoolArray, triples: IntArray) -> _View:
+    def of(cls, member_N: BoolArray, triples: IntArray, among_T: BoolArray | None = None) -> _View:
+        """Of the queries of all triples, or of those ``among`` them that are marked."""
         ids = np.flatnonzero(member_N)
         column_N = np.full(len(member_N), -1)
         column_N[ids] = np.arange(len(ids))
-        asked_B = np.tile(member_N[triples[:, [0, 2]]].all(1), 2)
+        asked_T = member_N[triples[:, [0, 2]]].all(1)
+        asked_B = np.tile(asked_T if among_T is None else asked_T & among_T, 2)
         return cls(ids, column_N, asked_B, np.zeros((3, len(asked_B)), np.int64))
 
     def rank(
@@ -395,12 +397,25 @@ class _View:
         return Ranks(*self.ranks_3B[:, self.asked_B])
 
 
+def _kept_by_pykeen(graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
+    """Which triples PyKEEN evaluates, were all their entities trained: each once, of trained relations."""
+    kept_T = np.zeros(len(triples), np.bool_)
+    kept_T[np.unique(triples, axis=0, return_index=True)[1]] = True
+    kept_T &= np.isin(triples[:, 1], graph.splits["train"][:, 1])
+    return kept_T
+
+
 @dataclass(frozen=True, eq=False)
 class _Drawn(_View):
-    """A view that ranks each query among its own few candidates; ``negatives`` and ``seed`` choose them."""
+    """A view that ranks each query among its own few candidates.
 
-    negatives: int = 0
-    seed: int = 0
+    Attributes:
+        own_B: the entity of each query.
+        protocol: says how many negatives, how they are drawn, and by which seed.
+    """
+
+    own_B: IntArray
+    protocol: Protocol
 
     def rank(
         self, scores_bN: torch.Tensor, at: IntArray, answers: IntArray, known: tuple[IntArray, IntArray]
@@ -408,16 +423,24 @@ class _Drawn(_View):
         rows, ids = known
         bounds = np.searchsorted(rows, np.arange(len(at) + 1))  # a filter index answers row by row
         for b in np.flatnonzero(self.asked_B[at]):
-            taken = np.append(ids[bounds[b] : bounds[b + 1]], answers[b])
-            rng = np.random.default_rng([self.seed, int(at[b])])  # whatever the batches
-            size = min(len(self.ids), self.negatives + len(taken))
-            drawn = rng.choice(self.ids, size, replace=False)
-            drawn = drawn[~np.isin(drawn, taken)][: self.negatives]
+            rng = np.random.default_rng([self.protocol.seed, int(at[b])])  # whatever the batches
+            drawn = self._negatives(rng, ids[bounds[b] : bounds[b + 1]], answers[b], self.own_B[at[b]])
             few = torch.from_numpy(np.append(drawn, answers[b])).to(scores_bN.device)
             ranks = rank_answers(scores_bN[b, few][None], torch.tensor([len(drawn)], device=few.device))
             self.ranks_3B[:, at[b]] = [
                 int(x[0]) for x in (ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B)
             ]
+
+    def _negatives(
+        self, rng: np.random.Generator, known: IntArray, answer: np.int64, own: np.int64
+    ) -> IntArray:
+        count = self.protocol.negatives
+        if self.protocol.negatives_by == "grail":
+            allowed = self.ids[~np.isin(self.ids, np.append(known, own))]
+            return rng.choice(allowed, count) if len(allowed) else allowed
+        taken = np.append(known, answer)
+        drawn = rng.choice(self.ids, min(len(self.ids), count + len(taken)), replace=False)
+        return drawn[~np.isin(drawn, taken)][:count]
 
 
 def evaluate(
@@ -432,8 +455,8 @@ def evaluate(
     """Rank the answers of a split's triples on both sides.
 
     A query that several triples share is encoded once. On the run's own graph, ranks among training
-    entities alone are taken from the same scores: what PyKEEN, which drops triples with unseen entities,
-    would report.
+    entities alone are taken from the same scores: what PyKEEN would report, which drops triples with unseen
+    entities or relations and asks duplicates once.
 
     Args:
         ranker: over the entities of the graph.
@@ -444,7 +467,7 @@ def evaluate(
 
     Raises:
         DataError: when the split is absent or has no triple to evaluate.
-        ConfigError: when the filter names an unknown split.
+        ConfigError: when the filter names an unknown split, or more negatives are to be drawn than there are.
     """
     unknown = set(protocol.filter) - set(SPLITS)
     if unknown:
@@ -460,11 +483,18 @@ def evaluate(
         raise ConfigError("an index is evaluated among all candidates, not among negatives")
 
     main = _View.of(member_N, triples)
-    if protocol.negatives and protocol.negatives_by == "drawing":
-        main = _Drawn(**vars(main), negatives=protocol.negatives, seed=protocol.seed)
+    if protocol.negatives and protocol.negatives_by == "drawing" and protocol.negatives >= len(main.ids):
+        raise ConfigError(
+            f"{protocol.negatives:,} negatives cannot be drawn from {len(main.ids):,} candidates, one of "
+            "which is the answer; ask for fewer, or for 0 to rank among all"
+        )
+    if protocol.negatives and not _is_expected(protocol):
+        main = _Drawn(**vars(main), own_B=asked.queries.entity_B, protocol=protocol)
     views = [main]
     if not protocol.negatives and not scope.other and graph.seen_N.any():
-        views.append(main if (graph.seen_N == member_N).all() else _View.of(graph.seen_N, triples))
+        kept_T = _kept_by_pykeen(graph, triples)
+        same = kept_T.all() and (graph.seen_N == member_N).all()
+        views.append(main if same else _View.of(graph.seen_N, triples, kept_T))
     exact = _View.of(member_N, triples)  # used with a retriever only
     answer_scores_B = torch.zeros(len(asked.queries))
     distinct = asked.distinct
@@ -496,6 +526,8 @@ def evaluate(
     }
     if protocol.negatives:
         candidates["negatives"] = {"count": protocol.negatives, "by": protocol.negatives_by}
+        if not _is_expected(protocol):  # a query that nearly everything answers has fewer
+            candidates["negatives"]["least"] = int(ranks.candidates_B.min()) - 1
     report = {
         "dataset": graph.name,
         "split": protocol.split,

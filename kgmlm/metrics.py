@@ -154,7 +154,8 @@ def expected_hits(ranks: Ranks, negatives: int, k: int) -> float:
     others = np.maximum(ranks.candidates_B - 1, 1)
     f_B = (ranks.pessimistic_B - 1) / others
     terms = [
-        math.comb(negatives, i) * f_B**i * (1 - f_B) ** (negatives - i) for i in range(min(k, negatives + 1))
+        float(math.comb(negatives, i)) * f_B**i * (1 - f_B) ** (negatives - i)
+        for i in range(min(k, negatives + 1))
     ]
     return float(np.sum(terms, axis=0).mean())
 

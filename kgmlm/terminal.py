@@ -184,9 +184,11 @@ def print_metrics(evaluation: Evaluation) -> None:
             "train": "training entities"}[texts["set"]]  # fmt: skip
     kind = "realistic"
     if "negatives" in texts:
-        drawn = texts["negatives"]["by"] == "drawing"
-        what = f"{texts['negatives']['count']} {'drawn' if drawn else 'expected'} negatives of {what}"
-        kind = "realistic" if drawn else "expected"
+        how = texts["negatives"]["by"]
+        drawn = {"drawing": "drawn ", "grail": "", "expectation": "expected "}[how]
+        what = f"{texts['negatives']['count']} {drawn}negatives of {what}"
+        what += ", drawn as GraIL does" if how == "grail" else ""
+        kind = "expected" if how == "expectation" else "realistic"
     table = Table(title=f"{report['dataset']} {report['split']}: filtered, {kind}, {what}")
     table.add_column("queries")
     for name in wanted:

@@ -28,6 +28,8 @@ from kgmlm.rescoring import Rescorer
 from kgmlm.structure import train_structure
 from kgmlm.tokenization import Candidates
 
+PROTOCOLS = Path(__file__).parent.parent / "eval" / "protocols"
+
 
 class FakeRanker:
     """A double: scores are a function of the query and the entity alone, with ties on purpose."""
@@ -115,36 +117,53 @@ def test_to_pykeen_gives_the_same_numbers(toy: KnowledgeGraph) -> None:
     assert type(results)(dict(flat)).data == results.data  # type: ignore[arg-type]
 
 
+def odd(graph: KnowledgeGraph) -> KnowledgeGraph:
+    """The graph with a test triple twice, and one of a relation that training has not."""
+    test = graph.labeled(graph.splits["test"])
+    splits = {s: graph.labeled(t) for s, t in graph.splits.items()}
+    return build_graph("odd", {**splits, "test": [*test, test[0], test[0], ("france", "adores", "paris")]})
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", [lambda graph: graph, odd])
 def test_the_comparable_column_is_what_pykeen_gets_from_its_own_loading(
-    toy: KnowledgeGraph, tmp_path: Path
+    toy: KnowledgeGraph, change: Callable[[KnowledgeGraph], KnowledgeGraph]
 ) -> None:
-    """PyKEEN drops triples with unseen entities and ranks among training entities."""
+    """PyKEEN drops triples with unseen entities or relations and duplicates; training entities compete."""
     from pykeen.evaluation import RankBasedEvaluator
+    from pykeen.triples import TriplesFactory
 
     import kgmlm.interop as interop
 
+    changed = change(toy)
+
     class Double:
-        graph = toy
-        ranker = FakeRanker(len(toy.entities), "tied")
+        graph = changed
+        ranker = FakeRanker(len(changed.entities), "tied")
 
     double: Any = Double()
     double.ranker.rank_original = double.ranker.rank
     double.ranker.rank = lambda queries: double.ranker.rank_original(queries, advance=lambda n: None)
     model = interop.to_pykeen_model(double)
-    seen = np.flatnonzero(toy.seen_N)
-    keep = toy.seen_N[toy.splits["test"][:, [0, 2]]].all(1)
+    train = TriplesFactory.from_labeled_triples(np.array(changed.labeled(changed.splits["train"])))
+    loaded = TriplesFactory.from_labeled_triples(
+        np.array(changed.labeled(changed.splits["test"])),
+        entity_to_id=train.entity_to_id,
+        relation_to_id=train.relation_to_id,
+    )
+    e, r = changed.entities.index, changed.relations.index
+    asked = [[e[h], r[x], e[t]] for h, x, t in loaded.label_triples(loaded.mapped_triples)]
     results = RankBasedEvaluator().evaluate(
         model,
-        torch.from_numpy(toy.splits["test"][keep]),
+        torch.tensor(asked),
         batch_size=8,
         use_tqdm=False,
-        additional_filter_triples=[to_factory(toy, s).mapped_triples for s in ("train", "valid")],
-        restrict_entities_to=seen.tolist(),
+        additional_filter_triples=[to_factory(changed, s).mapped_triples for s in ("train", "valid")],
+        restrict_entities_to=np.flatnonzero(changed.seen_N).tolist(),
         pre_filtered_triples=False,
     )
-    ours = run(toy).report["pykeen_comparable"]["metrics"]
-    assert ours["both.realistic.count"] == 2 * keep.sum() < 2 * len(toy.splits["test"])
+    ours = run(changed).report["pykeen_comparable"]["metrics"]
+    assert ours["both.realistic.count"] == 2 * len(asked) < 2 * len(toy.splits["test"])
     for key in ("both.realistic.inverse_harmonic_mean_rank", "head.pessimistic.arithmetic_mean_rank"):
         assert ours[key] == pytest.approx(results.to_flat_dict()[key], rel=1e-5)
 
@@ -294,17 +313,53 @@ def test_drawn_negatives_are_no_answers_and_depend_on_the_seed_alone(
     # A query that nearly everything answers has fewer.
     assert (one.ranks.candidates_B == np.minimum(21, whole.ranks.candidates_B)).all()
     assert (run(graph, kind, negatives=20).ranks.pessimistic_B == one.ranks.pessimistic_B).all()
-    assert one.report["candidates"]["negatives"] == {"count": 20, "by": "drawing"}
+    least = int(one.ranks.candidates_B.min()) - 1
+    assert one.report["candidates"]["negatives"] == {"count": 20, "by": "drawing", "least": least}
     if kind == "constant":
         assert one.report["metrics"]["mrr"] == pytest.approx((2 / (one.ranks.candidates_B + 1)).mean())
     else:
         other = run(graph, kind, negatives=20, seed=1)
         assert (other.ranks.pessimistic_B != one.ranks.pessimistic_B).any()
         # As many as there are: the same as ranking among all.
-        everyone = run(graph, kind, negatives=10**6)
+        everyone = run(graph, kind, negatives=len(graph.entities) - 1)
         assert (everyone.ranks.candidates_B == whole.ranks.candidates_B).all()
         assert (everyone.ranks.optimistic_B == whole.ranks.optimistic_B).all()
         assert (everyone.ranks.pessimistic_B == whole.ranks.pessimistic_B).all()
+
+
+def test_more_negatives_than_there_are_cannot_be_drawn(toy: KnowledgeGraph) -> None:
+    with pytest.raises(ConfigError, match=r"31 negatives cannot be drawn from 31 candidates"):
+        run(toy, negatives=31)
+    assert run(toy, negatives=30).report["candidates"]["negatives"]["least"] < 30, "some answer is known"
+
+
+def test_negatives_are_drawn_as_grail_draws_them(toy: KnowledgeGraph) -> None:
+    """With replacement, never the query's own entity, never an answer in training; others may be."""
+
+    class Telling(FakeRanker):
+        """Scores are ids: a rank then tells how many of the drawn are above the answer."""
+
+        def score(self, queries: Queries) -> torch.Tensor:
+            return torch.arange(self.n).float().expand(len(queries), -1).clone()
+
+    protocol = load_protocol(PROTOCOLS / "inductive-grail.toml")
+    assert (protocol.negatives, protocol.filter, protocol.candidates) == (49, ("train",), "graph")
+    found = evaluate(Telling(len(toy.entities), ""), toy, protocol)  # type: ignore[arg-type]
+    assert (found.ranks.candidates_B == 50).all(), "49 of 31 entities, with replacement"
+    assert found.report["candidates"]["negatives"] == {"count": 49, "by": "grail", "least": 49}
+    assert "both.realistic.hits_at_10" in found.report["metrics"]
+    queries, answers = toy.queries("test")
+    everyone = np.arange(len(toy.entities))
+    many = protocol.model_copy(update={"negatives": 2000})
+    ranks = evaluate(Telling(len(toy.entities), ""), toy, many).ranks  # type: ignore[arg-type]
+    for b, (query, answer) in enumerate(zip(queries, answers, strict=True)):
+        _, ids = toy.context.answers.lookup(queries[np.array([b])])
+        allowed = np.setdiff1d(everyone, [*ids, query.entity])
+        above, ties = (allowed > answer).mean(), (allowed == answer).mean()
+        assert ranks.optimistic_B[b] - 1 == pytest.approx(2000 * above, abs=120)
+        assert ranks.pessimistic_B[b] - ranks.optimistic_B[b] == pytest.approx(2000 * ties, abs=50)
+    again = evaluate(Telling(len(toy.entities), ""), toy, protocol)  # type: ignore[arg-type]
+    assert (again.ranks.optimistic_B == found.ranks.optimistic_B).all()
 
 
 def test_expected_hits_are_the_mean_over_many_draws(real: Callable[[str], KnowledgeGraph]) -> None:
@@ -410,10 +465,15 @@ def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
 
 
 def test_every_protocol_file_is_valid() -> None:
-    files = sorted((Path(__file__).parent.parent / "eval" / "protocols").glob("*.toml"))
-    assert {"test", "unseen", "inductive", "inductive-50-drawn", "inductive-50-expected"} <= {
-        f.stem for f in files
-    }
+    files = sorted(PROTOCOLS.glob("*.toml"))
+    assert {
+        "test",
+        "unseen",
+        "inductive",
+        "inductive-50-drawn",
+        "inductive-grail",
+        "inductive-50-expected",
+    } <= {f.stem for f in files}
     for file in files:
         load_protocol(file)
 
@@ -422,7 +482,7 @@ def test_every_protocol_file_is_valid() -> None:
 def test_the_unseen_protocol_asks_the_triples_that_pykeen_drops(
     real: Callable[[str], KnowledgeGraph], name: str, count: int
 ) -> None:
-    protocol = load_protocol(Path(__file__).parent.parent / "eval" / "protocols" / "unseen.toml")
+    protocol = load_protocol(PROTOCOLS / "unseen.toml")
     report = evaluate(fake(real(name)), real(name), protocol).report
     assert report["triples"] == count
     assert report["breakdown"]["unseen_position"]["any"]["count"] == 2 * count

@@ -83,6 +83,7 @@ class Constant:
         (Protocol(candidates="train"), "training entities"),
         (Protocol(candidates="split"), "the split's entities"),
         (Protocol(negatives=9), "9 drawn negatives of all entities"),
+        (Protocol(negatives=9, negatives_by="grail"), "9 negatives of all entities, drawn as GraIL does"),
         (Protocol(negatives=9, negatives_by="expectation"), "expected, 9 expected negatives"),
     ],
 )
