@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kgmlm.cli_data import Json, Quiet, data_app
+from kgmlm.cli_data import Json, Quiet, SkipHeader, data_app
 from kgmlm.terminal import (
     PhaseBars,
     TrainingBar,
@@ -126,6 +126,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
     tracker: Annotated[str | None, typer.Option(help="An accelerate tracker, such as tensorboard.")] = None,
+    skip_header: SkipHeader = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a masked LM to rank the entities of a graph.
@@ -168,13 +169,13 @@ def train(
             raise RunError(
                 f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
             )
-    from kgmlm.datasets import load_graph
+    from kgmlm.datasets import load_graph, repeated
     from kgmlm.evaluation import validate
     from kgmlm.training import latest_checkpoint, make_structure, resume_run, start_run
 
     quiet_transformers()
     if resume:
-        if dataset is not None and not load_graph(dataset).same(run.graph):
+        if dataset is not None and not load_graph(dataset, skip_header=skip_header).same(run.graph):
             raise RunError(f"{output} was begun with another graph than '{dataset}'")
         run, ranker = resume_run(output)
         checkpoint = latest_checkpoint(output)
@@ -182,7 +183,7 @@ def train(
     else:
         assert dataset is not None
         assert model is not None
-        graph = load_graph(dataset)
+        graph = load_graph(dataset, skip_header=skip_header)
         lent = None if teacher is None else runs.open_run(teacher).lend_structure(graph)
         if lent and lent[1]["settings"]:
             settings = settings.model_copy(
@@ -203,6 +204,8 @@ def train(
                 f"{len(graph.splits['train']):,} training triples; "
                 f"span of {ranker.vocabulary.span_length} tokens"
             )
+            if twice := repeated(graph.splits["train"]):
+                tell(f"{twice:,} duplicate training triple{'s count' if twice > 1 else ' counts'} once")
             if taught := run.record["teacher"]:
                 tell(f"taught by a structural model: {taught['command']}")
     training = run.settings.training
@@ -324,6 +327,7 @@ def evaluate(
     allow_new_relations: Annotated[
         bool, typer.Option("--allow-new-relations", help="--graph may have relations that training has not.")
     ] = False,
+    skip_header: SkipHeader = False,
     output: Annotated[Path | None, typer.Option(help="Write the report there as JSON.")] = None,
     ranks: Annotated[
         Path | None, typer.Option(help="Per-query ranks, Parquet; by default in RUN/ranks.")
@@ -350,8 +354,8 @@ def evaluate(
     from kgmlm.config import load_protocol
     from kgmlm.kg import ConfigError
 
-    if graph is None and (allow_seen_entities or allow_new_relations):
-        raise ConfigError("--allow-seen-entities and --allow-new-relations go with --graph")
+    if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
+        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
     if graph is not None and retrieve is not None:
         raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
     for path in (output, ranks):
@@ -366,7 +370,7 @@ def evaluate(
     if graph is not None:
         from kgmlm.datasets import load_graph
 
-        other = load_graph(graph)
+        other = load_graph(graph, skip_header=skip_header)
     (other or opened.graph).triples(settings.split)
     from kgmlm.evaluation import Scope
     from kgmlm.evaluation import evaluate as run_evaluation
@@ -522,6 +526,8 @@ def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
             f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"
         )
     header = lines[0][1]
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise DataError(f"{path}: the column '{twice[0]}' is there twice; keep one")
     if "relation" not in header or not {"head", "tail"} & set(header):
         raise DataError(
             f"{path}: the first line must name the columns relation and head or tail, "
@@ -1032,6 +1038,7 @@ def linearize(
     tail: Annotated[str | None, typer.Option(help="Ask for heads of this tail.")] = None,
     model: Annotated[str, typer.Option(help="Whose tokenizer, for a dataset.")] = "scratch",
     template: Annotated[str | None, typer.Option(help="Another template, for a dataset.")] = None,
+    skip_header: SkipHeader = False,
     as_json: Json = False,
 ) -> None:
     """Print the exact text and tokens that the model sees for a query."""
@@ -1053,7 +1060,7 @@ def linearize(
         graph, settings, vocabulary = run.graph, run.settings, run.vocabulary
         tokenizer = load_tokenizer(run.model_folder)
     else:
-        graph = load_graph(source)
+        graph = load_graph(source, skip_header=skip_header)
         settings = load_settings(None, [f"text.template={template}"] if template else [])
         if model == "scratch":
             texts = scratch_texts(graph, settings.text)

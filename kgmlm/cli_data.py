@@ -13,6 +13,10 @@ data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_a
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+SkipHeader = Annotated[
+    bool,
+    typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),
+]
 
 
 @data_app.command("list")
@@ -57,6 +61,7 @@ def data_prepare(
 def data_check(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     model: Annotated[str | None, typer.Option(help="Count name lengths in this model's tokens.")] = None,
+    skip_header: SkipHeader = False,
     as_json: Json = False,
 ) -> None:
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
@@ -67,7 +72,7 @@ def data_check(
     from kgmlm.checks import check_graph
     from kgmlm.datasets import load_graph
 
-    graph = load_graph(dataset)
+    graph = load_graph(dataset, skip_header=skip_header)
     card = find_card(dataset)
     report = check_graph(graph, card.counts if card else None)
     if model is not None:
@@ -96,13 +101,14 @@ def data_check(
 def data_show(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     entity: Annotated[str | None, typer.Option(help="Show one entity and its training triples.")] = None,
+    skip_header: SkipHeader = False,
     as_json: Json = False,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
     from kgmlm.cards import find_card
     from kgmlm.datasets import load_graph
 
-    graph = load_graph(dataset)
+    graph = load_graph(dataset, skip_header=skip_header)
     if entity is not None:
         from dataclasses import asdict
 
@@ -151,6 +157,7 @@ def data_split(
         float | None, typer.Option(help="With --random: share of the triples for test, by default 0.1.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    skip_header: SkipHeader = False,
     as_json: Json = False,
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
@@ -158,22 +165,26 @@ def data_split(
     --random makes the splits that are missing. --unseen-entities splits all triples anew, so that
     validation and test are about entities that training has not.
     """
-    from kgmlm.datasets import describe_split, load_graph, split_random, split_unseen, write_folder
+    from kgmlm.datasets import describe_split, load_graph, repeated, split_random, split_unseen, write_folder
     from kgmlm.kg import ConfigError
 
     if random == (unseen_entities is not None):
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
     if unseen_entities is not None and (valid, test) != (None, None):
         raise ConfigError("--valid and --test go with --random")
-    graph = load_graph(dataset)
+    graph = load_graph(dataset, skip_header=skip_header)
     if unseen_entities is None:
-        graph = split_random(graph, 0.1 if valid is None else valid, 0.1 if test is None else test, seed)
+        twice = repeated(graph.splits["train"])
+        graph = split_random(graph, valid, test, seed)
         how = f"split at random with seed {seed}"
     else:
+        twice = repeated(graph.all_triples)
         graph = split_unseen(graph, unseen_entities, seed)
         how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
     card = describe_split(graph, dataset, how)
     write_folder(graph, output, card)
+    if twice:
+        tell(f"{twice:,} duplicate triple{'s count' if twice > 1 else ' counts'} once")
     report: dict[str, Any] = card.counts.model_dump()
     tell(", ".join(f"{s} {len(t):,}" for s, t in graph.splits.items()) + f" triples written to {output}")
     for split in ("valid", "test") if unseen_entities is not None else ():

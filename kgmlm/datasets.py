@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from kgmlm import files
 from kgmlm.cards import (
@@ -243,7 +244,80 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
     return entities
 
 
-def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
+MISNAMED = {
+    "training": "train", "trn": "train", "dev": "valid", "val": "valid", "validation": "valid",
+    "validate": "valid", "testing": "test", "tst": "test", "entity": "entities", "relation": "relations",
+}  # fmt: skip
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse files that were meant for a table of the folder and would be overlooked."""
+    tables = (*SPLITS, "entities", "relations")
+    for path in sorted(folder.iterdir()):
+        suffix = next((s for s in files.SUFFIXES if path.name.casefold().endswith(s)), None)
+        if suffix is None or not path.is_file():
+            continue
+        stem = path.name[: -len(suffix)]
+        meant = MISNAMED.get(stem.casefold(), stem.casefold())
+        if meant in tables and path.name != f"{meant}{suffix}":
+            raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
+
+
+_HEADERS = (
+    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start"},
+    {
+        "relation",
+        "relationship",
+        "rel",
+        "r",
+        "predicate",
+        "pred",
+        "p",
+        "property",
+        "edge",
+        "edge type",
+        "type",
+    },
+    {"tail", "t", "object", "obj", "o", "target", "dst", "destination", "to", "end"},
+)
+
+
+def _header_columns(row: Sequence[str]) -> list[int] | None:
+    """Which of head, relation and tail each field of a header names; None where the row is a triple."""
+    words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row]
+    words = [re.sub(r" (id|label|name|entity|uri)$", "", word) for word in words]
+    named = [next((i for i, names in enumerate(_HEADERS) if word in names), -1) for word in words]
+    return named if sorted(named) == [0, 1, 2] else None
+
+
+def _read_triples(path: Path, skip_header: bool) -> files.Rows:
+    """The triples of a file, without its header; Parquet names its columns itself.
+
+    Raises:
+        DataError: also for a header where none is to be skipped.
+    """
+    rows = files.read_triples(path)
+    if path.suffix == ".parquet":
+        return rows
+    named = _header_columns(rows[0])
+    if named not in (None, [0, 1, 2]):
+        raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
+    if named and not skip_header:
+        raise DataError(
+            f"{path}:1: '{' '.join(rows[0])}' is a header, not a triple; --skip-header leaves out the first "
+            "line of each file of triples"
+        )
+    if skip_header and len(rows) == 1:
+        raise DataError(f"{path} has no triples below its header")
+    return rows[1:] if skip_header else rows
+
+
+def repeated(triples: IntArray) -> int:
+    """How many triples are there again: each counts once in training and in splitting."""
+    return len(triples) - len(np.unique(triples, axis=0))
+
+
+def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
     Triples are TSV, CSV (no header) or Parquet, gzipped or not. ``entities`` has a header with ``label``
@@ -251,13 +325,18 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
     Entities of ``entities`` that no triple has are candidates too. Names that are missing are the labels
     with blanks for underscores.
 
+    Args:
+        skip_header: leave out the first line of each file of triples but Parquet.
+
     Raises:
-        DataError: naming file and line.
+        DataError: naming file and line, also for a header among triples, or a file with a name that is nearly
+            one of these.
     """
+    _check_names(folder)
     paths = {s: p for s in SPLITS if (p := files.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
-    splits = {s: files.read_triples(p) for s, p in paths.items()}
+    splits = {s: _read_triples(p, skip_header) for s, p in paths.items()}
     texts = TextColumns()
     extra: list[str] = []
     if path := files.find_table(folder, "entities"):
@@ -281,12 +360,15 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
     )
 
 
-def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = True) -> KnowledgeGraph:
+def load_graph(
+    dataset: str | Path, *, download: bool = True, progress: bool = True, skip_header: bool = False
+) -> KnowledgeGraph:
     """A graph by the name of a built-in dataset or by the path of a folder.
 
     Args:
         dataset: such as "wn18rr", or a folder with ``train.tsv``; see :func:`read_folder`.
         download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
+        skip_header: of a folder, leave out the first line of each file of triples.
 
     Raises:
         DataError: when there is no such dataset or its files are wrong.
@@ -299,7 +381,7 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
     folder = Path(dataset)
     named = str(dataset) in card_names()
     if folder.is_dir() and (isinstance(dataset, Path) or not named):
-        return read_folder(folder)
+        return read_folder(folder, skip_header=skip_header)
     if folder.exists() and not named:
         raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
@@ -308,6 +390,8 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
             f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
         )
     card = read_card(str(dataset))
+    if skip_header:
+        raise DataError(f"'{dataset}' is built in and has no header; leave out --skip-header")
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
@@ -324,39 +408,60 @@ def load_graph(dataset: str | Path, *, download: bool = True, progress: bool = T
 # --- writing ----------------------------------------------------------------------------------------------
 
 
+def _write_table(
+    path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]], header: bool = True
+) -> None:
+    """A table as TSV, or as Parquet where a field has what TSV cannot hold; ``path`` is without its suffix.
+
+    Triples are TSV without a header; one that looks like a header is safe in Parquet.
+    """
+    fits = all(files.fits_tsv(field) for row in rows for field in row)
+    if fits and (header or not rows or _header_columns(rows[0]) is None):
+        files.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
+        return
+    table = {c: [row[i] for row in rows] for i, c in enumerate(columns)}
+    pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
+
+
 def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty; choose another --output")
     with files.atomic_folder(folder) as temporary:
         for split, triples in graph.splits.items():
-            files.write_tsv(temporary / f"{split}.tsv", graph.labeled(triples))
-        rows = zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True)
-        files.write_tsv(temporary / "entities.tsv", [TEXT_COLUMNS, *rows])
-        files.write_tsv(
-            temporary / "relations.tsv", [("label", "name"), *((r.label, r.name) for r in graph.relations)]
-        )
+            _write_table(temporary / split, ("head", "relation", "tail"), graph.labeled(triples), False)
+        rows = list(zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True))
+        _write_table(temporary / "entities", TEXT_COLUMNS, rows)
+        relations = [(r.label, r.name) for r in graph.relations]
+        _write_table(temporary / "relations", ("label", "name"), relations)
         if card is not None:
             write_card(card, temporary)
 
 
-def split_random(graph: KnowledgeGraph, valid: float, test: float, seed: int = 0) -> KnowledgeGraph:
+def split_random(
+    graph: KnowledgeGraph, valid: float | None = None, test: float | None = None, seed: int = 0
+) -> KnowledgeGraph:
     """Make the missing splits from training triples, at random but seeded.
 
     A triple that holds the last training occurrence of an entity or a relation stays in training, so a
     small or sparse graph may get fewer than asked for.
 
     Args:
-        valid: share of the training triples, used when the graph has no "valid".
+        valid: share of the training triples, for a graph that has no "valid"; None is a tenth.
         test: likewise for "test".
 
     Raises:
-        DataError: when nothing is missing, or the shares leave no training triples.
+        DataError: when nothing is missing, a share is given of a split that is there, or the shares leave no
+            training triples.
     """
-    wanted = {s: share for s, share in (("valid", valid), ("test", test)) if s not in graph.splits}
+    shares = {"valid": valid, "test": test}
+    wanted = {s: 0.1 if share is None else share for s, share in shares.items() if s not in graph.splits}
     if not wanted:
         raise DataError(f"'{graph.name}' has all of train, valid and test already")
-    if min(wanted.values()) <= 0 or sum(wanted.values()) >= 1:
+    for split, share in shares.items():
+        if split in graph.splits and share is not None:
+            raise DataError(f"'{graph.name}' has a {split} split already; leave out --{split}")
+    if not (min(wanted.values()) > 0 and sum(wanted.values()) < 1):  # no share is NaN either
         raise DataError("the shares must be above 0 and leave something to train on")
     train = np.unique(graph.splits["train"], axis=0)
     left_entities = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))

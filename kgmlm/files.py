@@ -147,6 +147,13 @@ def separator_of(path: Path) -> str:
     return "," if ".csv" in path.suffixes[-2:] else "\t"
 
 
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    """Refuse a header that names a column twice: which of the two was meant?"""
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{path}: the column '{name}' is there twice; keep one")
+
+
 def _read_parquet(path: Path) -> Any:
     import pyarrow.parquet as pq
 
@@ -217,6 +224,7 @@ def read_text_table(
     header = next(lines, (0, []))[1]
     if not header:
         raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
+    _check_columns(path, [c for c in header if c in (*required, *optional)])
     missing = [c for c in required if c not in header]
     if missing:
         raise DataError(
@@ -263,6 +271,11 @@ def read_texts(path: Path, required: Sequence[str], optional: Sequence[str]) -> 
     return columns
 
 
+def fits_tsv(field: str) -> bool:
+    """Whether TSV can hold a field: it has neither a tab nor a line break."""
+    return not ("\t" in field or "\n" in field or field.endswith("\r"))
+
+
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     """Write rows without quoting.
 
@@ -271,7 +284,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     """
     for row in rows:
         for field in row:
-            if "\t" in field or "\n" in field or field.endswith("\r"):
+            if not fits_tsv(field):
                 raise DataError(f"{field!r} has a tab or a line break, which a TSV file cannot hold")
     path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
 

@@ -56,3 +56,18 @@ def test_an_entity_split_is_an_ordinary_dataset(cli: Cli, tmp_path: Path) -> Non
     refused(cli("data", "split", "toy", "--output", tmp_path / "x"), "--unseen-entities")
     refused(cli("data", "split", "toy", "--unseen-entities", "0.7", "--output", tmp_path / "x"), "0.7")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_header_is_refused_and_skipped_when_told(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "train.tsv").write_text(
+        "head\trelation\ttail\n" + "a\tr\tb\nb\tr\tc\nc\tr\ta\na\tr\tc\nb\tr\ta\n" * 2
+    )
+    refused(cli("data", "check", folder), "train.tsv:1", "--skip-header")
+    for command in (("data", "show", folder), ("linearize", folder, "--head", "a", "--relation", "r")):
+        done = cli(*command, "--skip-header")
+        assert done.returncode == 0, done.stderr
+    done = cli("data", "split", folder, "--random", "--skip-header", "--output", tmp_path / "split")
+    assert "5 duplicate triples count once" in done.stderr
+    refused(cli("linearize", tmp_path, "--head", "a", "--relation", "r", "--skip-header"), "no train.tsv")

@@ -18,6 +18,7 @@ from kgmlm.datasets import (
     load_graph,
     read_entities,
     read_folder,
+    repeated,
     split_random,
     split_unseen,
     write_folder,
@@ -157,12 +158,16 @@ def test_a_random_split_makes_only_what_is_missing(toy: KnowledgeGraph) -> None:
     graph = build_graph(
         "x", {"train": grid(9).labeled(grid(9).splits["train"]), "test": [["e0", "r0", "e1"]]}
     )
-    split = split_random(graph, 0.2, 0.9)
+    with pytest.raises(DataError, match=r"'x' has a test split already; leave out --test"):
+        split_random(graph, 0.2, 0.9)
+    split = split_random(graph, 0.2)
     assert len(split.splits["test"]) == 1
     assert list(split.splits) == ["train", "valid", "test"]
 
 
-@pytest.mark.parametrize("shares", [(0.0, 0.1), (0.5, 0.5), (-0.1, 0.2)])
+@pytest.mark.parametrize(
+    "shares", [(0.0, 0.1), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1), (float("inf"), 0.1)]
+)
 def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
     with pytest.raises(DataError, match="shares"):
         split_random(grid(6), *shares)
@@ -209,7 +214,7 @@ def test_an_entity_split_depends_on_its_seed_alone(toy: KnowledgeGraph) -> None:
     assert one.labeled(one.splits["test"]) != other.labeled(other.splits["test"])
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 0.5, 2.0])
+@pytest.mark.parametrize("share", [0.0, -0.1, 0.5, 2.0, float("nan")])
 def test_an_impossible_share_of_entities_is_refused(toy: KnowledgeGraph, share: float) -> None:
     with pytest.raises(DataError, match="share"):
         split_unseen(toy, share)
@@ -272,3 +277,74 @@ def test_bad_new_entities_are_named_by_line(
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         read_entities(entities_file(tmp_path / "new.tsv", text), toy)
+
+
+HEADERS = [
+    "head\trelation\ttail", "Subject\tPredicate\tObject", "h\tr\tt", "source\trelation\ttarget", "s\tp\to",
+    "FROM\tedge_type\tto", "head_id\trelation_label\ttail id", ":START_ID\t:TYPE\t:END_ID",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_in_a_file_of_triples_is_no_triple(tmp_path: Path, header: str) -> None:
+    (tmp_path / "train.tsv").write_text(f"{header}\na\tr\tb\n")
+    with pytest.raises(DataError, match=r"train\.tsv:1: .* is a header, not a triple; --skip-header"):
+        load_graph(tmp_path)
+    graph = load_graph(tmp_path, skip_header=True)
+    assert graph.labeled(graph.splits["train"]) == [("a", "r", "b")]
+
+
+def test_any_first_line_can_be_skipped_but_not_all_there_is(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("ich,bin,du\na,r,b\n")
+    assert len(load_graph(tmp_path).splits["train"]) == 2
+    assert len(load_graph(tmp_path, skip_header=True).splits["train"]) == 1
+    (tmp_path / "test.csv").write_text("head,relation,tail\n")
+    with pytest.raises(DataError, match=r"test\.csv has no triples below its header"):
+        load_graph(tmp_path, skip_header=True)
+    with pytest.raises(DataError, match="'toy' is built in"):
+        load_graph("toy", skip_header=True)
+
+
+def test_a_header_in_another_order_is_refused_even_when_skipped(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("head\ttail\trelation\na\tb\tr\n")
+    for skip in (False, True):
+        with pytest.raises(DataError, match="the columns must be head, relation and tail, in this order"):
+            load_graph(tmp_path, skip_header=skip)
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("dev.tsv", "valid"), ("validation.csv", "valid"), ("val.txt.gz", "valid"), ("Valid.tsv", "valid"),
+     ("testing.parquet", "test"), ("TEST.txt", "test"), ("Entities.tsv", "entities")],
+)  # fmt: skip
+def test_a_misnamed_split_is_not_overlooked(tmp_path: Path, name: str, right: str) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\n")
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=rf"{name} would not be read; call it {right}\."):
+        load_graph(tmp_path)
+    (tmp_path / name).rename(tmp_path / "notes.tsv")
+    load_graph(tmp_path)
+
+
+def test_a_misnamed_training_split_is_named(tmp_path: Path) -> None:
+    (tmp_path / "training.tsv").write_text("a\tr\tb\n")
+    with pytest.raises(DataError, match=r"training\.tsv would not be read; call it train\.tsv"):
+        load_graph(tmp_path)
+
+
+def test_duplicates_are_counted() -> None:
+    graph = build_graph("x", {"train": [("a", "r", "b")] * 3 + [("b", "r", "a")]})
+    assert repeated(graph.splits["train"]) == 2
+    assert repeated(graph.splits["train"][:1]) == 0
+
+
+def test_what_tsv_cannot_hold_is_written_as_parquet(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text('"a\tb",r,c\nc,r,"a\tb"\nc,r,d\nd,r,c\n')
+    (tmp_path / "entities.csv").write_text("label,name,description\nc,C,a\td\n")
+    graph = load_graph(tmp_path)
+    write_folder(graph, tmp_path / "copy")
+    names = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert names == {"train.parquet", "entities.parquet", "relations.tsv"}
+    copy = load_graph(tmp_path / "copy")
+    assert copy.labeled(copy.splits["train"]) == graph.labeled(graph.splits["train"])
+    assert copy.entities.table.equals(graph.entities.table)

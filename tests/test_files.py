@@ -131,6 +131,7 @@ def test_parquet_without_a_column_names_it(tmp_path: Path) -> None:
         ("label\tname\na\n", ":2: expected 2 columns, found 1"),
         ("label\tname\na\tA\na\tB\n", ":3: label 'a' stands already on line 2"),
         ("label\tname\n\tA\n", ":2: the label is empty"),
+        ("label\tname\tname\na\tA\tB\n", "column 'name' is there twice"),
         ("", "is empty"),
     ],
 )
