@@ -5,7 +5,9 @@ Pure functions of a :class:`KnowledgeGraph`; knows no tokenizer and no model.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from kgmlm.cards import Counts
 from kgmlm.kg import SPLITS, IntArray, KnowledgeGraph, both_sides
 
+LISTED = 100  # examples of what is counted; people are shown five
 OVERLAP = 0.8  # share of pairs from which two relations count as inverse or duplicate
 
 
@@ -92,6 +95,58 @@ def leakage(graph: KnowledgeGraph) -> dict[str, dict[str, int]]:
     return report
 
 
+def _list(found: list[Any], count: int | None = None) -> dict[str, Any]:
+    return {"count": len(found) if count is None else count, "examples": found[:LISTED]}
+
+
+def _twins(groups: Iterable[Iterable[str]], key: Callable[[str], str]) -> list[list[str]]:
+    """Different texts of the same group that have the same key, each set of them once, in order."""
+    found: dict[tuple[str, ...], None] = {}
+    for texts in groups:
+        by_key: dict[str, set[str]] = {}
+        for text in texts:
+            by_key.setdefault(key(text), set()).add(text)
+        found |= dict.fromkeys(tuple(sorted(same)) for same in by_key.values() if len(same) > 1)
+    return [list(same) for same in found]
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def listed(graph: KnowledgeGraph) -> dict[str, dict[str, Any]]:
+    """What is odd, by name: how many, and examples.
+
+    ``unseen`` entities; ``shared_names`` (surfaces that several entities have); labels or names that differ
+    by their Unicode form (``unicode_twins``) or by case (``case_twins``) alone; labels with ``blanks`` at an
+    end; ``self_loops``, by relation.
+    """
+    labels, surfaces = (graph.entities.column(c) for c in ("label", "surface"))
+    relations = [r.label for r in graph.relations]
+    texts = (labels, surfaces, relations)
+    named: dict[str, list[str]] = {}
+    for label, surface in zip(labels, surfaces, strict=True):
+        named.setdefault(surface, []).append(label)
+    shared = [{"name": name, "entities": same[:LISTED]} for name, same in named.items() if len(same) > 1]
+    unicode_twins = _twins(texts, _nfc)
+    case_twins = _twins((dict.fromkeys(map(_nfc, part)) for part in texts), str.casefold)
+    loops = graph.all_triples[graph.all_triples[:, 0] == graph.all_triples[:, 2]]
+    by_relation = []
+    for relation in np.unique(loops[:, 1]):
+        part = loops[loops[:, 1] == relation]
+        (example,) = graph.labeled(part[:1])
+        by_relation.append({"relation": relations[relation], "count": len(part), "example": list(example)})
+    by_relation.sort(key=lambda row: -int(row["count"]))
+    return {
+        "unseen": _list([labels[i] for i in np.flatnonzero(~graph.seen_N)]),
+        "shared_names": _list(shared, sum(len(same) for same in named.values() if len(same) > 1)),
+        "unicode_twins": _list(unicode_twins, sum(map(len, unicode_twins))),
+        "case_twins": _list(case_twins, sum(map(len, case_twins))),
+        "blanks": _list([x for x in (*labels, *relations) if x != x.strip()]),
+        "self_loops": _list(by_relation, len(loops)),
+    }
+
+
 def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
     """Everything that ``kgmlm data check`` reports, as one JSON-ready object.
 
@@ -134,6 +189,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "without_name": graph.entities.unnamed,
         "without_description": sum(not d for d in graph.entities.column("description")),
         "longest_names": sorted(names, key=lambda n: (-len(n.split()), n))[:5],
+        "listed": listed(graph),
         "notes": dict(graph.notes),
     }
     if expected is not None:

@@ -206,6 +206,13 @@ def train(
             )
             if twice := repeated(graph.splits["train"]):
                 tell(f"{twice:,} duplicate training triple{'s count' if twice > 1 else ' counts'} once")
+            unknown = ranker.tokenizer.unknown(ranker.candidates)
+            if len(unknown):
+                example = graph.entities[int(unknown[0])].surface
+                tell(
+                    f"{len(unknown):,} of {len(ranker.candidates):,} names have something that the model has "
+                    f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
+                )
             if taught := run.record["teacher"]:
                 tell(f"taught by a structural model: {taught['command']}")
     training = run.settings.training

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transformers, stdout, tell
+
+if TYPE_CHECKING:
+    from kgmlm.kg import KnowledgeGraph
+    from kgmlm.tokenization import SpanTokenizer
 
 data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
 
@@ -56,6 +60,28 @@ def data_prepare(
         tell(f"{each}: ready")
 
 
+def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, Any]:
+    """What names are to a model: how long, which sets the span by default, which it has no tokens for."""
+    from kgmlm.checks import LISTED
+    from kgmlm.config import Settings
+    from kgmlm.ranker import Vocabulary
+
+    names = graph.entities.column("surface")
+    tokens = tokenizer.candidates(names, None, end_of_name=False)
+    lengths = tokens.lengths_N
+    longest = lengths.argsort(kind="stable")[::-1][:5]
+    unknown = tokenizer.unknown(tokens)
+    span = Vocabulary.fit(tokenizer, names, graph.seen_N, Settings()).span_length
+    sets = next((names[i] for i in graph.seen_N.nonzero()[0] if lengths[i] == span), None)
+    return {
+        "mean": round(float(lengths.mean()), 3),
+        "max": int(lengths.max()),
+        "longest": [{"name": names[i], "tokens": int(lengths[i])} for i in longest],
+        "span": {"tokens": span, "name": sets},
+        "unknown": {"count": len(unknown), "examples": [names[i] for i in unknown[:LISTED]]},
+    }
+
+
 @data_app.command("check")
 @handled
 def data_check(
@@ -66,6 +92,7 @@ def data_check(
 ) -> None:
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
 
+    Examples are listed of what is odd: five, or up to a hundred with --json.
     Exit code 2 when the counts differ from the card's.
     """
     from kgmlm.cards import find_card
@@ -79,14 +106,7 @@ def data_check(
         from kgmlm.tokenization import load_tokenizer
 
         quiet_transformers()
-        names = graph.entities.column("surface")
-        lengths = load_tokenizer(model).candidates(names, None, end_of_name=False).lengths_N
-        longest = lengths.argsort(kind="stable")[::-1][:5]
-        report["name_tokens"] = {
-            "mean": round(float(lengths.mean()), 3),
-            "max": int(lengths.max()),
-            "longest": [{"name": names[i], "tokens": int(lengths[i])} for i in longest],
-        }
+        report["name_tokens"] = check_tokens(graph, load_tokenizer(model))
     if as_json:
         print_json(report)
     else:

@@ -298,9 +298,20 @@ def print_check(report: dict[str, Any]) -> None:
         more = [f"and {len(items) - most:,} more"] if len(items) > most else []
         return [*items[:most], *more] or ["none"]
 
-    top = report["ceiling"]
+    def examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
+        """A line with the first of what is counted, none where nothing is."""
+        shown = [say(x) for x in found["examples"][:5]]
+        more = len(found["examples"]) - len(shown)
+        rest = [f"and {of - len(shown):,} more" if of is not None else "and others"] if more > 0 else []
+        return [f"such as {', '.join([*shown, *rest])}"] if shown else []
+
+    top, odd = report["ceiling"], report["listed"]
+    shared = examples(odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(listed(x['entities'], 3))})")
     lines: dict[str, str | list[str]] = {
-        "entities": f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
+        "entities": [
+            f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
+            *examples(odd["unseen"], str, odd["unseen"]["count"]),
+        ],
         "relations": f"{report['relations']:,}",
         "triples": pairs(report["triples"]),
         "with an unseen entity": pairs(report["unseen_triples"]),
@@ -309,10 +320,28 @@ def print_check(report: dict[str, Any]) -> None:
         "entities named by their label": f"{report['without_name']:,}",
         "entities without a description": f"{report['without_description']:,}",
         **{
-            f"{kind} names shared": f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "
-            f"MRR {top[kind]['mrr']:.4f}, Hits@1 {top[kind]['hits_at_1']:.4f}"
+            f"{kind} names shared": [
+                f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "
+                f"MRR {top[kind]['mrr']:.4f}, Hits@1 {top[kind]['hits_at_1']:.4f}",
+                *(shared if kind == "surface" else []),
+            ]
             for kind in ("bare", "surface")
         },
+        **{
+            what: [
+                f"{odd[kind]['count']:,}",
+                *examples(odd[kind], lambda same: " and ".join(map(repr, same))),
+            ]
+            for what, kind in (
+                ("alike but for Unicode form", "unicode_twins"),
+                ("alike but for case", "case_twins"),
+            )
+        },
+        "labels with blanks at an end": [f"{odd['blanks']['count']:,}", *examples(odd["blanks"], repr)],
+        "self-loops": [
+            f"{odd['self_loops']['count']:,}",
+            *examples(odd["self_loops"], lambda x: f"{x['relation']} {x['count']:,} ({x['example'][0]})"),
+        ],
         **{f"{split} triples in training": pairs(counts) for split, counts in report["leakage"].items()},
         **{
             f"{kind} relations": listed(
@@ -324,9 +353,16 @@ def print_check(report: dict[str, Any]) -> None:
     }
     if "name_tokens" in report:
         tokens = report["name_tokens"]
-        lines["tokens a name"] = (
+        lines["tokens per name"] = (
             f"mean {tokens['mean']:.2f}, at most {tokens['max']} ({tokens['longest'][0]['name']})"
         )
+        lines["tokens of the span"] = f"{tokens['span']['tokens']}" + (
+            f", for '{tokens['span']['name']}'" if tokens["span"]["name"] is not None else ""
+        )
+        lines["names with unknown tokens"] = [
+            f"{tokens['unknown']['count']:,}",
+            *examples(tokens["unknown"], repr, tokens["unknown"]["count"]),
+        ]
     if report["notes"]:
         lines["notes"] = pairs(report["notes"])
     if "mismatches" in report:

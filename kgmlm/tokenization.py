@@ -311,6 +311,14 @@ class SpanTokenizer:
         token_ids = np.concatenate([np.zeros(0, np.int32), *parts], dtype=np.int64)
         return Candidates(token_ids, offsets, truncated)
 
+    def unknown(self, candidates: Candidates) -> IntArray:
+        """Which names have something that the tokenizer has no token for: to the model they may be alike."""
+        token = self.tokenizer.unk_token_id
+        if token is None:
+            return np.zeros(0, np.int64)
+        at = np.flatnonzero(candidates.token_ids == token)
+        return np.unique(np.searchsorted(candidates.offsets, at, side="right") - 1)
+
     @cached_property
     def begins_word_V(self) -> BoolArray:
         """Which tokens of the vocabulary begin a word: WordPiece marks those that do not, the others those

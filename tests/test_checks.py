@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 from kgmlm.cards import read_card
 from kgmlm.checks import ceiling, check_graph, name_groups
+from kgmlm.cli_data import check_tokens
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.kg import EntityTable, KnowledgeGraph, both_sides
+from kgmlm.terminal import print_check
+from kgmlm.tokenization import SpanTokenizer
 
 Real = Callable[[str], KnowledgeGraph]
 
@@ -79,3 +83,74 @@ def test_what_is_odd_is_found() -> None:
     assert report["without_name"] == 3
     assert EntityTable(["old_oak", "b", "c"], ["old oak", "Ann", "c"]).unnamed == 2
     assert "mismatches" not in report
+
+
+def test_what_is_counted_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        ["caf\u00e9", "likes", "b"],
+        ["cafe\u0301", "likes", "Bob"],
+        ["bob", "Likes", "bob"],
+        [" a ", "likes", "bob"],
+        *(["b", "knows", f"e{i}"] for i in range(9)),
+    ]
+    graph = build_graph(
+        "odd",
+        {"train": rows, "test": [["new", "likes", "b"], ["b", "knows", "b"]]},
+        TextColumns(names={"b": "Bee", "e1": "Bee", "e2": "bee", "e3": "Z"}),
+    )
+    found = check_graph(graph)["listed"]
+    assert found["unseen"] == {"count": 1, "examples": ["new"]}
+    assert found["shared_names"] == {"count": 2, "examples": [{"name": "Bee", "entities": ["b", "e1"]}]}
+    assert found["unicode_twins"] == {"count": 2, "examples": [["cafe\u0301", "caf\u00e9"]]}
+    assert found["case_twins"]["examples"] == [["Bob", "bob"], ["Bee", "bee"], ["Likes", "likes"]]
+    assert found["case_twins"]["count"] == 6
+    assert found["blanks"] == {"count": 1, "examples": [" a "]}
+    assert found["self_loops"]["count"] == 2
+    assert found["self_loops"]["examples"] == [
+        {"relation": "Likes", "count": 1, "example": ["bob", "Likes", "bob"]},
+        {"relation": "knows", "count": 1, "example": ["b", "knows", "b"]},
+    ]
+    print_check(check_graph(graph))
+    printed = capsys.readouterr().out
+    for text in ("such as new", "'Bee' (b, e1)", "' a '", "'Bob' and 'bob'", "Likes 1 (bob)"):
+        assert text in printed
+
+
+def test_lists_end_with_examples_for_people_and_are_longer_in_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [["a", "r", "b"]]
+    graph = build_graph("new", {"train": rows, "test": [[f"e{i:03}", "r", "b"] for i in range(120)]})
+    report = check_graph(graph)
+    assert report["listed"]["unseen"]["count"] == 120
+    assert len(report["listed"]["unseen"]["examples"]) == 100
+    print_check(report)
+    assert "such as e000, e001, e002, e003, e004, and 115 more" in capsys.readouterr().out
+
+
+def test_what_the_model_lacks_and_what_sets_the_span_are_said(
+    toy_tokenizer: SpanTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "|", "paris", "new"]
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = dict(
+        zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), words, strict=False)
+    )
+    tokenizer = SpanTokenizer(PreTrainedTokenizerFast(tokenizer_object=core, **special))
+    names = ["paris", "new paris", "\u6771 paris", "new new paris"]
+    graph = build_graph("x", {"train": [(a, "r", b) for a, b in pairwise(names)]})
+    report = check_graph(graph) | {"name_tokens": check_tokens(graph, tokenizer)}
+    tokens = report["name_tokens"]
+    assert tokens["unknown"] == {"count": 1, "examples": ["\u6771 paris"]}
+    assert tokens["span"] == {"tokens": 3, "name": "new new paris"}
+    assert tokens["max"] == 3
+    print_check(report)
+    printed = capsys.readouterr().out
+    assert "such as '\u6771 paris'" in printed
+    assert "3, for 'new new paris'" in printed
+    own = check_tokens(graph, toy_tokenizer)
+    assert own["unknown"]["count"] == 0, "byte-level tokenizers lack nothing"
