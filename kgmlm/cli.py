@@ -568,7 +568,9 @@ def rank(
     ] = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates a query.")] = 10,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show each token's log-likelihood.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
+    ] = False,
     scores: Scores = "all",
     rescore: Rescore = None,
     retrieve: Retrieve = None,

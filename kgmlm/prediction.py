@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +26,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+class Part(NamedTuple):
+    """What a score is made of: ``weight * value`` of each part, added up.
+
+    The value of rescoring is what the rescorer says of a candidate beyond the worst that it read.
+    """
+
+    weight: float
+    value: float
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and what entity vectors, a structural model and rescoring
-    add, in runs that have them.
+    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, structure
+    and rescoring, those that the run ranks by. The likelihood is told where it counts nothing, too.
     """
 
     rank: int
@@ -40,9 +51,7 @@ class Prediction:
     score: float
     known: bool
     tokens: tuple[dict[str, Any], ...] | None = None
-    vector: float | None = None
-    structure: float | None = None
-    rescoring: float | None = None
+    parts: Mapping[str, Part] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -53,8 +62,11 @@ class Prediction:
             "score": self.score,
             "known": self.known,
         }
-        added = {"vector": self.vector, "structure": self.structure, "rescoring": self.rescoring}
-        row |= {part: value for part, value in added.items() if value is not None}
+        if self.parts is not None:
+            row["parts"] = {
+                name: {**part._asdict(), "adds": part.weight * part.value}
+                for name, part in self.parts.items()
+            }
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
 
@@ -194,7 +206,7 @@ class Predictor:
 
         Args:
             novel: leave out triples that the graph has in any split.
-            explain: add each token's log-likelihood.
+            explain: add each token's log-likelihood and the parts of the score.
         """
         table = Queries.of(queries)
         entities = self.graph.entities
@@ -238,29 +250,29 @@ class Predictor:
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """The same predictions with what their scores are made of."""
         ids = np.array([p.id for p in predictions], np.int64)
-        values = self.ranker.explain(Queries.of([query]), ids)[0]
-        ((_, parts),) = self.ranker.parts(Queries.of([query]), ids)
-        vectors, structural = (
-            [None] * len(ids) if part is None else (weight * part[0]).tolist()
-            for weight, part in zip(self.ranker.weights[1:], parts[1:], strict=True)
-        )
-        rescoring: list[float | None] = [None] * len(ids)
-        if self.ranker.rescorer is not None and self.ranker.rescorer.use.k:
-            before = parts.score(self.ranker.weights)[0].tolist()
-            rescoring = [p.score - score for p, score in zip(predictions, before, strict=True)]
+        asked, ranker = Queries.of([query]), self.ranker
+        (values,) = ranker.explain(asked, ids)
+        combine = sum if ranker.settings.scoring.normalization == "sum" else fmean
+        columns = {"likelihood": (ranker.weights.likelihood, [combine(of_tokens) for of_tokens in values])}
+        columns |= ranker.unweighted(asked, ids)
         explained = []
-        for p, log_likelihoods, vector, structure, more in zip(
-            predictions, values, vectors, structural, rescoring, strict=True
-        ):
-            token_ids = self.ranker.candidates.tokens(p.id).tolist()
-            pieces = self.ranker.tokenizer.tokens(token_ids)
+        for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
+            parts = {name: Part(weight, column[n]) for name, (weight, column) in columns.items()}
+            if ranker.rescorer is not None and ranker.rescorer.use.k:
+                before, weight = (
+                    sum(part.weight * part.value for part in parts.values()),
+                    ranker.rescorer.use.weight,
+                )
+                parts["rescoring"] = Part(weight, (p.score - before) / weight)
+            ids_T = ranker.candidates.tokens(p.id).tolist()
+            rows = zip(ranker.tokenizer.tokens(ids_T), ranker.tokenizer.texts(ids_T), ids_T, strict=True)
             tokens = tuple(
-                {"token": piece, "id": token, "position": position, "log_likelihood": value}
-                for position, (piece, token, value) in enumerate(
-                    zip(pieces, token_ids, log_likelihoods, strict=True)
+                {"token": piece, "text": text, "id": token, "position": position, "log_likelihood": value}
+                for position, ((piece, text, token), value) in enumerate(
+                    zip(rows, log_likelihoods, strict=True)
                 )
             )
-            explained.append(replace(p, tokens=tokens, vector=vector, structure=structure, rescoring=more))
+            explained.append(replace(p, tokens=tokens, parts=parts))
         return explained
 
     def rank(

@@ -5,6 +5,7 @@ The only place where context, text, tokens, model and scoring meet.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -611,6 +612,31 @@ class Ranker:
         batch = self.tokenizer.collate(self.encode(queries)).to(self.model.device)
         span = self.model(batch)
         return token_log_probs(self.model, span, self._softmax_tokens, self.candidates.take(entity_ids))
+
+    def unweighted(self, query: Queries, entity_ids: IntArray) -> dict[str, tuple[float, list[float]]]:
+        """What entity vectors and a structural model say of candidates of one query, and what that counts.
+
+        Returns:
+            Weight and values of "vector" and "structure", of those that the ranker ranks by.
+        """
+        plain = copy.copy(self)
+        plain.factors_R2 = None
+        weights = self.weights
+        vector, structure = weights.vector, weights.structure
+        if self.factors_R2 is not None and weights.likelihood:
+            vector *= float(self._factor(query))
+        if self.structure is not None:
+            plain.structure = self.structure.weighted(torch.ones_like(self.structure.weights_R2))
+            side = 1 - query.tail_B.astype(np.int64)
+            row = self.structure.relation_rows[query.relation_B]
+            structure *= float(self.structure.weights_R2[row, side]) if row >= 0 else 0.0
+        ((_, parts),) = plain.parts(query, entity_ids)
+        told = {"vector": (vector, parts.vector_BN), "structure": (structure, parts.structure_BN)}
+        return {
+            name: (weight, part_BN[0].tolist())
+            for name, (weight, part_BN) in told.items()
+            if part_BN is not None
+        }
 
 
 def _taken(ids_BK: IntArray, scores_BK: torch.Tensor, order: IntArray) -> tuple[IntArray, torch.Tensor]:

@@ -276,15 +276,16 @@ def print_predictions(
         table = Table(title=escape(title))
         columns = ["rank", "entity", "name", "score", "known"]
         explained = any(p.tokens is not None for p in results[position])
-        for column in columns + (["log-likelihood of each token"] if explained else []):
+        for column in columns + (["parts of the score"] if explained else []):
             table.add_column(column, justify="right" if column in ("rank", "score") else "left")
         for p in results[position]:
-            tokens = " ".join(f"{t['token']} {t['log_likelihood']:.2f}" for t in p.tokens or ())
-            tokens += "" if p.vector is None else f"; vector {p.vector:+.2f}"
-            tokens += "" if p.structure is None else f"; structure {p.structure:+.2f}"
-            tokens += "" if p.rescoring is None else f"; rescoring {p.rescoring:+.2f}"
+            parts = []
+            for part, (weight, value) in (p.parts or {}).items():
+                pieces = ", ".join(f"{t['text'].strip()} {t['log_likelihood']:.2f}" for t in p.tokens or ())
+                of = f": {pieces}" if part == "likelihood" else ""
+                parts.append(f"{part} {weight * value:+.3f} ({weight:.3g} × {value:.3f}{of})")
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
-            table.add_row(*(escape(c) for c in cells + ([tokens] if explained else [])))
+            table.add_row(*(escape(c) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)
 
 

@@ -329,6 +329,21 @@ class SpanTokenizer:
             return np.array([not p.startswith("##") for p in pieces])
         return np.array([p.startswith(("\u0120", "\u2581")) for p in pieces])
 
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Ids as readable text, piece by piece; joined, they are what the ids say.
+
+        A character of several pieces stands at its last one.
+        """
+        texts, done = [], ""
+        for end in range(1, len(ids) + 1):
+            text = str(self.tokenizer.decode(list(ids[:end]), clean_up_tokenization_spaces=False))
+            if text.endswith("\ufffd") and end < len(ids):
+                texts.append("")
+                continue
+            texts.append(text.removeprefix(done))
+            done = text
+        return texts
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Ids as the tokenizer's own pieces."""
         return [str(piece) for piece in self.tokenizer.convert_ids_to_tokens(list(ids))]

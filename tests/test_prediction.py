@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import kgmlm
-from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
+from kgmlm.config import RescoringSettings, StructureSettings, TextSettings, VectorSettings
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, ModelError, Queries, Query, QueryError, RunError
 from kgmlm.prediction import Predictor, Resolver, open_predictor
 from kgmlm.ranker import Ranker, Retrieval
-from kgmlm.rescoring import Rescorer
+from kgmlm.rescoring import Rescorer, Use
 from kgmlm.runs import open_run
+from kgmlm.structure import train_structure
 
 
 @pytest.fixture(scope="module")
@@ -86,26 +87,71 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
     ((_, found),) = predictor.predict([query], k=31, explain=True)
     for p in found:
         assert p.tokens is not None
-        assert p.vector is None
+        assert p.parts is not None
+        assert set(p.parts) == {"likelihood"}
         assert [t["position"] for t in p.tokens] == list(range(len(p.tokens)))
         mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
         assert mean == pytest.approx(p.score, abs=1e-5)
+        assert p.parts["likelihood"].weight == 1
+        assert p.parts["likelihood"].value == pytest.approx(mean)
         pieces = predictor.ranker.tokenizer.tokens([t["id"] for t in p.tokens])
         assert pieces == [t["token"] for t in p.tokens]
+        assert p.name.startswith("".join(t["text"] for t in p.tokens).strip()), "cut to the span"
 
 
-def test_an_explanation_tells_what_the_vectors_add(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+@pytest.mark.parametrize(
+    ("case", "parts"),
+    [
+        ("plain", {"likelihood", "vector"}),
+        ("vectors that count nothing", {"likelihood", "vector"}),
+        ("vectors alone", {"likelihood", "vector"}),
+        ("structure that counts nothing", {"likelihood", "vector", "structure"}),
+        ("structure", {"likelihood", "vector", "structure"}),
+        ("structure alone", {"likelihood", "structure"}),
+        ("likelihood alone", {"likelihood"}),
+        ("sum", {"likelihood", "vector"}),
+        ("rescored", {"likelihood", "vector", "rescoring"}),
+    ],
+)
+def test_the_parts_of_an_explanation_add_up_to_the_score(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, case: str, parts: set[str]
 ) -> None:
-    predictor = Predictor(toy, make_ranker(vector=VectorSettings(enabled=True)))
+    text, scoring = TextSettings(max_length=40), {"normalization": "sum"} if case == "sum" else {}
+    ranker = make_ranker(text, VectorSettings(enabled=True), **scoring)
+    if case.startswith("structure"):
+        structure = train_structure(toy, StructureSettings(dimension=8, epochs=1))
+        ranker.structure = structure.weighted(structure.weights_R2 * ("nothing" not in case) * 0.5)
+        ranker.weights = ranker.weights._replace(structure=1.0)
+    if "vectors that" in case:
+        ranker.factors_R2 = torch.zeros(len(toy.relations), 2)
+    if case == "rescored":
+        small = {"rescoring": RescoringSettings(max_length=16), "text": text}
+        settings = ranker.settings.model_copy(update=small)
+        ranker.rescorer = Rescorer(ranker.context, ranker.tokenizer, ranker.model, settings, Use(5, 2.0))
+    if case.endswith("alone"):
+        ranker.use(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
-    ((_, found),) = predictor.predict([query], k=31, explain=True)
+    ((_, found),) = Predictor(toy, ranker).predict([query], k=31, explain=True)
     for p in found:
+        assert p.parts is not None
+        assert set(p.parts) == parts
+        assert sum(part.weight * part.value for part in p.parts.values()) == pytest.approx(p.score, abs=1e-5)
+        (shown,) = [p.as_json()["parts"]]
+        assert sum(part["adds"] for part in shown.values()) == pytest.approx(p.score, abs=1e-5)
         assert p.tokens is not None
-        mean = sum(t["log_likelihood"] for t in p.tokens) / len(p.tokens)
-        assert p.vector is not None
-        assert mean + p.vector == pytest.approx(p.score, abs=1e-5)
-    assert len({p.vector for p in found}) > 10
+        values = [t["log_likelihood"] for t in p.tokens]
+        assert p.parts["likelihood"].value == pytest.approx(
+            sum(values) / (1 if case == "sum" else len(values)), abs=1e-5
+        )
+    for name in parts - {"likelihood", "rescoring"}:
+        assert len({p.parts[name].value for p in found if p.parts}) > 10, (
+            "values are told where weights are 0"
+        )
+    weights = {name: {p.parts[name].weight for p in found if p.parts} for name in parts}
+    nothing = {"vectors that count nothing": "vector", "vectors alone": "likelihood",
+               "structure alone": "likelihood", "structure that counts nothing": "structure"}  # fmt: skip
+    for name in parts:
+        assert (weights[name] == {0.0}) == (nothing.get(case) == name)
 
 
 @pytest.mark.parametrize("damaged", ["model", "vector", "rescorer", "model by index", "vector by index"])

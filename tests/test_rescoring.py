@@ -373,7 +373,7 @@ def test_a_run_is_rescored_by_the_command(
     refused(cli("evaluate", run, "--rescore", 4, "--scores", "vector"), "--rescore goes with")
     asked = ("rank", run, "--relation", "capital", "--head", "france", "--rescore", 4)
     (row, *_) = [json.loads(x) for x in cli(*asked, "--json", "--explain").stdout.splitlines()]
-    assert "rescoring" in row
+    assert "rescoring" in row["parts"]
     assert "; rescoring " in cli(*asked, "--explain").stdout
     assert "; rescoring " not in cli(*asked[:-1], 0, "--explain").stdout
     other = tmp_path / "other"

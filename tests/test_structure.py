@@ -332,7 +332,7 @@ def test_a_run_is_fused_by_the_command(cli: Cli, toy_vector_run: Path, toy_run: 
     assert reports["all"]["structure"]["settings"]["dimension"] == 8
     base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
     (row, *_) = [json.loads(x) for x in cli(*base, "--explain").stdout.splitlines()]
-    assert {"vector", "structure"} <= row.keys()
+    assert {"vector", "structure"} <= row["parts"].keys()
     assert "; structure " in cli(*base[:-3], "--explain").stdout
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)

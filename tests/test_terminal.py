@@ -8,8 +8,17 @@ import typer
 
 from kgmlm.config import Protocol
 from kgmlm.evaluation import evaluate
-from kgmlm.kg import DataError, KnowledgeGraph
-from kgmlm.terminal import PhaseBars, TrainingBar, handled, print_check, print_metrics, progress_bar
+from kgmlm.kg import DataError, KnowledgeGraph, Query
+from kgmlm.prediction import Part, Prediction
+from kgmlm.terminal import (
+    PhaseBars,
+    TrainingBar,
+    handled,
+    print_check,
+    print_metrics,
+    print_predictions,
+    progress_bar,
+)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +140,32 @@ def test_a_phase_has_a_bar_while_it_lasts() -> None:
         assert [t.description for t in progress.tasks] == ["training", "validating"]
         phases("reading entities", 1, 5)
         assert progress.tasks[-1].completed == 1, "the next time it starts anew"
+
+
+def test_an_explanation_is_readable_and_adds_up(
+    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tuple(
+        {"token": raw, "text": text, "id": i, "position": i, "log_likelihood": -1.0 - i}
+        for i, (raw, text) in enumerate(
+            (("\u0120Tok", " Tok"), ("yo", "yo"), ("\u0120[x", " [x"), ("\u00c3", ""))
+        )
+    )
+    parts = {"likelihood": Part(1.0, -2.5), "vector": Part(4.0, 0.5), "structure": Part(0.0, 3.0)}
+    found = [Prediction(1, 0, "tokyo", "Tokyo", -0.5, False, tokens, parts)]
+
+    class Double:
+        graph = toy
+
+    query = Query(0, 0, "tail")
+    print_predictions(Double(), [query], {0: found}, as_json=False, as_csv=False, many=False)  # type: ignore[arg-type]
+    printed = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
+    for text in (
+        "-2.500",
+        "1 \u00d7",
+        "Tok -1.00",
+        "[x -3.00",
+        "+2.000 (4 \u00d7 0.500)",
+        "+0.000 (0 \u00d7 3.000)",
+    ):
+        assert text in printed, printed

@@ -189,3 +189,12 @@ def test_a_mask_for_a_vector_follows_the_span(toy_tokenizer: SpanTokenizer) -> N
     )
     assert len(short.input_ids) == 12
     assert short.input_ids.count(toy_tokenizer.mask_id) == 1
+
+
+def test_pieces_of_a_name_are_readable_and_join_to_it(toy_tokenizer: SpanTokenizer) -> None:
+    for name in ("\u6771\u4eac", "S\u00e3o Paulo", "New York", "\U0001f600 x"):
+        (ids,) = toy_tokenizer.encode_words([name])
+        texts = toy_tokenizer.texts(ids)
+        assert len(texts) == len(ids)
+        assert "".join(texts).strip() == name
+        assert not any("\ufffd" in text or "\u0120" in text for text in texts)
