@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from kgmlm import files
 from kgmlm.kg import DataError
@@ -117,7 +117,7 @@ def _parse(path: Path) -> Card:
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
         return Card.model_validate(values)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no TOML, or no card, is a ValueError
         raise DataError(f"{path} is not a valid card: {error}") from None
 
 

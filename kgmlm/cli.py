@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kgmlm.cli_data import Json, Quiet, SkipHeader, data_app
+from kgmlm.cli_data import MOST, Json, Quiet, SkipHeader, data_app
 from kgmlm.terminal import (
     PhaseBars,
     TrainingBar,
@@ -51,8 +51,10 @@ app.add_typer(data_app, name="data")
 
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
+Part = Literal["all", "text", "likelihood", "vector", "structure"]
+Kind = Literal["likelihood", "entity"]
 Scores = Annotated[
-    str,
+    Part,
     typer.Option(
         help="all that a run has; its text, without the structural model; or likelihood, vector or "
         "structure alone."
@@ -60,26 +62,33 @@ Scores = Annotated[
 ]
 Retrieve = Annotated[
     int | None,
-    typer.Option(min=1, help="Score only so many entities a query, found by an index (`kgmlm index`)."),
+    typer.Option(
+        min=1, max=MOST, help="Score only so many entities a query, found by an index (`kgmlm index`)."
+    ),
 ]
 IndexKind = Annotated[
-    str | None, typer.Option("--index", help="Which index, where a run has both: likelihood or entity.")
+    Kind | None, typer.Option("--index", help="Which index, where a run has both: likelihood or entity.")
 ]
 Effort = Annotated[
-    int | None, typer.Option(min=1, help="How hard the index tries; by default as hard as when it was built.")
+    int | None,
+    typer.Option(min=1, max=MOST, help="How hard the index tries; by default as hard as when it was built."),
 ]
 Rescore = Annotated[
     int | None,
     typer.Option(
         min=0,
+        max=MOST,
         help="Rescore so many of the best, in runs with a rescorer (`kgmlm rescore`); by default as many as "
         "validation chose. 0 is none.",
     ),
 ]
 Precision = Annotated[
-    str, typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded.")
+    Literal["fp32", "bf16"],
+    typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Queries, or candidates read again, a forward pass.")]
+BatchSize = Annotated[
+    int, typer.Option(min=1, max=MOST, help="Queries, or candidates read again, a forward pass.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -121,7 +130,7 @@ def train(
         ),
     ] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop there; the schedule stays laid for all epochs.")
+        int | None, typer.Option(min=1, max=MOST, help="Stop there; the schedule stays laid for all epochs.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
@@ -135,7 +144,7 @@ def train(
     """
     from kgmlm import runs
     from kgmlm.config import Protocol, StructureSettings, load_settings
-    from kgmlm.kg import RunError
+    from kgmlm.kg import RunError, counted
 
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
@@ -200,12 +209,13 @@ def train(
         run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach)
         if main_process:
             tell(
-                f"{graph.name}: {len(graph.entities):,} entities, {len(graph.relations)} relations, "
-                f"{len(graph.splits['train']):,} training triples; "
-                f"span of {ranker.vocabulary.span_length} tokens"
+                f"{graph.name}: {counted(len(graph.entities), 'entity')}, "
+                f"{counted(len(graph.relations), 'relation')}, "
+                f"{counted(len(graph.splits['train']), 'training triple')}; "
+                f"span of {counted(ranker.vocabulary.span_length, 'token')}"
             )
             if twice := repeated(graph.splits["train"]):
-                tell(f"{twice:,} duplicate training triple{'s count' if twice > 1 else ' counts'} once")
+                tell(f"{counted(twice, 'duplicate training triple')} count{'s' * (twice == 1)} once")
             unknown = ranker.tokenizer.unknown(ranker.candidates)
             if len(unknown):
                 example = graph.entities[int(unknown[0])].surface
@@ -326,7 +336,8 @@ def evaluate(
         typer.Option(help="Evaluate on another dataset or folder, whose entities the run has never seen."),
     ] = None,
     candidates: Annotated[
-        str | None, typer.Option(help="all, graph, split or train; with --graph, graph by default.")
+        Literal["all", "graph", "split", "train"] | None,
+        typer.Option(help="Whose entities compete: by default all; with --graph, graph."),
     ] = None,
     allow_seen_entities: Annotated[
         bool, typer.Option("--allow-seen-entities", help="--graph may share entities with training.")
@@ -339,7 +350,9 @@ def evaluate(
     ranks: Annotated[
         Path | None, typer.Option(help="Per-query ranks, Parquet; by default in RUN/ranks.")
     ] = None,
-    max_triples: Annotated[int | None, typer.Option(min=1, help="A seeded sample of the split.")] = None,
+    max_triples: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="A seeded sample of the split.")
+    ] = None,
     scores: Scores = "all",
     rescore: Rescore = None,
     retrieve: Retrieve = None,
@@ -359,7 +372,7 @@ def evaluate(
     """
     from kgmlm import files, runs
     from kgmlm.config import load_protocol
-    from kgmlm.kg import ConfigError
+    from kgmlm.kg import ConfigError, counted
 
     if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
         raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
@@ -466,27 +479,28 @@ def evaluate(
         known["triples that the run was chosen on"] = report["triples_validated"]
     for what, count in known.items():
         if count:
-            tell(f"{count:,} of the {report['triples']:,} triples are {what}")
+            tell(
+                f"{count:,} of {counted(report['triples'], 'triple')} {'is' if count == 1 else 'are'} {what}"
+            )
     truncated = report["candidates"]["names_truncated"]
     if truncated:
-        tell(f"{truncated:,} names are longer than the span and were cut to it")
+        were = "was" if truncated == 1 else "were"
+        tell(f"{counted(truncated, 'name')} longer than the span {were} cut to it")
 
 
 def _ranker(
     run: Run,
     graph: KnowledgeGraph,
     device: str | None,
-    scores: str,
+    scores: Part,
     rescore: int | None,
-    precision: str = "fp32",
+    precision: Literal["fp32", "bf16"] = "fp32",
 ) -> Ranker:
     """A run's ranker over a graph, by the parts of the score that were asked for."""
     from dataclasses import replace
 
     from kgmlm.kg import ConfigError
 
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"--precision is fp32 or bf16, not '{precision}'")
     whole = scores in ("all", "text")
     ranker = run.ranker(device, graph=graph, rescorer=whole and rescore != 0)
     ranker.use(scores)
@@ -566,7 +580,7 @@ def rank(
             "label, name and, if you like, description and surface."
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates a query.")] = 10,
+    k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates a query.")] = 10,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
@@ -643,7 +657,7 @@ def rank(
 def index(
     run: RunArgument,
     kind: Annotated[
-        str | None,
+        Kind | None,
         typer.Option(
             help="entity (vectors; by default of runs that have them) or likelihood (what the names say)."
         ),
@@ -652,7 +666,9 @@ def index(
     dimensions: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Of a token in a likelihood index; 0 is all. By default few where entities are many."
+            min=0,
+            max=MOST,
+            help="Of a token in a likelihood index; 0 is all. By default few where entities are many.",
         ),
     ] = None,
     recall: Annotated[
@@ -725,7 +741,10 @@ def fuse(
         bool, typer.Option("--overwrite", help="Replace an older structural model.")
     ] = False,
     max_triples: Annotated[
-        int, typer.Option(min=0, help="Choose weights on a seeded sample of validation; 0 is all of it.")
+        int,
+        typer.Option(
+            min=0, max=MOST, help="Choose weights on a seeded sample of validation; 0 is all of it."
+        ),
     ] = 0,
     batch_size: BatchSize = 64,
     device: Device = None,
@@ -792,7 +811,7 @@ def fuse(
 def weigh(
     run: RunArgument,
     max_triples: Annotated[
-        int, typer.Option(min=0, help="Choose on a seeded sample of validation; 0 is all of it.")
+        int, typer.Option(min=0, max=MOST, help="Choose on a seeded sample of validation; 0 is all of it.")
     ] = 0,
     precision: Precision = "fp32",
     device: Device = None,
@@ -855,18 +874,21 @@ def rescore(
         ),
     ] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop there; the schedule stays laid for all epochs.")
+        int | None, typer.Option(min=1, max=MOST, help="Stop there; the schedule stays laid for all epochs.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with interrupted training.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older rescorer.")] = False,
     candidates: Annotated[
         int | None,
-        typer.Option(min=1, help="Try so many at most; by default rescoring.candidates.", show_default=False),
+        typer.Option(
+            min=1, max=MOST, help="Try so many at most; by default rescoring.candidates.", show_default=False
+        ),
     ] = None,
     max_triples: Annotated[
         int | None,
         typer.Option(
             min=0,
+            max=MOST,
             help="Choose on a seeded sample of validation; 0 is all of it, by default training.eval_triples.",
         ),
     ] = None,
@@ -1014,8 +1036,8 @@ def compare(
     ],
     b: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
     split: Annotated[str, typer.Option(help="Whose ranks of the run folders.")] = "test",
-    draws: Annotated[int, typer.Option(min=100, help="Resamplings and random swaps.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    draws: Annotated[int, typer.Option(min=100, max=MOST, help="Resamplings and random swaps.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, max=MOST)] = 0,
     as_json: Json = False,
 ) -> None:
     """Say whether two runs rank the same triples differently by more than chance.

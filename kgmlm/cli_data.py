@@ -9,6 +9,8 @@ import typer
 
 from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transformers, stdout, tell
 
+MOST = 2**32 - 1  # of any number of a command
+
 if TYPE_CHECKING:
     from kgmlm.kg import KnowledgeGraph
     from kgmlm.tokenization import SpanTokenizer
@@ -176,7 +178,7 @@ def data_split(
     test: Annotated[
         float | None, typer.Option(help="With --random: share of the triples for test, by default 0.1.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST)] = 0,
     skip_header: SkipHeader = False,
     as_json: Json = False,
 ) -> None:
@@ -186,7 +188,7 @@ def data_split(
     validation and test are about entities that training has not.
     """
     from kgmlm.datasets import describe_split, load_graph, repeated, split_random, split_unseen, write_folder
-    from kgmlm.kg import ConfigError
+    from kgmlm.kg import ConfigError, counted
 
     if random == (unseen_entities is not None):
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
@@ -204,7 +206,7 @@ def data_split(
     card = describe_split(graph, dataset, how)
     write_folder(graph, output, card)
     if twice:
-        tell(f"{twice:,} duplicate triple{'s count' if twice > 1 else ' counts'} once")
+        tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")
     report: dict[str, Any] = card.counts.model_dump()
     tell(", ".join(f"{s} {len(t):,}" for s, t in graph.splits.items()) + f" triples written to {output}")
     for split in ("valid", "test") if unseen_entities is not None else ():
@@ -218,7 +220,8 @@ def data_split(
         }
         report[f"{split}_unseen"] = counts
         tell(
-            f"{split}: {counts['entities']:,} unseen entities, in {counts['head']:,} triples as the head, "
+            f"{split}: {counted(counts['entities'], 'unseen entity')}, "
+            f"in {counted(counts['head'], 'triple')} as the head, "
             f"in {counts['tail']:,} as the tail, in {counts['both']:,} as both"
         )
     if as_json:

@@ -5,6 +5,7 @@ The expanded settings are saved with every run. Knows nothing of what the settin
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, field_validator
 
 from kgmlm.kg import ConfigError
 
@@ -20,8 +21,28 @@ _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
 
 
+MOST, LARGEST = 2**32 - 1, 1e30  # of integers and floats: what 32 bits hold, with room to reckon
+
+Seed = Annotated[int, Field(ge=0)]
+Endless = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=True),
+    PlainSerializer(lambda value: "inf" if value == math.inf else value, when_used="json"),  # JSON has none
+]
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        """Refuse numbers that libraries below cannot hold; infinity is left to the fields that allow it."""
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ValueError(f"at most {MOST:,}")
+        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
+            raise ValueError(f"at most {LARGEST:g}")
+        return value
 
 
 class ScratchSettings(_Strict):
@@ -127,7 +148,7 @@ class StructureSettings(_Strict):
     regularization: float = Field(0.1, ge=0)
     penalty: Literal["triples", "entities"] = "triples"
     precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
 
 class MaskingSettings(_Strict):
@@ -182,10 +203,11 @@ class TrainingSettings(_Strict):
         learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
         dropout: of the whole model in training; None leaves the model's own. Where an epoch is all that time
             allows, 0 learns faster.
-        eval_every: validate every so many epochs, or fractions of one; ``eval_triples`` bounds the sample
-            (0: all).
+        clip: gradients are scaled down to this norm; inf leaves them.
+        eval_every: validate every so many epochs, or fractions of one, and at the end; inf is at the end
+            only. ``eval_triples`` bounds the sample (0: all).
         patience: stop after so many validations without a better MRR (0: never).
-        checkpoint_minutes: save a resumable checkpoint this often.
+        checkpoint_minutes: save a resumable checkpoint this often; inf only where validation does.
         precision: "auto" is bf16 where a GPU has it, else fp32. On CPUs with bf16 matrix units (Intel's AMX)
             "bf16" halves the time of a step or better; weights, sums and losses stay fp32.
     """
@@ -193,22 +215,22 @@ class TrainingSettings(_Strict):
     objective: Literal["entity", "token", "masked", "rescore"] = "entity"
     samples: Literal["queries", "triples"] = "queries"
     temperature: float = Field(0.25, gt=0)
-    teaching: float = Field(0.0, ge=0, allow_inf_nan=False)
+    teaching: float = Field(0.0, ge=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
-    epochs: float = Field(10, gt=0, allow_inf_nan=False)
+    epochs: float = Field(10, gt=0)
     max_steps: int | None = Field(None, ge=1)
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     weight_decay: float = Field(0.01, ge=0)
     warmup: float = Field(0.1, ge=0, le=1)
-    clip: float = Field(1.0, gt=0)
+    clip: Endless = 1.0
     dropout: float | None = Field(None, ge=0, lt=1)
-    eval_every: float = Field(1, gt=0)
+    eval_every: Endless = 1
     eval_triples: int = Field(500, ge=0)
     patience: int = Field(0, ge=0)
-    checkpoint_minutes: float = Field(5.0, gt=0)
+    checkpoint_minutes: Endless = 5.0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
 
 class Settings(_Strict):
@@ -268,16 +290,37 @@ class Protocol(_Strict):
     negatives: int = Field(0, ge=0, le=1_000_000)
     negatives_by: Literal["drawing", "grail", "expectation"] = "drawing"
     max_triples: int = Field(0, ge=0)
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """TOML.
+
+    Raises:
+        ValueError: for what is none, or is nested too deeply to read.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return _parse(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no settings file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # what is no UTF-8 or no TOML is a ValueError, too
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return "a value that cannot be shown"
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
@@ -289,7 +332,8 @@ def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
         key = ".".join(str(x) for x in first["loc"] if not members.fullmatch(str(x)))
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{origin}: unknown key '{key}'") from None
-        raise ConfigError(f"{origin}: '{key}' is {first['input']!r}: {first['msg']}") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{origin}: '{key}' is {_shown(first['input'])}: {reason}") from None
 
 
 def _override(values: dict[str, Any], assignment: str) -> None:
@@ -297,9 +341,11 @@ def _override(values: dict[str, Any], assignment: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set takes KEY=VALUE, such as training.epochs=5; got '{assignment}'")
     try:
-        value = tomllib.loads(f"v = {text}")["v"]
+        value = _parse(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text
+    except ValueError as error:
+        raise ConfigError(f"--set {assignment[:40]}…: {error}") from None
     *path, last = key.strip().split(".")
     for part in path:
         values = values.setdefault(part, {})
@@ -312,19 +358,26 @@ def load_settings(path: Path | None = None, overrides: Sequence[str] = ()) -> Se
     """Settings from a TOML file (or the defaults), then ``KEY=VALUE`` overrides on top.
 
     Raises:
-        ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
+        ConfigError: for an unknown key, a value out of range, or a file that is no TOML; it names the file or
+            ``--set``, whichever has it.
     """
     values = _read(path) if path else {}
+    settings = _validate(Settings, values, str(path or "settings"))
     for assignment in overrides:
         _override(values, assignment)
-    return _validate(Settings, values, str(path or "settings"))
+    return _validate(Settings, values, "--set") if overrides else settings
 
 
 def load_protocol(path: Path | None = None, **overrides: Any) -> Protocol:
-    """A protocol from a TOML file (or the default); overrides that are None are ignored."""
+    """A protocol from a TOML file (or the default); overrides that are None are ignored.
+
+    Raises:
+        ConfigError: as :func:`load_settings`.
+    """
     values = _read(path) if path else {}
-    values |= {k: v for k, v in overrides.items() if v is not None}
-    return _validate(Protocol, values, str(path or "protocol"))
+    _validate(Protocol, values, str(path or "protocol"))
+    given = {k: v for k, v in overrides.items() if v is not None}
+    return _validate(Protocol, values | given, "the protocol asked for" if given else str(path or "protocol"))
 
 
 def dump_settings(settings: Settings) -> str:

@@ -31,6 +31,7 @@ from kgmlm.kg import (
     KnowledgeGraph,
     Queries,
     both_sides,
+    counted,
 )
 from kgmlm.metrics import (
     HITS_AT,
@@ -106,9 +107,9 @@ class Scope:
         asked = graph.triples(protocol.split)
         new = sorted({graph.relations[r].label for r in np.unique(asked[:, 1])} - known_relations)
         if new and not allow_new_relations:
+            others = f" nor on {counted(len(new) - 1, 'other')}" if len(new) > 1 else ""
             raise DataError(
-                f"the run was not trained on the relation '{new[0]}' of '{graph.name}'"
-                f"{f' nor on {len(new) - 1} others' if len(new) > 1 else ''}; "
+                f"the run was not trained on the relation '{new[0]}' of '{graph.name}'{others}; "
                 "--allow-new-relations reads them from their names"
             )
         learned = {x for before in (trained, *earlier) for x in before.labeled(before.splits["train"])}

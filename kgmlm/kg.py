@@ -70,6 +70,17 @@ def humanize(label: str) -> str:
     return " ".join(label.replace("_", " ").split()) or label
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, for sentences.
+
+    >>> counted(1, "name"), counted(2000, "entity")
+    ('1 name', '2,000 entities')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun.removesuffix('y')}ies" if noun.endswith("y") else f"{count:,} {noun}s"
+
+
 @dataclass(frozen=True)
 class Entity:
     """A view of one row of an :class:`EntityTable`.

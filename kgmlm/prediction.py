@@ -132,7 +132,8 @@ class Resolver:
 
     @staticmethod
     def _nearest(text: str, among: Any) -> str:
-        near = difflib.get_close_matches(text.casefold(), list(among), n=3, cutoff=0.5)
+        among = list({name.casefold(): name for name in among}.values())
+        near = difflib.get_close_matches(text.casefold(), among, n=3, cutoff=0.5)
         return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
     def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:

@@ -507,7 +507,8 @@ class Ranker:
             assert retriever.reduction is not None
             check_finite(normalizer_BL)
             asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
-        ids_BK = retriever.search(*asked, retrieval.k + MORE, retrieval.effort).ids_BK
+        most = min(retrieval.k + MORE, max(1, len(self.context.entities)))
+        ids_BK = retriever.search(*asked, most, retrieval.effort).ids_BK
         some_BK = np.maximum(ids_BK, 0)
         likelihood_BK = vector_BK = structure_BK = None
         if self.weights.likelihood:

@@ -69,7 +69,7 @@ def require_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise ConfigError(
-            f"an index needs FAISS ({error}): pip install 'kgmlm[cpu]', or 'kgmlm[gpu]' for a GPU, not both"
+            f"an index needs FAISS ({error}): pip install '.[cpu]', or '.[gpu]' for a GPU, not both"
         ) from None
     return faiss
 

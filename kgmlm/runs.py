@@ -309,6 +309,7 @@ class Run:
 
         model = load_model(folder)
         try:
+            torch.zeros(1, device=device).item()  # "meta" is a device that holds nothing
             model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
@@ -420,7 +421,10 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
         model.save(folder)
     except SafetensorError as error:
         raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
-    tokenizer.tokenizer.save_pretrained(folder)
+    try:
+        tokenizer.tokenizer.save_pretrained(folder)
+    except Exception as error:  # the library raises no other
+        raise OSError(f"{folder.parent}: the tokenizer cannot be written: {error}") from None
 
 
 def check_output(path: Path, overwrite: bool) -> None:

@@ -25,6 +25,7 @@ from kgmlm.config import StructureSettings
 from kgmlm.kg import GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.modeling import reduced_products
 
+DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
 
 
@@ -235,6 +236,8 @@ def train_structure(
             ) from None
     with torch.no_grad():
         entities_SD, relations_RD = (x.cpu().clone() for x in _tables(model))
+    if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
+        raise RunError("the structural model has diverged; lower structure.learning_rate")
     rows_N = np.full(len(graph.entities), -1)
     rows_N[seen] = np.arange(len(seen))
     return Structure(

@@ -55,7 +55,9 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
                 fail(
                     f"there is no room left to write {error.filename or 'the file'}; free some and try again"
                 )
-            fail(str(error))
+            where = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+            what = str(error.strerror or error)
+            fail(f"{where}: {what[:1].lower()}{what[1:]}" if where else what)
         except KeyboardInterrupt:
             print("kgmlm: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -158,6 +160,7 @@ class TrainingBar:
 
 def print_metrics(evaluation: Evaluation) -> None:
     """The metrics of an evaluation as a table for people."""
+    from rich.markup import escape
     from rich.table import Table
 
     report = evaluation.report
@@ -189,7 +192,7 @@ def print_metrics(evaluation: Evaluation) -> None:
         what = f"{texts['negatives']['count']} {drawn}negatives of {what}"
         what += ", drawn as GraIL does" if how == "grail" else ""
         kind = "expected" if how == "expectation" else "realistic"
-    table = Table(title=f"{report['dataset']} {report['split']}: filtered, {kind}, {what}")
+    table = Table(title=escape(f"{report['dataset']} {report['split']}: filtered, {kind}, {what}"))
     table.add_column("queries")
     for name in wanted:
         table.add_column(name, justify="right")

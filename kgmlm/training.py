@@ -528,7 +528,8 @@ def train(
         reporter.validated(mrr, mrr if state.best_mrr is None else state.best_mrr)
         model.train()
 
-    every = max(1, int(settings.eval_every * stream.per_epoch) // settings.accumulation)
+    between = min(settings.eval_every * stream.per_epoch, settings.accumulation * (total + 1.0))  # or inf
+    every = max(1, int(between) // settings.accumulation)
     reporter.start(total, state.step)
     with reduced_products(precision == "bf16"), _catch_signals() as caught:
         try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
         ("epochs", "KEY=VALUE"),
         ("training.epochs.x=1", "training.epochs"),
         ("training.epochs=inf", "'training.epochs' is inf"),
+        ("training.seed=4294967296", "'training.seed' is 4294967296"),
+        ("structure.seed=-1", "'structure.seed' is -1"),
+        ("training.batch_size=18446744073709551616", "'training.batch_size' is 18446744073709551616"),
+        (
+            "vector.memory=9223372036854775807",
+            "'vector.memory' is 9223372036854775807: at most 4,294,967,295",
+        ),
+        (f"training.seed=1{'0' * 5000}", "--set training.seed=1000"),
+        (f"training.seed=0x1{'0' * 5000}", "'training.seed' is a value that cannot be shown"),
+        ("vector.temperature=inf", "'vector.temperature' is inf"),
+        ("vector.temperature=nan", "'vector.temperature' is nan"),
+        ("training.eval_every=nan", "'training.eval_every' is nan"),
+        ("training.weight_decay=inf", "'training.weight_decay' is inf"),
+        ("structure.learning_rate=1e308", r"'structure.learning_rate' is 1e\+308: at most 1e\+30"),
+        ("training.epochs=" + "[" * 100_000, "nested too deeply"),
+        ("training.epochs" + ".a" * 5000 + "=1", "training.epochs"),
         ("training.learning_rate=fast", "'training.learning_rate' is 'fast'"),
         ("training.learning_rate=-1", "'training.learning_rate' is -1"),
     ],
@@ -43,7 +60,33 @@ def test_an_unknown_key_in_a_file_names_file_and_key(tmp_path: Path) -> None:
         load_settings(path)
 
 
-@pytest.mark.parametrize("text", ["[scoring", "\xff"])
+def test_what_is_set_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[training]\nepochs = 2\n")
+    with pytest.raises(ConfigError, match=r"^--set: unknown key 'training\.epoch'"):
+        load_settings(path, ["training.epoch=3"])
+    with pytest.raises(ConfigError, match=r"^--set: 'training\.epochs' is 0"):
+        load_settings(None, ["training.epochs=0"])
+    assert load_settings(path, ["training.epochs=3", "training.seed=1"]).training.epochs == 3
+    path.write_text("[training]\nepochs = 0\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: 'training\.epochs' is 0"):
+        load_settings(path, ["training.seed=1"])
+    path.write_text('split = "test"\n')
+    with pytest.raises(ConfigError, match=r"^the protocol asked for: 'max_triples' is -1"):
+        load_protocol(path, max_triples=-1)
+
+
+def test_never_is_infinity(tmp_path: Path) -> None:
+    given = ("training.eval_every=inf", "training.checkpoint_minutes=inf", "training.clip=inf")
+    settings = load_settings(None, given)
+    path = tmp_path / "config.toml"
+    path.write_text(dump_settings(settings))
+    assert load_settings(path) == settings
+    assert settings.training.eval_every == float("inf")
+    assert "Infinity" not in json.dumps(settings.model_dump(mode="json")), "no JSON"
+
+
+@pytest.mark.parametrize("text", ["[scoring", "\xff", "a = " + "[" * 100_000, f"a = 1{'0' * 5000}"])
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(text.encode("latin-1"))

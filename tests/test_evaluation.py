@@ -459,7 +459,7 @@ def test_what_a_run_was_chosen_on_is_counted(toy: KnowledgeGraph) -> None:
 
 def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
     other = build_graph("other", {"train": [("x", "r1", "y")], "test": [("y", "r2", "x"), ("x", "r3", "x")]})
-    with pytest.raises(DataError, match=r"'r2' of 'other' nor on 1 others.*--allow-new-relations"):
+    with pytest.raises(DataError, match=r"'r2' of 'other' nor on 1 other;.*--allow-new-relations"):
         Scope.inductive(toy, other, Protocol())
     Scope.inductive(toy, other, Protocol(), allow_new_relations=True)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -119,5 +120,7 @@ def test_what_cannot_be_indexed_is_refused(
         with pytest.raises(ConfigError, match="faiss-cpu and faiss-gpu are both installed"):
             build_index(make_ranker(), toy, "likelihood")
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ConfigError, match="kgmlm\\[cpu\\]"):
+    install = r"pip install '\.\[cpu\]'"
+    assert re.search(install, (Path(__file__).parent.parent / "README.md").read_text("utf-8"))
+    with pytest.raises(ConfigError, match=install):
         build_index(make_ranker(), toy, "likelihood")

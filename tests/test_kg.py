@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.kg import DataError, EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, both_sides
+from kgmlm.kg import DataError, EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, both_sides, counted
 
 
 def test_an_entity_without_a_name_is_named_by_its_label() -> None:
@@ -86,3 +86,8 @@ def test_a_filter_of_nothing_finds_nothing() -> None:
 def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:
     with pytest.raises(DataError, match="kgmlm data split"):
         toy.triples("dev")
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert [counted(n, "name") for n in (0, 1, 2, 1234)] == ["0 names", "1 name", "2 names", "1,234 names"]
+    assert [counted(n, "entity") for n in (1, 2)] == ["1 entity", "2 entities"]

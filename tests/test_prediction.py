@@ -10,6 +10,7 @@ import torch
 
 import kgmlm
 from kgmlm.config import RescoringSettings, StructureSettings, TextSettings, VectorSettings
+from kgmlm.datasets import build_graph
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, ModelError, Queries, Query, QueryError, RunError
 from kgmlm.prediction import Predictor, Resolver, open_predictor
@@ -42,6 +43,12 @@ def test_an_unknown_name_suggests_the_nearest(toy: KnowledgeGraph) -> None:
         Resolver(toy).entity("Portugl")
     with pytest.raises(QueryError, match=r"no relation.*did you mean"):
         Resolver(toy).relation("located")
+
+
+def test_a_suggestion_is_made_once() -> None:
+    graph = build_graph("x", {"train": [("a", "knows", "b"), ("a", "Lives_In", "b")]})
+    with pytest.raises(QueryError, match=r"did you mean 'knows'\?"):
+        Resolver(graph).relation("know")
 
 
 @pytest.mark.parametrize("sides", [{}, {"head": "france", "tail": "paris"}])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 
 from kgmlm.kg import KnowledgeGraph, ModelError, RunError
 from kgmlm.modeling import load_model
-from kgmlm.runs import VECTORS, began_from, check_output, open_run, read_graph, write_graph
+from kgmlm.ranker import Ranker
+from kgmlm.runs import VECTORS, began_from, check_output, open_run, read_graph, save_model, write_graph
 from kgmlm.tokenization import load_tokenizer
 
 
@@ -188,3 +190,18 @@ def test_damaged_entity_vectors_are_one_sentence(
     with pytest.raises(RunError, match=message) as caught:
         open_run(copy).ranker("cpu")
     assert "\n" not in str(caught.value)
+
+
+def test_a_device_that_holds_no_data_is_refused(toy_run: Path) -> None:
+    with pytest.raises(RunError, match="the device 'meta' cannot be used"):
+        open_run(toy_run).ranker("meta")
+
+
+def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
+    make_ranker: Callable[..., Ranker], tmp_path: Path
+) -> None:
+    """Its library has an error of its own for a full disk, and for a folder in the way."""
+    (tmp_path / "model" / "tokenizer.json").mkdir(parents=True)
+    ranker = make_ranker()
+    with pytest.raises(OSError, match="the tokenizer cannot be written"):
+        save_model(ranker.model, ranker.tokenizer, tmp_path / "model")

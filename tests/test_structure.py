@@ -104,6 +104,9 @@ def test_queries_may_count_alike(toy: KnowledgeGraph, structure: Structure) -> N
 def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
     with pytest.raises(RunError, match="learning_rate"):
         train_structure(toy, SMALL.model_copy(update={"learning_rate": 1e30}))
+    once = {"learning_rate": 1e30, "epochs": 1, "batch_size": 1000}  # before any loss tells
+    with pytest.raises(RunError, match=r"has diverged; lower structure\.learning_rate"):
+        train_structure(toy, SMALL.model_copy(update=once))
 
 
 def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, structure: Structure) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ from kgmlm.terminal import (
             2,
             "no room left to write model.safetensors",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "Permission denied"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "kgmlm: x: permission denied"),
+        (FileExistsError(errno.EEXIST, "File exists", "a", None, "b"), 2, "kgmlm: a, b: file exists"),
+        (OSError("the checkpoint cannot be written"), 2, "kgmlm: the checkpoint cannot be written"),
         (KeyboardInterrupt(), 130, "kgmlm: interrupted"),
     ],
 )
@@ -104,6 +107,12 @@ def test_a_table_says_which_candidates_its_figures_are_of(
     assert title in printed
     for side in ("tail", "head", "both"):
         assert side in printed
+
+
+def test_a_name_with_brackets_is_no_markup(toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("[/x]", "[red]graph"):
+        print_metrics(evaluate(Constant(toy), replace(toy, name=name), Protocol()))  # type: ignore[arg-type]
+        assert f"{name} test" in capsys.readouterr().out
 
 
 def test_long_lists_of_a_check_end_in_a_count(

@@ -254,7 +254,7 @@ def test_a_run_goes_on_where_it_was_told_to_stop(cli: Cli, tmp_path: Path) -> No
 
 
 def test_validation_comes_every_so_many_epochs_or_parts_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    for every, epochs, times in (("0.5", 2, 4), ("2", 4, 2)):
+    for every, epochs, times in (("0.5", 2, 4), ("2", 4, 2), ("inf", 2, 1), ("1e30", 2, 1)):
         asked = Validation(*([0.1] * 9))
         path = tmp_path / every
         go(path, toy, f"training.eval_every={every}", f"training.epochs={epochs}", validate=asked)
