@@ -21,6 +21,7 @@ import typer
 
 from kgmlm import runs
 from kgmlm.config import Protocol
+from kgmlm.constraints import Possible
 from kgmlm.datasets import load_graph
 from kgmlm.evaluation import evaluate
 from kgmlm.kg import FilterIndex, IntArray, KnowledgeGraph, Queries
@@ -34,6 +35,7 @@ class Rule:
 
     def __init__(self, graph: KnowledgeGraph, rule: str) -> None:
         self.rule = rule
+        self.possible = Possible.anything(len(graph.relations))
         self.count = len(graph.entities)
         offsets = np.arange(self.count + 1)
         self.candidates = Candidates(offsets[:-1], offsets, np.zeros(self.count, np.bool_))

@@ -89,6 +89,14 @@ Precision = Annotated[
 BatchSize = Annotated[
     int, typer.Option(min=1, max=MOST, help="Queries, or candidates read again, a forward pass.")
 ]
+AllowSelf = Annotated[
+    bool,
+    typer.Option(
+        "--allow-self",
+        help="Let the entity that is asked about be its own answer also where no training triple of the "
+        "relation links an entity to itself.",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -354,6 +362,7 @@ def evaluate(
         int | None, typer.Option(min=1, max=MOST, help="A seeded sample of the split.")
     ] = None,
     scores: Scores = "all",
+    allow_self: AllowSelf = False,
     rescore: Rescore = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
@@ -384,7 +393,13 @@ def evaluate(
     asked = candidates
     if graph is not None and candidates is None and protocol is None:
         candidates = "graph"
-    settings = load_protocol(protocol, split=split, max_triples=max_triples, candidates=candidates)
+    settings = load_protocol(
+        protocol,
+        split=split,
+        max_triples=max_triples,
+        candidates=candidates,
+        allow_self=allow_self or None,
+    )
     opened = runs.open_run(run)
     other = None
     if graph is not None:
@@ -456,6 +471,7 @@ def evaluate(
         *([] if asked in (None, "all" if other is None else "graph") else [str(asked)]),
         *([] if not max_triples else [f"{max_triples}-triples"]),
         *([] if scores == "all" else [scores]),
+        *(["allow-self"] if allow_self else []),
         *([] if rescore is None else [f"rescore-{rescore}"]),
         *([] if retrieve is None else [f"retrieve-{retrieve}"]),
         *([] if index is None else [index]),
@@ -586,6 +602,7 @@ def rank(
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
     ] = False,
     scores: Scores = "all",
+    allow_self: AllowSelf = False,
     rescore: Rescore = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
@@ -633,7 +650,8 @@ def rank(
             except QueryError as error:
                 raise QueryError(f"{row['line']}: {error}") from None
     quiet_transformers()
-    predictor = Predictor(graph, _ranker(opened, graph, device, scores, rescore))
+    ranker = _ranker(opened, graph, device, scores, rescore)
+    predictor = Predictor(graph, ranker.unconstrained() if allow_self else ranker)
     unread = predictor.ranker.unread()
     with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
         _read_entities(predictor.ranker, progress, batch_size)

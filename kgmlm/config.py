@@ -195,6 +195,8 @@ class TrainingSettings(_Strict):
             graph are asked for, and an epoch is longer.
         batch_size: texts a step, entities' aside: queries, or of the objective "rescore" pairs.
         temperature: the entity objective divides scores by it.
+        own_entity: what a query's own entity is where it cannot answer (see ``constraints``): "negative", a
+            wrong answer like any other; or "left out" of the softmax, as it is left out of ranking.
         teaching: weight of what a structural model (``structure``), trained first on the same triples,
             teaches the entity objective: which of the entities that training does not name as answers are
             likely. 0 is without. Either way what is trained reads texts alone.
@@ -215,6 +217,7 @@ class TrainingSettings(_Strict):
     objective: Literal["entity", "token", "masked", "rescore"] = "entity"
     samples: Literal["queries", "triples"] = "queries"
     temperature: float = Field(0.25, gt=0)
+    own_entity: Literal["negative", "left out"] = "negative"
     teaching: float = Field(0.0, ge=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
@@ -281,6 +284,9 @@ class Protocol(_Strict):
             "expectation", the closed form of Hits@k over all draws with pessimistic ties (NBFNet). None of
             them compares with another.
         max_triples: a seeded sample of the triples; 0 is all of them.
+        allow_self: let a query's own entity be its answer in every relation. Without it, it is none where
+            the run's training has at least 20 triples of the relation and none links an entity to itself;
+            it then ranks last.
     """
 
     split: str = "test"
@@ -291,6 +297,7 @@ class Protocol(_Strict):
     negatives_by: Literal["drawing", "grail", "expectation"] = "drawing"
     max_triples: int = Field(0, ge=0)
     seed: Seed = 0
+    allow_self: bool = False
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -455,9 +455,11 @@ def evaluate(
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
 
-    A query that several triples share is encoded once. On the run's own graph, ranks among training
-    entities alone are taken from the same scores: what PyKEEN would report, which drops triples with unseen
-    entities or relations and asks duplicates once.
+    A query that several triples share is encoded once. What cannot answer (``ranker.possible``) stays a
+    candidate and ranks last, also where a triple says that it does; such triples are counted. On the run's
+    own graph, ranks among training entities alone and without that constraint are taken from the same
+    forward passes: what PyKEEN would report, which drops triples with unseen entities or relations and asks
+    duplicates once.
 
     Args:
         ranker: over the entities of the graph.
@@ -475,6 +477,8 @@ def evaluate(
         raise ConfigError(
             f"the filter names an unknown split '{unknown.pop()}' (there are: {', '.join(SPLITS)})"
         )
+    if protocol.allow_self:
+        ranker = ranker.unconstrained()
     scope = graph if isinstance(graph, Scope) else Scope.of(graph)
     graph, seen_N, member_N = scope.graph, scope.seen_N, scope.members(protocol)
     sampled = _sampled(scope, protocol)
@@ -491,17 +495,16 @@ def evaluate(
         )
     if protocol.negatives and not _is_expected(protocol):
         main = _Drawn(**vars(main), own_B=asked.queries.entity_B, protocol=protocol)
-    views = [main]
-    if not protocol.negatives and not scope.other and graph.seen_N.any():
-        kept_T = _kept_by_pykeen(graph, triples)
-        same = kept_T.all() and (graph.seen_N == member_N).all()
-        views.append(main if same else _View.of(graph.seen_N, triples, kept_T))
+    comparable = None
+    if not protocol.negatives and not scope.other and retrieval is None and graph.seen_N.any():
+        comparable = _View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
     exact = _View.of(member_N, triples)  # used with a retriever only
     answer_scores_B = torch.zeros(len(asked.queries))
     distinct = asked.distinct
     started = time.monotonic()
-    for rows, scores_dN, exact_dN in _scores(
-        ranker, distinct, retrieval, batch_size, lambda n: advance(n, len(distinct))
+    other = exact if retrieval is not None else comparable
+    for rows, scores_dN, other_dN in _scores(
+        ranker, distinct, retrieval, other is not None, batch_size, lambda n: advance(n, len(distinct))
     ):
         for at, group in asked.in_parts(rows, HELD // scores_dN.shape[1]):
             answers = asked.answers[at]
@@ -509,10 +512,9 @@ def evaluate(
             true = torch.from_numpy(answers).to(scores_dN.device)
             answer_scores_B[at] = scores_bN.gather(1, true[:, None])[:, 0].cpu()
             known = asked.known.lookup(asked.queries[at])
-            for view in {id(v): v for v in views}.values():
-                view.rank(scores_bN, at, answers, known)
-            if exact_dN is not None:
-                exact.rank(exact_dN[torch.from_numpy(group).to(exact_dN.device)], at, answers, known)
+            main.rank(scores_bN, at, answers, known)
+            if other is not None:
+                other.rank(other_dN[torch.from_numpy(group).to(other_dN.device)], at, answers, known)
     seconds = time.monotonic() - started
 
     ranks, tail_B, relation_B = main.result(), asked.queries.tail_B, asked.queries.relation_B
@@ -539,12 +541,12 @@ def evaluate(
         "queries": len(distinct),
         "seconds": round(seconds, 2),
         "candidates": candidates,
+        "own_entity": _own_entity(ranker, asked),
         "protocol": protocol.model_dump(mode="json"),
         "metrics": _metrics(ranks, tail_B, protocol),
         "breakdown": breakdown(ranks, triples, tail_B, seen_N, figures),
     }
-    if len(views) > 1:
-        comparable = views[1]
+    if comparable is not None:
         report["pykeen_comparable"] = {
             "candidates": len(comparable.ids),
             "metrics": _metrics(comparable.result(), tail_B[comparable.asked_B], protocol),
@@ -565,15 +567,33 @@ def _scores(
     ranker: Ranker,
     queries: Queries,
     retrieval: Retrieval | None,
+    others: bool,
     batch_size: int,
     advance: Callable[[int], None],
-) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
-    """Rows, scores, and beside those by shortlist the exact ones."""
+) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    """Rows, scores, and if asked for others of the same queries: beside those by shortlist the exact ones,
+    else those without constraints on what can answer.
+    """
     if retrieval is not None:
         yield from ranker.retrieve_and_rank(queries, retrieval, batch_size, advance)
         return
+    if others and ranker.possible.own_B(queries).any():
+        yield from ranker.rank_both(queries, batch_size, advance)
+        return
     for rows, scores_BN in ranker.rank(queries, batch_size=batch_size, advance=advance):
-        yield rows, scores_BN, None
+        yield rows, scores_BN, scores_BN
+
+
+def _own_entity(ranker: Ranker, asked: _Asked) -> dict[str, Any]:
+    """What a report says of queries that their own entity cannot answer."""
+    own_B = ranker.possible.own_B(asked.queries)
+    loops_B = asked.answers == asked.queries.entity_B
+    return {
+        "excluded": bool(ranker.possible.loop_free_R.any()),
+        "relations": int(ranker.possible.loop_free_R.sum()),
+        "ranks": int(own_B.sum()),
+        "true_loops": int((own_B & loops_B).sum()),
+    }
 
 
 def _retrieved(
@@ -662,7 +682,7 @@ def _by_weights(
         graph,
         protocol,
         len(tried),
-        lambda queries, rows, parts: map(parts.score, tried),
+        lambda queries, rows, parts: (ranker.combined(queries, parts, weights=w) for w in tried),
         partial(advance, "validating"),
         batch_size,
     )
@@ -759,7 +779,7 @@ def choose_rescoring(
     held: list[tuple[IntArray, IntArray]] = []
 
     def score(queries: Queries, rows: IntArray, parts: Parts) -> Iterator[torch.Tensor]:
-        scores_dN = parts.score(ranker.weights)
+        scores_dN = ranker.combined(queries, parts)
         best, ids_dK = ranker.best(queries, scores_dN, most)
         held.append((rows, ids_dK))
         read_dK = ranker.read(queries, best.to_read(ids_dK)).to(scores_dN.device)

@@ -88,12 +88,19 @@ def to_pykeen(ranks: Ranks, tail_B: BoolArray) -> RankBasedMetricResults:
     return RankBasedMetricResults(data)
 
 
-def to_pykeen_model(predictor: Predictor) -> Model:
+def to_pykeen_model(predictor: Predictor, *, allow_self: bool = True) -> Model:
     """A PyKEEN model that scores with a run, for ``pykeen.predict.predict_target``.
+
+    Args:
+        allow_self: True gives the plain scores, so that PyKEEN's evaluator reports what reports of kgmlm
+            call "as PyKEEN". False ranks last what cannot answer, as kgmlm does itself: a query's own entity,
+            where no training triple of the relation links an entity to itself.
 
     Use it with ``to_factory(predictor.graph, "train")`` as the triples factory, whose ids are the run's.
     """
     from pykeen.models import EvaluationOnlyModel
+
+    ranker = predictor.ranker.unconstrained() if allow_self else predictor.ranker
 
     class LikelihoodModel(EvaluationOnlyModel):
         """Mean token log-likelihoods behind PyKEEN's scoring interface."""
@@ -108,7 +115,7 @@ def to_pykeen_model(predictor: Predictor) -> Model:
                 entities.cpu().numpy(), relations.cpu().numpy(), np.full(len(entities), tail, np.bool_)
             )
             scores = torch.empty(len(queries), len(predictor.graph.entities))
-            for rows, part in predictor.ranker.rank(queries):
+            for rows, part in ranker.rank(queries):
                 scores[rows] = part.cpu()
             return scores if ids is None else scores[:, ids]
 

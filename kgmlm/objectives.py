@@ -23,7 +23,7 @@ from kgmlm.masking import MaskedTextSource
 from kgmlm.modeling import Offsets, SpanOutput
 from kgmlm.ranker import Ranker
 from kgmlm.rescoring import PairBatch, Rescorer, pair_loss
-from kgmlm.scoring import entity_loss, score_vectors, teaching_loss, token_loss
+from kgmlm.scoring import entity_loss, left_out, score_vectors, teaching_loss, token_loss
 from kgmlm.structure import Structure
 from kgmlm.tokenization import Encoded, MaskedBatch, MaskedTexts
 
@@ -279,6 +279,8 @@ class Losses:
         self.teacher = teacher
         # Entities that training triples do not have are never negatives.
         self.entities = np.flatnonzero(graph.seen_N)
+        self._column_N = np.full(len(graph.entities), -1)
+        self._column_N[self.entities] = np.arange(len(self.entities))
         self.table = ranker.table(self.entities) if settings.objective == "entity" else None
         self.vector = ranker.settings.vector
         self.memory: Memory | None = None
@@ -316,17 +318,32 @@ class Losses:
             torch.from_numpy(positions[there]).to(device),
             torch.from_numpy(columns[there]).to(device),
         )
+        own = self._left_out(batch.rows, joined.column_N)
         taught_BM = self._taught(batch.rows, joined.ids_M)
         temperature = self.vector.temperature
-        loss = self._loss(score_vectors(span.vector_BD, vectors_MD), taught_BM, targets, temperature)
+        loss = self._loss(score_vectors(span.vector_BD, vectors_MD), taught_BM, targets, temperature, own)
         if self.offsets is None:
             return loss
         moved_MD = self.offsets(torch.from_numpy(joined.ids_M).to(device), vectors_MD.detach())
-        return loss + self._loss(score_vectors(span.vector_BD, moved_MD), taught_BM, targets, temperature)
+        moved_BM = score_vectors(span.vector_BD, moved_MD)
+        return loss + self._loss(moved_BM, taught_BM, targets, temperature, own)
 
     def _taught(self, rows: IntArray, ids: IntArray) -> torch.Tensor | None:
         """The teacher's logits of some candidates, if there is one."""
         return None if self.teacher is None else self.teacher.score(self.queries[rows], ids)
+
+    def _left_out(self, rows: IntArray, column_N: IntArray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Where queries' own entities, which cannot answer, are to have no share of a softmax.
+
+        Args:
+            column_N: column of each entity among the candidates, -1 for the others.
+        """
+        if self.settings.own_entity == "negative":
+            return None
+        at, own = self.ranker.possible.forbidden(self.queries[rows])
+        there = column_N[own] >= 0
+        device = self.ranker.model.device
+        return torch.from_numpy(at[there]).to(device), torch.from_numpy(column_N[own[there]]).to(device)
 
     def _loss(
         self,
@@ -334,8 +351,14 @@ class Losses:
         taught_BN: torch.Tensor | None,
         answers: tuple[torch.Tensor, torch.Tensor],
         temperature: float,
+        own: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """A softmax over entities, true answers as targets, and what the teacher says of the others."""
+        """A softmax over entities, true answers as targets, and what the teacher says of the others; without
+        the (row, column) pairs ``own``.
+        """
+        if own is not None:
+            scores_BN = left_out(scores_BN, own)
+            taught_BN = None if taught_BN is None else left_out(taught_BN, own)
         loss = entity_loss(scores_BN, answers, temperature)
         if taught_BN is None:
             return loss
@@ -346,7 +369,7 @@ class Losses:
         device = self.ranker.model.device
         positions, ids = self.answers.take(rows)
         if self.table is not None:
-            columns = np.searchsorted(self.entities, ids)
+            columns = self._column_N[ids]
             scores_BN = self.ranker.scores(span, self.table)
         else:
             distinct, columns = np.unique(ids, return_inverse=True)
@@ -355,7 +378,8 @@ class Losses:
         answers = (torch.from_numpy(positions).to(device), torch.from_numpy(columns).to(device))
         if self.settings.objective == "entity":
             taught_BN = self._taught(rows, self.entities)
-            return self._loss(scores_BN, taught_BN, answers, self.settings.temperature)
+            own = self._left_out(rows, self._column_N)
+            return self._loss(scores_BN, taught_BN, answers, self.settings.temperature, own)
         return token_loss(scores_BN, answers)
 
     def state(self) -> dict[str, torch.Tensor]:

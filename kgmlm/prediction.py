@@ -18,7 +18,7 @@ import numpy as np
 
 from kgmlm.indexing import added, open_retrieval
 from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query, QueryError
-from kgmlm.ranker import Ranker, Retrieval
+from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.runs import open_run
 from kgmlm.scoring import top
 
@@ -203,7 +203,8 @@ class Predictor:
     ) -> Iterator[tuple[int, list[Prediction]]]:
         """The k best candidates of each query, as (position in ``queries``, predictions), batch by batch.
 
-        Equal scores keep the order of the labels and share no rank here; ties matter in evaluation.
+        Equal scores keep the order of the labels and share no rank here; ties matter in evaluation. What
+        cannot answer (``ranker.possible``) is left out.
 
         Args:
             novel: leave out triples that the graph has in any split.
@@ -215,7 +216,9 @@ class Predictor:
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             for b, row in enumerate(rows.tolist()):
-                chosen = [(i, score) for i, score in ranked[b] if not (novel and (b, i) in known)][:k]
+                chosen = [
+                    (i, score) for i, score in ranked[b] if score > MISSED and not (novel and (b, i) in known)
+                ][:k]
                 predictions = [
                     Prediction(rank, i, entities[i].label, entities[i].surface, score, (b, i) in known)
                     for rank, (i, score) in enumerate(chosen, 1)
@@ -312,7 +315,12 @@ class Predictor:
 
 
 def open_predictor(
-    run: str | Path, device: str | None = None, *, retrieve: int | None = None, index: str | None = None
+    run: str | Path,
+    device: str | None = None,
+    *,
+    retrieve: int | None = None,
+    index: str | None = None,
+    allow_self: bool = False,
 ) -> Predictor:
     """A predictor from a run folder.
 
@@ -320,10 +328,14 @@ def open_predictor(
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
         retrieve: score only so many entities a query, found by an index that `kgmlm index` made.
         index: "likelihood" or "entity"; None takes the one that the run has.
+        allow_self: let an entity answer a query about itself also where no training triple of the relation
+            links an entity to itself.
 
     Raises:
         RunError: when the folder is no run, training has left no model yet, or there is no such index.
     """
     opened = open_run(run)
     ranker = opened.ranker(device)
+    if allow_self:
+        ranker = ranker.unconstrained()
     return Predictor(opened.graph, ranker, open_retrieval(opened, ranker, retrieve, index))

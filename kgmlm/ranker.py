@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from kgmlm.config import Settings
+from kgmlm.constraints import Possible
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.metrics import check_finite
@@ -134,6 +135,7 @@ class Ranker:
             then heads; None multiplies by nothing.
         structure: a structural model of the context's entities, where the run has one.
         rescorer: reads the best candidates again, where the run has one.
+        possible: which candidates can answer at all; learned from the context's training triples.
         offsets: added to the vectors read from the context's entities while they are trained; vectors that
             were saved have them in.
     """
@@ -156,6 +158,7 @@ class Ranker:
         self.offsets: Offsets | None = None
         self.structure: Structure | None = None
         self.rescorer: Rescorer | None = None
+        self.possible = Possible.learn(context.train, len(context.relations))
         get_template(settings.text.template)  # a name that there is
         self._vectors_ND: torch.Tensor | None = None
         self._read_N = np.zeros(0, np.bool_)
@@ -185,6 +188,7 @@ class Ranker:
         twin.weights = self.weights
         mine = self.context.relations.index
         relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
+        twin.possible = self.possible.over(relation_rows)
         if self.factors_R2 is not None:
             known_R = torch.from_numpy(relation_rows >= 0)
             twin.factors_R2 = torch.ones(len(relation_rows), 2)
@@ -279,6 +283,12 @@ class Ranker:
             self.weights = Weights(0.0, 0.0, 1.0)
         elif scores != "all":
             self.weights = Weights() if scores == "likelihood" else Weights(0.0, 1.0)
+
+    def unconstrained(self) -> Ranker:
+        """The same ranker without constraints on what can answer: a query's own entity always may."""
+        twin = copy.copy(self)
+        twin.possible = Possible.anything(len(self.context.relations))
+        return twin
 
     def reduce(self, enabled: bool = True) -> None:
         """Encode in bf16, the rescorer too, or in float32 again."""
@@ -383,8 +393,57 @@ class Ranker:
             (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
         """
         for rows, parts in self.parts(queries, entity_ids, batch_size, advance):
-            scores_bN = parts.score(self.weights)
-            yield rows, self.rescored(queries[rows], scores_bN, entity_ids, batch_size)
+            yield rows, self.final(queries[rows], parts, entity_ids, batch_size)
+
+    def rank_both(
+        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        """As :meth:`rank` of all entities, and beside the scores those without constraints on what can
+        answer, from the same forward passes.
+        """
+        for rows, parts in self.parts(queries, None, batch_size, advance):
+            scores_bN = self.final(queries[rows], parts, None, batch_size)
+            yield rows, scores_bN, self._freed(queries[rows], parts, scores_bN, batch_size)
+
+    def combined(
+        self,
+        queries: Queries,
+        parts: Parts,
+        entity_ids: IntArray | None = None,
+        weights: Weights | None = None,
+    ) -> torch.Tensor:
+        """The weighted sum of parts ``(B, N)``, with :data:`~kgmlm.constraints.IMPOSSIBLE` for what cannot
+        answer.
+
+        Args:
+            entity_ids: candidates, ``(N,)`` or a row of each query's own, ``(B, N)``; None is all.
+            weights: other weights than the ranker's.
+        """
+        return self.possible.applied(parts.score(weights or self.weights), queries, entity_ids)
+
+    def final(
+        self, queries: Queries, parts: Parts, entity_ids: IntArray | None = None, batch_size: int = 64
+    ) -> torch.Tensor:
+        """Final scores ``(B, N)`` from parts: combined, then rescored where the run has a rescorer."""
+        scores_BN = self.combined(queries, parts, entity_ids)
+        return self.rescored(queries, scores_BN, entity_ids, batch_size)
+
+    def _freed(
+        self, queries: Queries, parts: Parts, scores_BN: torch.Tensor, batch_size: int = 64
+    ) -> torch.Tensor:
+        """The final scores of all entities if every entity could answer.
+
+        Args:
+            scores_BN: what :meth:`final` gives; most of it stays.
+        """
+        own = np.flatnonzero(self.possible.own_B(queries))
+        if not len(own):
+            return scores_BN
+        rows = torch.from_numpy(own).to(scores_BN.device)
+        free_bN = parts.score(self.weights)[rows]
+        if self.rescorer is not None:  # the own entity may take a place among the best
+            free_bN = self.rescored(queries[own], free_bN, None, batch_size)
+        return scores_BN.index_put((rows,), free_bN)
 
     def rescored(
         self,
@@ -468,14 +527,14 @@ class Ranker:
             (rows, scores ``(b, N)`` in which all that the shortlist lacks is :data:`MISSED`, exact scores).
         """
         for rows, span, parts in self.scored(queries, None, batch_size, advance):
-            exact_BN = self.rescored(queries[rows], parts.score(self.weights), None, batch_size)
+            exact_BN = self.final(queries[rows], parts, None, batch_size)
             ids_BK, scores_BK = self.shortlist(span, retrieval, queries[rows], batch_size)
             scores_BN = torch.full_like(exact_BN, MISSED)
             found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
             ids = torch.from_numpy(ids_BK).to(exact_BN.device)
             where = found.nonzero()[:, 0]
             scores_BN[where, ids[found]] = scores_BK[found]
-            yield rows, scores_BN, exact_BN
+            yield rows, self.possible.applied(scores_BN, queries[rows]), exact_BN
 
     @torch.inference_mode()
     def shortlist(
@@ -509,6 +568,8 @@ class Ranker:
             asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
         most = min(retrieval.k + MORE, max(1, len(self.context.entities)))
         ids_BK = retriever.search(*asked, most, retrieval.effort).ids_BK
+        if queries is not None:  # what cannot answer takes no place
+            ids_BK[self.possible.forbidden(queries, ids_BK)] = -1
         some_BK = np.maximum(ids_BK, 0)
         likelihood_BK = vector_BK = structure_BK = None
         if self.weights.likelihood:

@@ -268,6 +268,12 @@ def entity_loss(
     return -(log_probs_BN[rows, columns] / counts_B[rows]).sum() / len(scores_BN)
 
 
+def left_out(scores_BN: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Scores whose (row, column) pairs have no share of a softmax; differentiable in the others."""
+    # Finite, also when divided by a temperature: zero times infinity is no number.
+    return scores_BN.index_put(at, scores_BN.new_tensor(-1e30))
+
+
 def teaching_loss(
     scores_BN: torch.Tensor,
     taught_BN: torch.Tensor,

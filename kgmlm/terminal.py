@@ -192,7 +192,8 @@ def print_metrics(evaluation: Evaluation) -> None:
         what = f"{texts['negatives']['count']} {drawn}negatives of {what}"
         what += ", drawn as GraIL does" if how == "grail" else ""
         kind = "expected" if how == "expectation" else "realistic"
-    table = Table(title=escape(f"{report['dataset']} {report['split']}: filtered, {kind}, {what}"))
+    own = ", own entity excluded" if report["own_entity"]["excluded"] else ""
+    table = Table(title=escape(f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"))
     table.add_column("queries")
     for name in wanted:
         table.add_column(name, justify="right")
@@ -203,7 +204,8 @@ def print_metrics(evaluation: Evaluation) -> None:
         table.add_row("both, seen only", *cells(position["neither"], ""))
         table.add_row("both, unseen", *cells(position["any"], ""))
     comparable = report.get("pykeen_comparable", {"metrics": {}})["metrics"]
-    if position["any"]["count"] and comparable.get("both.realistic.count"):
+    plain = report["own_entity"]["excluded"]
+    if (plain or position["any"]["count"]) and comparable.get("both.realistic.count"):
         table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
     stdout().print(table)
     if "retrieval" in report:

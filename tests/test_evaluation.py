@@ -18,6 +18,7 @@ from kgmlm.config import (
     VectorSettings,
     load_protocol,
 )
+from kgmlm.constraints import Possible
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import Evaluation, Scope, choose_rescoring, choose_structure, evaluate, validate
 from kgmlm.indexing import build_index
@@ -36,8 +37,12 @@ class FakeRanker:
 
     def __init__(self, n: int, kind: str) -> None:
         self.n, self.kind = n, kind
+        self.possible = Possible.anything(300)
         offsets = np.arange(n + 1)
         self.candidates = Candidates(np.zeros(n, np.int64), offsets, np.zeros(n, np.bool_))
+
+    def unconstrained(self) -> FakeRanker:
+        return self
 
     def score(self, queries: Queries) -> torch.Tensor:
         if self.kind == "constant":

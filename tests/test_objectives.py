@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import TrainingSettings, VectorSettings
+from kgmlm.config import StructureSettings, TrainingSettings, VectorSettings
+from kgmlm.constraints import Possible
 from kgmlm.kg import ConfigError, KnowledgeGraph
 from kgmlm.objectives import BatchStream, Losses, MaskedLosses, Memory, TextStream, objective
 from kgmlm.ranker import Ranker
+from kgmlm.structure import train_structure
 
 
 def training(**values: object) -> TrainingSettings:
@@ -104,3 +106,36 @@ def test_each_objective_has_its_stream_and_loss(
     assert found[0] != found[1]
     with pytest.raises(ConfigError, match="kgmlm rescore"):
         objective(ranker, toy, training(objective="rescore"), (0, 1))
+
+
+@pytest.mark.parametrize(
+    "vector", [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, offset_rate=0.01)]
+)
+@pytest.mark.parametrize("teaching", [0.0, 1.0])
+def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings, teaching: float
+) -> None:
+    """Changing the scores of own entities alone changes the loss where they are negatives, else not."""
+    losses = {}
+    for own_entity in ("negative", "left out"):
+        ranker = make_ranker(vector=vector)
+        ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
+        chosen = training(own_entity=own_entity, teaching=teaching)
+        stream = BatchStream(ranker, toy, chosen, (0, 1))
+        teacher = train_structure(toy, StructureSettings(dimension=4, epochs=1)) if teaching else None
+        made = Losses(ranker, toy, chosen, stream, teacher)
+        rows = np.arange(len(stream.queries))
+        answers = made.answers.take(rows)
+        at = (torch.from_numpy(answers[0]), torch.from_numpy(made._column_N[answers[1]]))
+        scores = torch.randn(len(rows), len(made.entities), generator=torch.Generator().manual_seed(0))
+        own = (rows, made._column_N[stream.queries.entity_B])
+        moved = scores.clone()
+        moved[own] += 3
+        taught = made._taught(rows, made.entities)
+        left = made._left_out(rows, made._column_N)
+        losses[own_entity] = [made._loss(x, taught, at, 0.25, left).item() for x in (scores, moved)]
+        batch = next(stream.from_position(0))
+        assert torch.isfinite(made(ranker.model, batch))
+    assert losses["negative"][0] != losses["negative"][1]
+    assert losses["left out"][0] == losses["left out"][1]
+    assert losses["left out"][0] < losses["negative"][0]
