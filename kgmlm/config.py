@@ -210,8 +210,9 @@ class TrainingSettings(_Strict):
             only. ``eval_triples`` bounds the sample (0: all).
         patience: stop after so many validations without a better MRR (0: never).
         checkpoint_minutes: save a resumable checkpoint this often; inf only where validation does.
-        precision: "auto" is bf16 where a GPU has it, else fp32. On CPUs with bf16 matrix units (Intel's AMX)
-            "bf16" halves the time of a step or better; weights, sums and losses stay fp32.
+        precision: of products; weights, sums and losses stay fp32. "auto" is bf16 where the GPU or the CPU
+            has units for it (1.6 times as fast and more), else fp32. In fp32 resuming is exact to the
+            last bit.
     """
 
     objective: Literal["entity", "token", "masked", "rescore"] = "entity"

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.kg import ModelError
+from kgmlm.packing import PackedEncoder, Reading
 from kgmlm.tokenization import MaskedBatch, MaskedTexts, check_model_folder
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class SpanModel(nn.Module):
         self._span: tuple[torch.Tensor, torch.Tensor] | None = None
         self._captured: torch.Tensor | None = None
         self._reduced = False
+        self._packed = PackedEncoder.of(mlm.base_model)
         mlm.base_model.register_forward_hook(self._narrow)
         decoder.register_forward_pre_hook(self._capture)
 
@@ -97,6 +100,11 @@ class SpanModel(nn.Module):
         return (args[0][:, :0],)  # nothing to decode here: scoring does it, for the tokens that it needs
 
     @property
+    def packs(self) -> bool:
+        """Whether several batches are encoded at the cost of one of as many tokens."""
+        return self._packed is not None
+
+    @property
     def positions(self) -> int | None:
         """How many tokens a text may have; None where the model sets no limit."""
         limit: int | None = getattr(self.mlm.config, "max_position_embeddings", None)
@@ -113,29 +121,45 @@ class SpanModel(nn.Module):
             entities: texts of E entities, in several batches; each has a mask for its vector and no span.
         """
         if isinstance(batch, MaskedTexts):
-            return SpanOutput(self._at(batch, batch.rows_M[None], batch.columns_M[None]))
-        hidden, vectors = self._states(batch)
-        read = [v for v in (self._states(part)[1] for part in entities) if v is not None]
-        return SpanOutput(hidden, vectors, torch.cat(read) if read else None)
+            (hidden,) = self._at([_positions(batch)])
+            return SpanOutput(hidden)
+        states = self._at([_positions(part) for part in (batch, *entities)])
+        vectors = [
+            nn.functional.normalize(hidden[:, -1], dim=-1) if part.vector else None
+            for part, hidden in zip((batch, *entities), states, strict=True)
+        ]
+        hidden = states[0][:, :-1] if batch.vector else states[0]
+        read = [v for v in vectors[1:] if v is not None]
+        return SpanOutput(hidden, vectors[0], torch.cat(read) if read else None)
 
-    def _states(self, batch: MaskedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """States at the span, and the unit vector behind it where the batch has a mask for one."""
-        steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
-        columns = batch.span_start_B[:, None] + steps
-        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
-        hidden = self._at(batch, rows, columns)
-        if not batch.vector:
-            return hidden, None
-        return hidden[:, :-1], nn.functional.normalize(hidden[:, -1], dim=-1)
+    def _at(self, readings: Sequence[Reading]) -> list[torch.Tensor]:
+        """The states that enter the decoder at the positions of each reading, float32."""
+        with torch.autocast(self.device.type, torch.bfloat16) if self._reduced else nullcontext():
+            if self._packed is None:
+                return [
+                    self._enter(r.input_ids_BT, (r.rows, r.columns), attention_mask=r.attention_mask_BT)
+                    for r in readings
+                ]
+            states_PD = self._packed(readings)
+            entering = self._through_head(states_PD).split([r.rows.numel() for r in readings])
+        return [e.view(*r.rows.shape, -1) for e, r in zip(entering, readings, strict=True)]
 
-    def _at(
-        self, batch: MaskedBatch | MaskedTexts, rows: torch.Tensor, columns: torch.Tensor
-    ) -> torch.Tensor:
-        """The states that enter the decoder at some positions, float32."""
-        self._span = (rows, columns)
+    def _through_head(self, states_PD: torch.Tensor) -> torch.Tensor:
+        """Encoder states through the family's own head: what enters the decoder, ``(P, D)``, float32."""
+        base, everything = self.mlm.base_model, (slice(None), slice(None))
+        base.forward = lambda *args, **kwargs: BaseModelOutput(last_hidden_state=states_PD[None])
         try:
-            with torch.autocast(self.device.type, torch.bfloat16) if self._reduced else nullcontext():
-                self.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT)
+            return self._enter(
+                torch.zeros(1, len(states_PD), dtype=torch.long, device=self.device), everything
+            )[0]
+        finally:
+            del base.forward  # the class's own again
+
+    def _enter(self, input_ids_BT: torch.Tensor, span: Any, **more: torch.Tensor) -> torch.Tensor:
+        """What enters the decoder at a span of the encoder's output, float32."""
+        self._span = span
+        try:
+            self.mlm(input_ids=input_ids_BT, **more)
             hidden = self._captured
         finally:
             self._span = self._captured = None
@@ -171,6 +195,8 @@ class SpanModel(nn.Module):
 
     def attend(self, implementation: str) -> None:
         """Compute attention by another of the library's implementations, where the family has it."""
+        if self._packed is not None:
+            self._packed.plain = implementation == "eager"
         try:
             self.mlm.set_attn_implementation(implementation)
         except (ValueError, ImportError, NotImplementedError):
@@ -192,6 +218,17 @@ class SpanModel(nn.Module):
     def save(self, folder: Path) -> None:
         """Write weights (safetensors) and config as an ordinary Hugging Face folder."""
         self.mlm.save_pretrained(folder)
+
+
+def _positions(batch: MaskedBatch | MaskedTexts) -> Reading:
+    """Where a batch is read: at its hole and the mask behind it, or at its hidden tokens as one row."""
+    if isinstance(batch, MaskedTexts):
+        rows, columns = batch.rows_M[None], batch.columns_M[None]
+        return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=False)
+    steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
+    columns = batch.span_start_B[:, None] + steps
+    rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+    return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
 
 
 class Offsets(nn.Module):

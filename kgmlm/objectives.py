@@ -29,6 +29,7 @@ from kgmlm.tokenization import Encoded, MaskedBatch, MaskedTexts
 
 BUCKET = 50  # batches that are sorted by length together
 ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
+PACKED_BATCHES = 16  # where many cost no more than one
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class BatchStream:
         ids = np.unique(self.answers.ids[first + (chances * (end - first)).astype(np.int64)])
         texts = self.ranker.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
-        parts = [part for part in np.array_split(order, ENTITY_BATCHES) if len(part)]
+        count = PACKED_BATCHES if self.ranker.model.packs else ENTITY_BATCHES
+        parts = [part for part in np.array_split(order, count) if len(part)]
         entities = tuple(self.ranker.tokenizer.collate([texts[i] for i in part]) for part in parts)
         return TrainingBatch(rows, queries, ids[order], entities)
 

@@ -18,6 +18,7 @@ from kgmlm.config import Settings
 from kgmlm.constraints import Possible
 from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
+from kgmlm.machine import keep_memory
 from kgmlm.metrics import check_finite
 from kgmlm.modeling import Offsets, SpanModel, SpanOutput
 from kgmlm.rescoring import Best, Rescorer
@@ -370,6 +371,7 @@ class Ranker:
     ) -> Iterator[tuple[IntArray, SpanOutput]]:
         """The forward passes alone: (rows of ``queries``, states), in batches and in no set order."""
         self.model.eval()
+        keep_memory()
         for start in range(0, len(queries), 64 * batch_size):  # bounds what is encoded at once
             encoded = self.encode(queries[start : start + 64 * batch_size])
             for rows, batch in self._padded(encoded, batch_size):

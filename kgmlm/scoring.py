@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from kgmlm.kg import IntArray
 from kgmlm.modeling import SpanModel, SpanOutput
@@ -87,27 +88,85 @@ class PairTable:
         return groups, torch.from_numpy(places).to(device)
 
 
+class _PairLogProbs(torch.autograd.Function):
+    """Log-probabilities of pairs whose gradient is made in the buffer of the logits.
+
+    That buffer is the largest thing in a step (vocabulary times positions times queries). Autograd would keep
+    the logits, and make the softmax, the gradient of what is looked up and their sum beside it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_DR: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor,
+        outside: torch.Tensor | None,
+        rows_P: torch.Tensor,
+        position_P: torch.Tensor,
+        count: int,
+    ) -> torch.Tensor:
+        """``(P, B)``.
+
+        Args:
+            outside: rows of the decoder that the softmax leaves out.
+            rows_P: token times span plus position of each pair, all different.
+            count: B.
+        """
+        logits_VR = torch.addmm(bias_V[:, None], weight_VD, hidden_DR)
+        pairs_PB = logits_VR.view(-1, count)[rows_P]
+        if outside is not None:
+            logits_VR[outside] = -torch.inf
+        highest_R = logits_VR.amax(0)
+        weights_VR = logits_VR.sub_(highest_R).exp_()
+        total_R = weights_VR.sum(0)
+        ctx.weights_VR = weights_VR  # not saved by autograd, which would refuse that backward overwrites it
+        ctx.save_for_backward(hidden_DR, weight_VD, total_R, rows_P, position_P)
+        log_z_LB = (highest_R + total_R.log()).view(-1, count)
+        return pairs_PB.sub_(log_z_LB[position_P])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PB: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of states, weight and bias."""
+        hidden_DR, weight_VD, total_R, rows_P, position_P = ctx.saved_tensors
+        grad_VR, ctx.weights_VR = ctx.weights_VR, None
+        count = grad_PB.shape[1]
+        moved_LB = grad_PB.new_zeros(len(total_R) // count, count).index_add_(0, position_P, grad_PB)
+        grad_VR.mul_(-moved_LB.flatten() / total_R)
+        grad_VR.view(-1, count).index_add_(0, rows_P, grad_PB)
+        return (weight_VD.T @ grad_VR, grad_VR @ hidden_DR.T, grad_VR.sum(1), None, None, None, None)
+
+
 def pair_log_probs(
     model: SpanModel, span: SpanOutput, softmax_tokens: torch.Tensor | None, table: PairTable
 ) -> torch.Tensor:
     """``log p_i(t)`` of every pair as contiguous rows: ``(P, B)``, float32.
 
     Logits of all tokens are made once, for the normalizer and for the pairs, with the batch innermost: what
-    is looked up, and added up in the backward pass, are rows.
+    is looked up, and added up in the backward pass, are rows. Differentiable once.
     """
     weight_VD, bias_V = model.decoder
-    tokens_P, among = table.tokens_P, softmax_tokens
-    if among is not None:
-        used = torch.unique(torch.cat([among, tokens_P]))
+    tokens_P, outside = table.tokens_P, None
+    if softmax_tokens is not None:
+        used = torch.unique(torch.cat([softmax_tokens, tokens_P]))
         weight_VD, bias_V = weight_VD[used], bias_V[used]
-        tokens_P, among = torch.searchsorted(used, tokens_P), torch.searchsorted(used, among)
+        tokens_P = torch.searchsorted(used, tokens_P)
+        outside = torch.isin(used, softmax_tokens, assume_unique=True, invert=True).nonzero()[:, 0]
     count, length, width = span.hidden_BLD.shape
     hidden_DR = span.hidden_BLD.permute(2, 1, 0).reshape(width, length * count)
-    logits_VR = torch.addmm(bias_V[:, None].float(), weight_VD.float(), hidden_DR)
-    log_z_LB = (logits_VR if among is None else logits_VR[among]).logsumexp(0).view(length, count)
     starts = torch.tensor(table.starts, device=tokens_P.device)
     position_P = torch.arange(len(starts) - 1, device=starts.device).repeat_interleave(starts.diff())
-    return logits_VR.view(-1, count)[tokens_P * length + position_P] - log_z_LB[position_P]
+    log_probs_PB: torch.Tensor = _PairLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden_DR,
+        weight_VD.float(),
+        bias_V.float(),
+        outside,
+        tokens_P * length + position_P,
+        position_P,
+        count,
+    )
+    return log_probs_PB
 
 
 def score_candidates(

@@ -30,6 +30,7 @@ from kgmlm import files
 from kgmlm.config import Settings, StructureSettings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
+from kgmlm.machine import fast_bf16, keep_memory
 from kgmlm.modeling import Offsets, SpanModel, create_model, load_model, reduced_products
 from kgmlm.objectives import AnyLosses, objective
 from kgmlm.ranker import Ranker, Vocabulary
@@ -384,8 +385,8 @@ class MetricsLog:
 
 def _precision(settings: TrainingSettings, on_cpu: bool) -> str:
     if settings.precision == "auto":
-        able = not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        return "bf16" if able else "no"
+        on_gpu = not on_cpu and torch.cuda.is_available()
+        return "bf16" if (torch.cuda.is_bf16_supported() if on_gpu else fast_bf16()) else "no"
     return "bf16" if settings.precision == "bf16" else "no"
 
 
@@ -428,6 +429,7 @@ def train(
 
     settings = run.settings.training
     reporter = reporter or Silent()
+    keep_memory()
     on_cpu = _on_cpu() or device == "cpu"
     precision = _precision(settings, on_cpu)
     # An earlier training of this process may have had another precision or device.
