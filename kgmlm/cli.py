@@ -10,8 +10,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,6 +83,25 @@ Precision = Annotated[
 BatchSize = Annotated[int, typer.Option(min=1, help="Queries, or candidates read again, a forward pass.")]
 
 
+def _writing(argument: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For commands that write the run that an argument names: nobody else writes it meanwhile.
+
+    Of several processes the main one holds the lock for all.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def wrapper(**arguments: Any) -> None:
+            from kgmlm.runs import writing
+
+            with writing(arguments[argument], function.__name__) if _main_process() else nullcontext():
+                function(**arguments)
+
+        return wrapper
+
+    return decorate
+
+
 @app.callback(invoke_without_command=True)
 def main(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
@@ -96,6 +116,7 @@ def main(
 
 @app.command()
 @handled
+@_writing("output")
 def train(
     output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     dataset: Annotated[
@@ -442,7 +463,7 @@ def evaluate(
     else:
         print_metrics(result)
     if output:
-        files.write_json(output, report)
+        files.write_json(output, report, follow=True)
     try:
         made_by = runs.scores_of(opened.record)
         result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet", made_by)
@@ -625,6 +646,7 @@ def rank(
 
 @app.command()
 @handled
+@_writing("run")
 def index(
     run: RunArgument,
     kind: Annotated[
@@ -689,6 +711,7 @@ def index(
 
 @app.command()
 @handled
+@_writing("run")
 def fuse(
     run: RunArgument,
     config: Annotated[
@@ -774,6 +797,7 @@ def fuse(
 
 @app.command()
 @handled
+@_writing("run")
 def weigh(
     run: RunArgument,
     max_triples: Annotated[
@@ -819,6 +843,7 @@ def weigh(
 
 @app.command()
 @handled
+@_writing("run")
 def rescore(
     run: RunArgument,
     config: Annotated[
@@ -882,7 +907,9 @@ def rescore(
     if giver is not None and giver.rescorer_folder and not giver.graph.same(opened.graph):
         raise RunError(f"{source} is a run of another graph than {run}")
     again = giver is not None and giver.path.resolve() == run.resolve()
-    if not (again or resume or overwrite) and (folder / "run.json").is_file():
+    files.refuse_link(folder)
+    there = (folder / "run.json").is_file() and not runs.is_blank(folder)
+    if not (again or resume or overwrite) and there:
         raise RunError(
             f"{run} has a rescorer already; --resume goes on training it, --from {run} chooses anew how it "
             "is used, --overwrite replaces it"

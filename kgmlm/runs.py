@@ -20,11 +20,13 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,6 +39,7 @@ import pyarrow.parquet as pq
 from kgmlm import __version__, files
 from kgmlm.config import Settings, dump_settings, load_settings
 from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
+from kgmlm.locks import locked
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +55,7 @@ VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
 TEACHER = "teacher.safetensors"
 RESCORER = "rescorer"
+ENDED = ("finished", "stopped early")
 
 
 def versions() -> dict[str, str]:
@@ -123,12 +127,12 @@ def _run_of(model_name: str) -> Path:
 def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
     """Texts and triples as Parquet, ids kept."""
     folder.mkdir(parents=True)
-    pq.write_table(graph.entities.table, folder / "entities.parquet")
+    files.write_parquet(folder / "entities.parquet", graph.entities.table)
     rows = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
-    pq.write_table(pa.table(rows), folder / "relations.parquet")
+    files.write_parquet(folder / "relations.parquet", pa.table(rows))
     columns = {c: graph.all_triples[:, i] for i, c in enumerate(("head", "relation", "tail"))}
     names = np.repeat(list(graph.splits), [len(t) for t in graph.splits.values()])
-    pq.write_table(pa.table({**columns, "split": names.tolist()}), folder / "triples.parquet")
+    files.write_parquet(folder / "triples.parquet", pa.table({**columns, "split": names.tolist()}))
 
 
 def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
@@ -327,6 +331,7 @@ class Run:
     def copy_rescorer(self, other: Run) -> None:
         """Give another run of the same graph this one's rescorer."""
         mine = self.rescorer_folder
+        files.refuse_link(other.path / RESCORER)
         other.update(rescoring=None)
         with files.atomic_folder(other.path / RESCORER) as folder:
             shutil.copytree(mine, folder, dirs_exist_ok=True)
@@ -369,20 +374,11 @@ class Run:
 
 def save_vectors(ranker: Ranker, path: Path) -> None:
     """Vectors of the run's own entities, in order, and the weights of likelihood and vectors."""
-    from safetensors.torch import save_file
-
     weights = {k: repr(v) for k, v in ranker.weights._asdict().items()}
     tensors = {"vectors": ranker.vectors.cpu().contiguous()}
     if ranker.factors_R2 is not None:
         tensors["factors"] = ranker.factors_R2
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        save_file(tensors, temporary, metadata=weights)
-        temporary.replace(path)
-    except Exception as error:
-        raise OSError(f"{path.parent}: the entity vectors cannot be written: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write_tensors(path, tensors, weights)
 
 
 def load_vectors(ranker: Ranker, path: Path) -> None:
@@ -421,10 +417,101 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
     except SafetensorError as error:
         raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
     tokenizer.tokenizer.save_pretrained(folder)
+    files.follow_umask(folder)
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; what else is in the folder is not its own.
+
+    Raises:
+        RunError: when the folder is a link.
+    """
+    folder = path / "checkpoints"
+    files.refuse_link(folder)
+    own = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
+    return sorted((p for p in own if p.is_dir() and not p.is_symlink()), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def discard_checkpoints(path: Path, but: str = "") -> None:
+    """Remove the resumable states of a run, all but one, and nothing else."""
+    for folder in checkpoints(path):
+        if folder.name != but:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not but:
+        with suppress(OSError):  # not there, or with something in it that is not a checkpoint
+            (path / "checkpoints").rmdir()
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a run was laid and has learned nothing, as when its training was refused.
+
+    One with a teacher has something to lose.
+    """
+    laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
+    if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
+        return False
+    try:
+        started = json.loads((path / "run.json").read_text("utf-8"))["status"] == "started"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
+    return started and all(p in checkpoints(path) and not _step(p) for p in there)
+
+
+@contextmanager
+def writing(path: Path, what: str) -> Iterator[None]:
+    """Be the only one that writes a run, and put in order what a kill has left of it.
+
+    Args:
+        path: where it is, or will be.
+        what: what is being done, for the sentence that others get.
+
+    Raises:
+        RunError: when another process writes it.
+    """
+    with locked(_owner(path), what):
+        _put_in_order(path.resolve())
+        yield
+
+
+def _owner(path: Path) -> Path:
+    """The run that a run is part of, or itself: a rescorer is written under its run's lock."""
+    path = path.resolve()
+    part = path.name == RESCORER and (path.parent / "run.json").is_file()
+    return path.parent if part else path
+
+
+def _put_in_order(path: Path) -> None:
+    files.recover(path)
+    try:
+        ended = json.loads((path / "run.json").read_text("utf-8"))["status"] in ENDED
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for folder in (path, path / "model", path / "index", path / "checkpoints"):
+        files.recover_in(folder)
+    for left in path.glob(".model.*"):  # by older versions
+        shutil.rmtree(left, ignore_errors=True)
+    if ended and not (path / "checkpoints").is_symlink():
+        discard_checkpoints(path)
+    if (path / RESCORER).is_dir() and not (path / RESCORER).is_symlink():
+        _put_in_order(path / RESCORER)
+
+
+def _recover(path: Path) -> None:
+    """Before reading: end what a kill cut short, where nobody writes and this process may."""
+    path = path.resolve()
+    inside = (path, path / "index", path / RESCORER, path / "checkpoints")
+    if files.is_unsettled(path) or any(map(files.unsettled, inside)):
+        with suppress(RunError, OSError), writing(path, "opening"):
+            pass
 
 
 def check_output(path: Path, overwrite: bool) -> None:
-    """Refuse to write over what is not a run, or over a run unless asked to.
+    """Refuse to write over what is not a run, or, unless asked to, over a run that has learned something.
 
     Raises:
         RunError: saying which option to use.
@@ -433,7 +520,7 @@ def check_output(path: Path, overwrite: bool) -> None:
         return
     if not (path / "run.json").is_file():
         raise RunError(f"{path} exists and is not a run; choose another --output")
-    if not overwrite:
+    if not overwrite and not is_blank(path):
         raise RunError(f"{path} is a run already; use --resume to go on, --overwrite to start again")
 
 
@@ -473,9 +560,9 @@ def create_run(
         "step": 0,
         "minutes": 0.0,
     }
-    with files.atomic_folder(path) as folder:
+    with files.atomic_folder(path, follow=True) as folder:
         write_graph(graph, folder / "graph")
-        (folder / "config.toml").write_text(dump_settings(settings), "utf-8")
+        files.write_atomic(folder / "config.toml", dump_settings(settings))
         files.write_json(folder / "run.json", record)
         if teacher:
             save_structure(teacher[0], folder / TEACHER)
@@ -489,6 +576,7 @@ def open_run(path: str | Path) -> Run:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
     path = Path(path)
+    _recover(path)
     if not (path / "run.json").is_file():
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
@@ -500,8 +588,3 @@ def open_run(path: str | Path) -> Run:
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, DataError) as error:
         raise RunError(f"{path} is damaged: {str(error).splitlines()[0][:200]}") from None
     return Run(path, graph, load_settings(path / "config.toml"), record)
-
-
-def discard_checkpoints(path: Path) -> None:
-    """Remove resumable states."""
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
