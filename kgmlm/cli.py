@@ -183,7 +183,7 @@ def train(
         _check_tracker(tracker)
     if resume:
         run = runs.open_run(output)
-        if model not in (None, run.record["model"]):
+        if model is not None and run.record["model"] not in (model, runs.model_address(model)):
             raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
         if (config or set_) and settings.without_max_steps() != run.settings.without_max_steps():
             raise RunError(
@@ -378,6 +378,8 @@ def evaluate(
     for path in (output, ranks):
         if path is not None:
             files.check_writable(path)
+    if ranks is None:
+        files.refuse_link(run / "ranks")
     asked = candidates
     if graph is not None and candidates is None and protocol is None:
         candidates = "graph"
@@ -394,7 +396,7 @@ def evaluate(
     from kgmlm.indexing import open_retrieval
 
     earlier, gone = opened.past(rescored=rescore != 0 and scores in ("all", "text"))
-    if gone and (other is not None or set(gone) != {opened.graph.name}):
+    if gone:
         tell(
             f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
         )
@@ -434,6 +436,7 @@ def evaluate(
     report = {
         **result.report,
         "trained_on": opened.graph.name,
+        "unchecked": gone,
         "scores": ranker.weights._asdict(),
         "structure": opened.record.get("structure") if ranker.weights.structure else None,
         "weighing": opened.record.get("weighing") if ranker.weights.vector else None,
@@ -466,7 +469,8 @@ def evaluate(
         files.write_json(output, report, follow=True)
     try:
         made_by = runs.scores_of(opened.record)
-        result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet", made_by)
+        kept = run / "ranks" / f"{files.safe_name('.'.join(ways))}.parquet"
+        result.write_ranks(ranks or kept, made_by, follow=ranks is not None)
     except OSError as error:
         if ranks is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
@@ -781,9 +785,8 @@ def fuse(
         protocol = Protocol(split="valid", max_triples=max_triples)
         valid = choose_structure(ranker, opened.graph, protocol, bars, batch_size)
     assert ranker.structure is not None
-    fused = opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
-    if fused.record.get("rescoring"):
-        fused.update(rescoring=None)  # it was chosen for other scores
+    opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
+    if opened.record.get("rescoring"):
         tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {run} --from {run}")
     if as_json:
         print_json(valid)

@@ -279,7 +279,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
         for field in row:
             if "\t" in field or "\n" in field or field.endswith("\r"):
                 raise DataError(f"{field!r} has a tab or a line break, which a TSV file cannot hold")
-    path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
+    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows), follow=True)
 
 
 def _is_stream(path: Path) -> bool:
@@ -370,6 +370,17 @@ def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] 
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from None
+
+
+def safe_name(name: str) -> str:
+    """A name as one component of a path; one that had to be changed ends in a digest and stays distinct.
+
+    >>> safe_name("fb237-v1-ind.test"), safe_name("../x")
+    ('fb237-v1-ind.test', '-x-d6b96a97')
+    """
+    plain = re.sub(r"[^\w.,+=@ -]", "-", name).lstrip(". ").encode()[:160].decode(errors="ignore")
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return plain if plain and plain == name else f"{plain}-{digest}"
 
 
 def refuse_link(folder: Path) -> None:

@@ -38,7 +38,16 @@ import pyarrow.parquet as pq
 
 from kgmlm import __version__, files
 from kgmlm.config import Settings, dump_settings, load_settings
-from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
+from kgmlm.kg import (
+    TEXT_COLUMNS,
+    DataError,
+    EntityTable,
+    IntArray,
+    KgmlmError,
+    KnowledgeGraph,
+    RelationTable,
+    RunError,
+)
 from kgmlm.locks import locked
 
 if TYPE_CHECKING:
@@ -99,6 +108,12 @@ def command() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """``run.json``, as it is."""
+    record: dict[str, Any] = json.loads((path / "run.json").read_text("utf-8"))
+    return record
+
+
 def scores_of(record: Mapping[str, Any]) -> str:
     """A digest of what a run's scores go by, as its record has it: another one, other scores."""
     keys = ("command", "step", "best_valid_mrr", "weighing", "structure", "rescoring")
@@ -106,12 +121,18 @@ def scores_of(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
+def model_address(model_name: str) -> str:
+    """The model of a run for the record: of a folder its path from the root, which holds anywhere."""
+    path = Path(model_name)
+    return str(path.resolve()) if model_name != "scratch" and path.is_dir() else model_name
+
+
 def began_from(model_name: str) -> dict[str, Any] | None:
     """What is known of the run whose model another run begins with, and of the runs before it."""
     if not (Path(model_name) / "config.json").is_file():  # "scratch", or a name on the hub
         return None
     try:
-        record = json.loads((_run_of(model_name) / "run.json").read_text("utf-8"))
+        record = read_record(_run_of(model_name))
         keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
         return {key: record.get(key) for key in keys}
     except (OSError, ValueError):
@@ -191,21 +212,19 @@ class Run:
             while older:
                 folder = _run_of(str(model))
                 try:
-                    there = (
-                        json.loads((folder / "run.json").read_text("utf-8"))["command"] == older["command"]
-                    )
+                    there = read_record(folder)["command"] == older["command"]
                     if there and folder not in graphs:
                         graphs[folder] = read_graph(folder / "graph", older["dataset"], {})
-                except (OSError, ValueError, KeyError):
-                    there = False
-                if not there:
+                except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, KgmlmError):
+                    there = False  # or damaged
+                if not there and older["command"] != self.record["command"]:  # a rescorer began with this run
                     gone.append(str(older["dataset"]))
                 model, older = older["model"], older["began_from"]
         return list(graphs.values()), list(dict.fromkeys(gone))
 
     def update(self, **values: Any) -> Run:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""
-        record = {**json.loads((self.path / "run.json").read_text("utf-8")), **values}
+        record = {**read_record(self.path), **values}
         files.write_json(self.path / "run.json", record)
         return replace(self, record=record)
 
@@ -214,35 +233,39 @@ class Run:
 
         What was chosen for the old one is outdated from then on.
         """
+        self._outdate()  # before, so that no kill can leave it beside scores that it was not chosen for
         with files.atomic_folder(self.model_folder) as folder:
             save_model(ranker.model, ranker.tokenizer, folder)
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
-        self._outdate()
 
     def save_weights(self, ranker: Ranker, **values: Any) -> Run:
         """Keep other weights of the vectors; ``values`` go into the record.
 
         What was chosen for the scores of before is outdated from then on.
         """
-        save_vectors(ranker, self.model_folder / VECTORS)
         self._outdate()
+        save_vectors(ranker, self.model_folder / VECTORS)
         return self.update(weighing=values)
 
     def _outdate(self) -> None:
         """Leave out of the record what was chosen for other scores: rescoring and weights of vectors are not
         used any more; weights of structure still are, and are marked.
         """
-        record = json.loads((self.path / "run.json").read_text("utf-8"))  # others may have written since
+        record = read_record(self.path)  # others may have written since
         if structure := record.get("structure"):
             structure = {**structure, "outdated": True}
         if structure or record.get("rescoring") or record.get("weighing"):
             self.update(rescoring=None, weighing=None, structure=structure)
 
     def save_structure(self, structure: Structure, **values: Any) -> Run:
-        """Keep a structural model beside the text model; ``values`` go into the record."""
+        """Keep a structural model beside the text model; ``values`` go into the record.
+
+        A rescoring that was chosen for the scores of before is left out from then on.
+        """
         from kgmlm.structure import save_structure
 
+        self.update(rescoring=None)
         save_structure(structure, self.path / STRUCTURE)
         return self.update(structure=values)
 
@@ -455,7 +478,7 @@ def is_blank(path: Path) -> bool:
     if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
         return False
     try:
-        started = json.loads((path / "run.json").read_text("utf-8"))["status"] == "started"
+        started = read_record(path)["status"] == "started"
     except (OSError, ValueError, KeyError, TypeError):
         return False
     there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
@@ -488,7 +511,7 @@ def _owner(path: Path) -> Path:
 def _put_in_order(path: Path) -> None:
     files.recover(path)
     try:
-        ended = json.loads((path / "run.json").read_text("utf-8"))["status"] in ENDED
+        ended = read_record(path)["status"] in ENDED
     except (OSError, ValueError, KeyError, TypeError):
         return
     for folder in (path, path / "model", path / "index", path / "checkpoints"):
@@ -581,7 +604,7 @@ def open_run(path: str | Path) -> Run:
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
     try:
-        record = json.loads((path / "run.json").read_text("utf-8"))
+        record = read_record(path)
         if record["format"] > FORMAT:
             raise RunError(f"{path} was written by a newer kgmlm ({record['versions']['kgmlm']}); upgrade")
         graph = read_graph(path / "graph", record["dataset"], record["sources"])

@@ -389,6 +389,13 @@ def check_model_folder(path: str | Path) -> None:
         raise ModelError(f"'{path}' is a run; its model is '{Path(path) / 'model'}'")
 
 
+def reason(error: Exception) -> str:
+    """Why a library cannot load a model or a tokenizer, in a line."""
+    if "trust_remote_code" in str(error):
+        return "it comes with code of its own, which kgmlm does not run"
+    return str(error).split("\n", 1)[0][:200]
+
+
 def load_tokenizer(path: str | Path) -> SpanTokenizer:
     """The tokenizer of a model folder or hub name.
 
@@ -399,7 +406,7 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
 
     check_model_folder(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
         if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
             # The library would go on with an empty one, to which every name is unknown.
@@ -408,5 +415,4 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
     except ModelError:
         raise
     except Exception as error:  # whatever a broken folder makes the libraries raise
-        reason = str(error).split("\n", 1)[0][:200]
-        raise ModelError(f"no tokenizer can be loaded from '{path}': {reason}") from None
+        raise ModelError(f"no tokenizer can be loaded from '{path}': {reason(error)}") from None

@@ -41,6 +41,7 @@ from kgmlm.runs import (
     create_run,
     discard_checkpoints,
     hardware,
+    model_address,
     open_run,
     save_model,
     versions,
@@ -166,6 +167,7 @@ def start_run(
     if processes.is_main_process:
         check_output(path, overwrite)
     seed = settings.training.seed
+    model_name = model_address(model_name)
     if model_name == "scratch":
         texts = scratch_texts(graph, settings.text)
         tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))

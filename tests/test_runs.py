@@ -9,10 +9,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kgmlm.config import load_settings
 from kgmlm.kg import KnowledgeGraph, ModelError, RunError
 from kgmlm.modeling import load_model
-from kgmlm.runs import VECTORS, began_from, check_output, open_run, read_graph, write_graph
+from kgmlm.runs import (
+    VECTORS,
+    began_from,
+    check_output,
+    model_address,
+    open_run,
+    read_graph,
+    write_graph,
+)
 from kgmlm.tokenization import load_tokenizer
+from kgmlm.training import start_run
 
 
 def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -51,6 +61,11 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.past(rescored=True) == ([], [])
+    run.update(rescoring={"model": str(run.model_folder), "began_from": began_from(str(run.model_folder))})
+    shutil.move(run.path, tmp_path / "moved")
+    run = open_run(tmp_path / "moved")
+    assert run.past(rescored=True) == ([], []), "its rescorer began with the run itself, wherever it is"
+    run = run.update(command="another", rescoring=None)
     model = str(base / "model")
     run = run.update(
         model=model, began_from=began_from(model), rescoring={"model": model, "began_from": None}
@@ -64,6 +79,27 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.rmtree(base)
     shutil.copytree(toy_vector_run, base)
     assert run.past(rescored=True) == ([], ["toy"]), "another run is there now"
+    shutil.rmtree(base)
+    shutil.copytree(toy_run, base)
+    assert len(run.past(rescored=True)[0]) == 1
+    (base / "graph" / "triples.parquet").write_bytes(b"PAR1")
+    assert run.past(rescored=True) == ([], ["toy"]), "what cannot be read cannot be checked"
+
+
+def test_a_model_is_recorded_by_a_path_that_holds_anywhere(
+    toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "base").symlink_to(toy_run)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(None, ["training.epochs=1"])
+    run, _ = start_run(tmp_path / "run", toy, "base/model", settings)
+    assert run.record["model"] == str(toy_run / "model")
+    run = run.update(command="another")
+    monkeypatch.chdir("/")
+    (graph,), gone = run.past(rescored=False)
+    assert graph.same(toy)
+    assert gone == []
+    assert [model_address(x) for x in ("scratch", "bert-base-uncased")] == ["scratch", "bert-base-uncased"]
 
 
 def test_what_a_run_began_from_is_its_own_past_alone(
