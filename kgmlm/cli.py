@@ -80,6 +80,9 @@ Rescore = Annotated[
 Precision = Annotated[
     str, typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded.")
 ]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Queries, or candidates read again, a forward pass.")]
 
 
@@ -358,6 +361,7 @@ def evaluate(
     batch_size: BatchSize = 64,
     precision: Precision = "fp32",
     device: Device = None,
+    verify: Verify = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -384,7 +388,7 @@ def evaluate(
     if graph is not None and candidates is None and protocol is None:
         candidates = "graph"
     settings = load_protocol(protocol, split=split, max_triples=max_triples, candidates=candidates)
-    opened = runs.open_run(run)
+    opened = runs.open_run(run, verify=verify)
     other = None
     if graph is not None:
         from kgmlm.datasets import load_graph
@@ -590,6 +594,7 @@ def rank(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
     device: Device = None,
+    verify: Verify = False,
     quiet: Quiet = False,
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
@@ -607,7 +612,7 @@ def rank(
         raise QueryError("give either --queries or one query, not both")
     if queries is None and relation is None:
         raise QueryError("--relation is missing")
-    opened = open_run(run)
+    opened = open_run(run, verify=verify)
     from kgmlm.indexing import open_retrieval
     from kgmlm.prediction import Predictor, Resolver
 

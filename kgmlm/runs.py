@@ -28,27 +28,26 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from kgmlm import __version__, files
-from kgmlm.config import Settings, dump_settings, load_settings
-from kgmlm.kg import (
-    TEXT_COLUMNS,
-    DataError,
-    EntityTable,
-    IntArray,
-    KgmlmError,
-    KnowledgeGraph,
-    RelationTable,
-    RunError,
-)
+from kgmlm import __version__, digests, files
+from kgmlm.config import Settings, dump_settings
+from kgmlm.kg import KgmlmError, KnowledgeGraph, RunError
 from kgmlm.locks import locked
+from kgmlm.records import (
+    FORMAT,
+    accepted,
+    check_files,
+    read_graph,
+    read_record,
+    read_settings,
+    write_graph,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from kgmlm.structure import Structure
     from kgmlm.tokenization import SpanTokenizer
 
-FORMAT = 1
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
 TEACHER = "teacher.safetensors"
@@ -108,12 +106,6 @@ def command() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """``run.json``, as it is."""
-    record: dict[str, Any] = json.loads((path / "run.json").read_text("utf-8"))
-    return record
-
-
 def scores_of(record: Mapping[str, Any]) -> str:
     """A digest of what a run's scores go by, as its record has it: another one, other scores."""
     keys = ("command", "step", "best_valid_mrr", "weighing", "structure", "rescoring")
@@ -135,7 +127,7 @@ def began_from(model_name: str) -> dict[str, Any] | None:
         record = read_record(_run_of(model_name))
         keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
         return {key: record.get(key) for key in keys}
-    except (OSError, ValueError):
+    except RunError:
         return None
 
 
@@ -143,35 +135,6 @@ def _run_of(model_name: str) -> Path:
     """The folder of the run that a model belongs to, as its best one or as a checkpoint's."""
     above = Path(model_name).absolute().parent
     return above.parent.parent if above.parent.name == "checkpoints" else above
-
-
-def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
-    """Texts and triples as Parquet, ids kept."""
-    folder.mkdir(parents=True)
-    files.write_parquet(folder / "entities.parquet", graph.entities.table)
-    rows = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
-    files.write_parquet(folder / "relations.parquet", pa.table(rows))
-    columns = {c: graph.all_triples[:, i] for i, c in enumerate(("head", "relation", "tail"))}
-    names = np.repeat(list(graph.splits), [len(t) for t in graph.splits.values()])
-    files.write_parquet(folder / "triples.parquet", pa.table({**columns, "split": names.tolist()}))
-
-
-def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
-    """The graph that :func:`write_graph` wrote."""
-    entities = pq.read_table(folder / "entities.parquet")
-    relations = pq.read_table(folder / "relations.parquet")
-    triples = pq.read_table(folder / "triples.parquet")
-    split = np.array(triples.column("split").to_pylist())
-    hrt = np.stack([triples.column(c).to_numpy() for c in ("head", "relation", "tail")], axis=1)
-    splits: dict[str, IntArray] = {str(s): hrt[split == s] for s in dict.fromkeys(split.tolist())}
-    columns = [entities.column(c).to_pylist() for c in TEXT_COLUMNS]
-    return KnowledgeGraph(
-        name,
-        EntityTable(*columns),
-        RelationTable(relations.column("label").to_pylist(), relations.column("name").to_pylist()),
-        splits,
-        sources,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,14 +175,14 @@ class Run:
             while older:
                 folder = _run_of(str(model))
                 try:
-                    there = read_record(folder)["command"] == older["command"]
+                    there = read_record(folder).get("command") == older.get("command")
                     if there and folder not in graphs:
-                        graphs[folder] = read_graph(folder / "graph", older["dataset"], {})
-                except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, KgmlmError):
+                        graphs[folder] = read_graph(folder / "graph", str(older.get("dataset")), {})
+                except KgmlmError:
                     there = False  # or damaged
-                if not there and older["command"] != self.record["command"]:  # a rescorer began with this run
-                    gone.append(str(older["dataset"]))
-                model, older = older["model"], older["began_from"]
+                if not there and older.get("command") != self.record.get("command"):
+                    gone.append(str(older.get("dataset")))  # not this run itself, as a rescorer's is
+                model, older = older["model"], older.get("began_from")
         return list(graphs.values()), list(dict.fromkeys(gone))
 
     def update(self, **values: Any) -> Run:
@@ -235,9 +198,9 @@ class Run:
         """
         self._outdate()  # before, so that no kill can leave it beside scores that it was not chosen for
         with files.atomic_folder(self.model_folder) as folder:
-            save_model(ranker.model, ranker.tokenizer, folder)
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
+            save_model(ranker.model, ranker.tokenizer, folder)
 
     def save_weights(self, ranker: Ranker, **values: Any) -> Run:
         """Keep other weights of the vectors; ``values`` go into the record.
@@ -245,7 +208,10 @@ class Run:
         What was chosen for the scores of before is outdated from then on.
         """
         self._outdate()
-        save_vectors(ranker, self.model_folder / VECTORS)
+        folder = self.model_folder
+        keep = partial(digests.write_manifest, folder)
+        with digests.replacing(folder / VECTORS, digests.read_manifest(folder), keep) as temporary:
+            save_vectors(ranker, temporary)
         return self.update(weighing=values)
 
     def _outdate(self) -> None:
@@ -266,7 +232,13 @@ class Run:
         from kgmlm.structure import save_structure
 
         self.update(rescoring=None)
-        save_structure(structure, self.path / STRUCTURE)
+
+        def keep(known: digests.Accepted) -> None:
+            self.update(files=digests.as_json(known))
+
+        known = accepted(read_record(self.path))
+        with digests.replacing(self.path / STRUCTURE, known, keep) as temporary:
+            save_structure(structure, temporary)
         return self.update(structure=values)
 
     def lend_structure(self, graph: KnowledgeGraph) -> tuple[Structure, dict[str, Any]]:
@@ -281,6 +253,7 @@ class Run:
 
         from kgmlm.structure import load_structure
 
+        self._check(STRUCTURE, TEACHER)
         there = [name for name in (STRUCTURE, TEACHER) if (self.path / name).is_file()]
         if not there:
             raise RunError(f"{self.path} has no structural model; `kgmlm fuse {self.path}` trains one")
@@ -301,7 +274,31 @@ class Run:
 
         if not self.settings.training.teaching:
             return None
+        self._check(TEACHER)
         return load_structure(self.path / TEACHER, self.graph).to(device)
+
+    def _check(self, *names: str) -> None:
+        """See that single files are as they were written."""
+        again = f"restore it from a copy, or make it again with `kgmlm fuse {self.path} --overwrite`"
+        for name in names:
+            remedy = again if name == STRUCTURE else digests.RESTORE
+            check_files(self.path, read_record(self.path), name, remedy=remedy)
+
+    def verify(self) -> None:
+        """Read all files of the run and see that they are as they were written.
+
+        Raises:
+            RunError: naming the first that is not; or when an older version kept no digests.
+        """
+        if not self.record.get("files"):
+            raise RunError(f"{self.path} cannot be verified: an older kgmlm wrote it, which kept no digests")
+        check_files(self.path, self.record, *self.record["files"], contents=True)
+        if self.model_folder.is_dir():
+            digests.check_folder(self.model_folder, contents=True)
+        for index in (self.path / "index").glob("*"):
+            digests.check_folder(index, contents=True, remedy="build it again with `kgmlm index`")
+        if self.record.get("rescoring"):
+            open_run(self.rescorer_folder, verify=True)
 
     def ranker(
         self,
@@ -323,6 +320,7 @@ class Run:
             RunError: when training has left no model yet.
         """
         folder = folder or self.model_folder
+        digests.check_folder(folder)
         if not (folder / "config.json").is_file():
             raise RunError(
                 f"{self.path} has no trained model yet; `kgmlm train --output {self.path} --resume` goes on"
@@ -334,7 +332,15 @@ class Run:
         from kgmlm.structure import load_structure
         from kgmlm.tokenization import load_tokenizer
 
+        if self.record.get("files") and not (folder / digests.MANIFEST).is_file():
+            raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
         model = load_model(folder)
+        tokens = self.vocabulary.softmax_tokens
+        if tokens is not None and tokens[-1] >= len(model.decoder[0]):
+            raise RunError(
+                f"{self.path / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
+                f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
+            )
         try:
             model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         except (RuntimeError, AssertionError) as error:
@@ -344,6 +350,8 @@ class Run:
             raise RunError(f"{folder / VECTORS} is missing; it belongs to the model beside it")
         if (folder / VECTORS).is_file():
             load_vectors(ranker, folder / VECTORS)
+        if structure and folder == self.model_folder:
+            self._check(STRUCTURE)
         if structure and folder == self.model_folder and (self.path / STRUCTURE).is_file():
             ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
             ranker.weights = ranker.weights._replace(structure=1.0)
@@ -385,12 +393,13 @@ class Run:
         from kgmlm.tokenization import load_tokenizer
 
         folder = self.rescorer_folder
+        check_files(folder, read_record(folder), "config.toml")
         use = self.record.get("rescoring") or {}
         return Rescorer(
             self.graph.context,
             load_tokenizer(folder / "model"),
             load_model(folder / "model").to(device),
-            load_settings(folder / "config.toml"),
+            read_settings(folder),
             Use(int(use["k"]), float(use["weight"])) if use else None,
         )
 
@@ -441,6 +450,7 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
         raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
     tokenizer.tokenizer.save_pretrained(folder)
     files.follow_umask(folder)
+    digests.write_manifest(folder)
 
 
 def checkpoints(path: Path) -> list[Path]:
@@ -479,7 +489,7 @@ def is_blank(path: Path) -> bool:
         return False
     try:
         started = read_record(path)["status"] == "started"
-    except (OSError, ValueError, KeyError, TypeError):
+    except RunError:
         return False
     there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
     return started and all(p in checkpoints(path) and not _step(p) for p in there)
@@ -512,7 +522,7 @@ def _put_in_order(path: Path) -> None:
     files.recover(path)
     try:
         ended = read_record(path)["status"] in ENDED
-    except (OSError, ValueError, KeyError, TypeError):
+    except RunError:  # no run, or one that says nothing that could be relied on
         return
     for folder in (path, path / "model", path / "index", path / "checkpoints"):
         files.recover_in(folder)
@@ -586,14 +596,18 @@ def create_run(
     with files.atomic_folder(path, follow=True) as folder:
         write_graph(graph, folder / "graph")
         files.write_atomic(folder / "config.toml", dump_settings(settings))
-        files.write_json(folder / "run.json", record)
         if teacher:
             save_structure(teacher[0], folder / TEACHER)
+        record["files"] = digests.as_json(digests.of_folder(folder))
+        files.write_json(folder / "run.json", record)
     return Run(path, graph, settings, record)
 
 
-def open_run(path: str | Path) -> Run:
-    """Open and verify a run folder; it may have been moved here from another machine.
+def open_run(path: str | Path, *, verify: bool = False) -> Run:
+    """Open a run folder; it may have been moved here from another machine.
+
+    Args:
+        verify: read all its files and see that they are as they were written; else their sizes must do.
 
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
@@ -603,11 +617,15 @@ def open_run(path: str | Path) -> Run:
     if not (path / "run.json").is_file():
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
-    try:
-        record = read_record(path)
-        if record["format"] > FORMAT:
-            raise RunError(f"{path} was written by a newer kgmlm ({record['versions']['kgmlm']}); upgrade")
-        graph = read_graph(path / "graph", record["dataset"], record["sources"])
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, DataError) as error:
-        raise RunError(f"{path} is damaged: {str(error).splitlines()[0][:200]}") from None
-    return Run(path, graph, load_settings(path / "config.toml"), record)
+    record = read_record(path)
+    check_files(path, record, "config.toml", "graph/", contents=verify)
+    settings = read_settings(path)
+    if record["span_length"] >= settings.text.max_length:
+        raise RunError(
+            f"{path / 'run.json'} is damaged: 'span_length' is {record['span_length']}, a text has "
+            f"{settings.text.max_length} tokens; {digests.RESTORE}"
+        )
+    run = Run(path, read_graph(path / "graph", record["dataset"], record["sources"]), settings, record)
+    if verify:
+        run.verify()
+    return run

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from kgmlm import digests
 from kgmlm.kg import BoolArray, IntArray, ModelError
 from kgmlm.linearization import Linearization, Segment
 
@@ -380,13 +381,15 @@ def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> An
 
 
 def check_model_folder(path: str | Path) -> None:
-    """Tell a run from the model in it.
+    """Tell a run from the model in it, and see that the files of a run's model are as long as they were.
 
     Raises:
         ModelError: when the folder is a run.
+        RunError: when a file of a run's model is missing or of another length.
     """
     if (Path(path) / "run.json").is_file():
         raise ModelError(f"'{path}' is a run; its model is '{Path(path) / 'model'}'")
+    digests.check_folder(Path(path))
 
 
 def reason(error: Exception) -> str:

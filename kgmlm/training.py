@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from kgmlm import files
+from kgmlm import digests, files
 from kgmlm.config import Settings, StructureSettings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
@@ -209,6 +209,7 @@ def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise RunError(f"{path} has no checkpoint to resume from; start again without --resume")
+    digests.check_folder(checkpoint, contents=True)
     return run, run.ranker(device, folder=checkpoint / "model")
 
 
@@ -276,6 +277,7 @@ def save_checkpoint(
     with files.atomic_folder(folder / name) as temporary:
         save_model(ranker.model, ranker.tokenizer, temporary / "model")
         files.write_tensors(temporary / "state.safetensors", tensors)
+        digests.write_manifest(temporary)
         save_state(temporary, state)
     discard_checkpoints(run, but=name)
 
