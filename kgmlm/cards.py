@@ -110,7 +110,7 @@ def folder_card(folder: Path) -> Card | None:
 def write_card(card: Card, folder: Path) -> None:
     """Write a card into a dataset folder."""
     values = card.model_dump(mode="json", exclude_defaults=True)
-    (folder / "card.toml").write_text(tomli_w.dumps(values), "utf-8")
+    files.write_atomic(folder / "card.toml", tomli_w.dumps(values))
 
 
 def _parse(path: Path) -> Card:

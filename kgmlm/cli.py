@@ -10,8 +10,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -97,6 +98,28 @@ AllowSelf = Annotated[
         "relation links an entity to itself.",
     ),
 ]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
+]
+
+
+def _writing(argument: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For commands that write the run that an argument names: nobody else writes it meanwhile.
+
+    Of several processes the main one holds the lock for all.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def wrapper(**arguments: Any) -> None:
+            from kgmlm.runs import writing
+
+            with writing(arguments[argument], function.__name__) if _main_process() else nullcontext():
+                function(**arguments)
+
+        return wrapper
+
+    return decorate
 
 
 @app.callback(invoke_without_command=True)
@@ -113,6 +136,7 @@ def main(
 
 @app.command()
 @handled
+@_writing("output")
 def train(
     output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     dataset: Annotated[
@@ -180,7 +204,7 @@ def train(
         _check_tracker(tracker)
     if resume:
         run = runs.open_run(output)
-        if model not in (None, run.record["model"]):
+        if model is not None and run.record["model"] not in (model, runs.model_address(model)):
             raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
         if (config or set_) and settings.without_max_steps() != run.settings.without_max_steps():
             raise RunError(
@@ -370,6 +394,7 @@ def evaluate(
     batch_size: BatchSize = 64,
     precision: Precision = "fp32",
     device: Device = None,
+    verify: Verify = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -390,6 +415,8 @@ def evaluate(
     for path in (output, ranks):
         if path is not None:
             files.check_writable(path)
+    if ranks is None:
+        files.refuse_link(run / "ranks")
     asked = candidates
     if graph is not None and candidates is None and protocol is None:
         candidates = "graph"
@@ -400,7 +427,7 @@ def evaluate(
         candidates=candidates,
         allow_self=allow_self or None,
     )
-    opened = runs.open_run(run)
+    opened = runs.open_run(run, verify=verify)
     other = None
     if graph is not None:
         from kgmlm.datasets import load_graph
@@ -412,7 +439,7 @@ def evaluate(
     from kgmlm.indexing import open_retrieval
 
     earlier, gone = opened.past(rescored=rescore != 0 and scores in ("all", "text"))
-    if gone and (other is not None or set(gone) != {opened.graph.name}):
+    if gone:
         tell(
             f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
         )
@@ -452,6 +479,7 @@ def evaluate(
     report = {
         **result.report,
         "trained_on": opened.graph.name,
+        "unchecked": gone,
         "scores": ranker.weights._asdict(),
         "structure": opened.record.get("structure") if ranker.weights.structure else None,
         "weighing": opened.record.get("weighing") if ranker.weights.vector else None,
@@ -482,10 +510,11 @@ def evaluate(
     else:
         print_metrics(result)
     if output:
-        files.write_json(output, report)
+        files.write_json(output, report, follow=True)
     try:
         made_by = runs.scores_of(opened.record)
-        result.write_ranks(ranks or run / "ranks" / f"{'.'.join(ways)}.parquet", made_by)
+        kept = run / "ranks" / f"{files.safe_name('.'.join(ways))}.parquet"
+        result.write_ranks(ranks or kept, made_by, follow=ranks is not None)
     except OSError as error:
         if ranks is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
@@ -611,6 +640,7 @@ def rank(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
     device: Device = None,
+    verify: Verify = False,
     quiet: Quiet = False,
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
@@ -628,7 +658,7 @@ def rank(
         raise QueryError("give either --queries or one query, not both")
     if queries is None and relation is None:
         raise QueryError("--relation is missing")
-    opened = open_run(run)
+    opened = open_run(run, verify=verify)
     from kgmlm.indexing import open_retrieval
     from kgmlm.prediction import Predictor, Resolver
 
@@ -672,6 +702,7 @@ def rank(
 
 @app.command()
 @handled
+@_writing("run")
 def index(
     run: RunArgument,
     kind: Annotated[
@@ -738,6 +769,7 @@ def index(
 
 @app.command()
 @handled
+@_writing("run")
 def fuse(
     run: RunArgument,
     config: Annotated[
@@ -810,9 +842,8 @@ def fuse(
         protocol = Protocol(split="valid", max_triples=max_triples)
         valid = choose_structure(ranker, opened.graph, protocol, bars, batch_size)
     assert ranker.structure is not None
-    fused = opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
-    if fused.record.get("rescoring"):
-        fused.update(rescoring=None)  # it was chosen for other scores
+    opened.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": runs.command()})
+    if opened.record.get("rescoring"):
         tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {run} --from {run}")
     if as_json:
         print_json(valid)
@@ -826,6 +857,7 @@ def fuse(
 
 @app.command()
 @handled
+@_writing("run")
 def weigh(
     run: RunArgument,
     max_triples: Annotated[
@@ -871,6 +903,7 @@ def weigh(
 
 @app.command()
 @handled
+@_writing("run")
 def rescore(
     run: RunArgument,
     config: Annotated[
@@ -937,7 +970,9 @@ def rescore(
     if giver is not None and giver.rescorer_folder and not giver.graph.same(opened.graph):
         raise RunError(f"{source} is a run of another graph than {run}")
     again = giver is not None and giver.path.resolve() == run.resolve()
-    if not (again or resume or overwrite) and (folder / "run.json").is_file():
+    files.refuse_link(folder)
+    there = (folder / "run.json").is_file() and not runs.is_blank(folder)
+    if not (again or resume or overwrite) and there:
         raise RunError(
             f"{run} has a rescorer already; --resume goes on training it, --from {run} chooses anew how it "
             "is used, --overwrite replaces it"

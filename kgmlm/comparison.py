@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow.parquet as pq
 
+from kgmlm import files
 from kgmlm.kg import DataError
 from kgmlm.metrics import MADE_BY, SIDES, Ranks
 
@@ -56,7 +57,7 @@ def ranks_file(path: Path, split: str = "test") -> Path:
     """
     if path.is_file():
         return path
-    found = path / "ranks" / f"{split}.parquet"
+    found = path / "ranks" / f"{files.safe_name(split)}.parquet"
     if found.is_file():
         return found
     if not path.exists():

@@ -427,7 +427,7 @@ def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) 
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty; choose another --output")
-    with files.atomic_folder(folder) as temporary:
+    with files.atomic_folder(folder, follow=True) as temporary:
         for split, triples in graph.splits.items():
             _write_table(temporary / split, ("head", "relation", "tail"), graph.labeled(triples), False)
         rows = list(zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True))

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from kgmlm import files
 from kgmlm.config import Protocol
 from kgmlm.kg import (
     SPLITS,
@@ -190,12 +190,16 @@ class Evaluation:
     scores_B: torch.Tensor
     report: Mapping[str, Any]
 
-    def write_ranks(self, path: Path, made_by: str = "") -> None:
-        """Per-query ranks as Parquet, keyed by labels; ``made_by`` says of which scores of a run."""
+    def write_ranks(self, path: Path, made_by: str = "", *, follow: bool = False) -> None:
+        """Per-query ranks as Parquet, keyed by labels, whole or not at all.
+
+        Args:
+            path: a link is followed, and a pipe or a device written into, if ``follow`` says so.
+            made_by: says of which scores of a run they are.
+        """
         labels = np.array(self.graph.entities.column("label"), dtype=object)
         relations = np.array([r.label for r in self.graph.relations], dtype=object)
         h, r, t = np.tile(self.triples, (2, 1)).T
-        path.parent.mkdir(parents=True, exist_ok=True)
         table = pa.table(
             {
                 "head": labels[h].tolist(),
@@ -208,7 +212,7 @@ class Evaluation:
                 "candidates": self.ranks.candidates_B,
             }
         )
-        pq.write_table(table.replace_schema_metadata({MADE_BY: made_by}), path)
+        files.write_parquet(path, table.replace_schema_metadata({MADE_BY: made_by}), follow=follow)
 
 
 Figures = Callable[[Ranks], dict[str, float]]

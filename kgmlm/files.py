@@ -11,11 +11,14 @@ import hashlib
 import io
 import json
 import os
+import re
+import secrets
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kgmlm.kg import DataError
+from kgmlm.kg import DataError, RunError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".tsv.gz", ".txt.gz", ".csv.gz")
 Rows = list[list[str]]
 _SPANNED = 50  # lines that the end of a quoted field is looked for in
+STALE = 3600  # seconds after which nobody is writing a temporary file any more
+# Beside a file or folder: half-written; whole, and about to take its place; whole, and about to make room.
+_PART, _NEW, _OLD = ".kgmlm-part", ".kgmlm-new", ".kgmlm-old"
 
 
 def sha256(path: Path) -> str:
@@ -286,7 +292,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
         for field in row:
             if not fits_tsv(field):
                 raise DataError(f"{field!r} has a tab or a line break, which a TSV file cannot hold")
-    path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
+    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows), follow=True)
 
 
 def _is_stream(path: Path) -> bool:
@@ -304,62 +310,214 @@ def check_writable(path: Path) -> None:
         raise DataError(f"{path} is a folder; name a file")
     if _is_stream(path):
         return
-    folder = next(p for p in path.absolute().parents if p.exists())
+    folder = next(p for p in path.resolve().parents if p.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise DataError(
             f"{path} cannot be written: {folder} is {'read-only' if folder.is_dir() else 'a file'}"
         )
 
 
-def write_atomic(path: Path, data: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all; what is none, such as a pipe, is written into."""
-    content = data.encode() if isinstance(data, str) else data
-    if _is_stream(path):
-        path.write_bytes(content)
+@contextmanager
+def atomic_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
+    """A path to write to, which takes the name ``path`` when the block ends well, and vanishes when not.
+
+    The file's mode follows the umask, whatever wrote it.
+
+    Args:
+        follow: for paths that users give. A link is followed, and a pipe or a device is written into when all
+            is there. By default, for what is inside a run, both are replaced.
+
+    Raises:
+        OSError: naming ``path`` when it cannot be written.
+    """
+    if follow and _is_stream(path):
+        with tempfile.TemporaryDirectory() as elsewhere:
+            yield Path(elsewhere) / path.name
+            with (Path(elsewhere) / path.name).open("rb") as source, path.open("wb") as stream:
+                shutil.copyfileobj(source, stream)
         return
-    target = path.resolve() if path.is_symlink() else path
-    temporary = None
+    target = path.resolve() if follow else path
+    folder = None  # some writers make temporary files of their own beside what they write
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's files are private
-        os.replace(temporary, target)
+        _sweep(target, older=STALE)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target), suffix=_PART))
+        yield folder / target.name
+        (folder / target.name).chmod(0o666 & ~_umask())
+        os.replace(folder / target.name, target)
     except OSError as error:
+        if error.errno is None:
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def write_atomic(path: Path, data: str | bytes, *, follow: bool = False) -> None:
+    """Write a file so that it is there whole or not at all; ``follow`` as of :func:`atomic_file`."""
+    with atomic_file(path, follow=follow) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def write_json(path: Path, value: Any, *, follow: bool = False) -> None:
+    """Write indented JSON atomically; ``follow`` as of :func:`atomic_file`."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", follow=follow)
+
+
+def write_parquet(path: Path, table: pa.Table, *, follow: bool = False) -> None:
+    """Write an Arrow table atomically; ``follow`` as of :func:`atomic_file`."""
+    import pyarrow.parquet as pq
+
+    with atomic_file(path, follow=follow) as temporary:
+        pq.write_table(table, temporary)
+
+
+def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write safetensors atomically; a full disk is an ``OSError`` whichever library met it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with atomic_file(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from None
+
+
+def safe_name(name: str) -> str:
+    """A name as one component of a path; one that had to be changed ends in a digest and stays distinct.
+
+    >>> safe_name("fb237-v1-ind.test"), safe_name("../x")
+    ('fb237-v1-ind.test', '-x-d6b96a97')
+    """
+    plain = re.sub(r"[^\w.,+=@ -]", "-", name).lstrip(". ").encode()[:160].decode(errors="ignore")
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return plain if plain and plain == name else f"{plain}-{digest}"
+
+
+def refuse_link(folder: Path) -> None:
+    """See that a folder of a run is not a link, so that nothing outside of the run is written or removed.
+
+    Raises:
+        RunError: when it is one.
+    """
+    if folder.is_symlink():
+        raise RunError(f"{folder} is a link; a run's folders are its own: remove the link")
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, *, follow: bool = False) -> Iterator[Path]:
     """A temporary folder that takes the name ``path`` when the block ends well, and vanishes when not.
 
-    An older folder of that name is replaced only at the end.
+    An older folder of that name is replaced only at the end; where that is cut short, :func:`recover` ends
+    it.
+
+    Args:
+        follow: for paths that users give: where ``path`` is a link, replace what it leads to.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o777 & ~umask)
+    target = path.resolve() if follow else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _settle(target)
+    _sweep(target, older=STALE)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target), suffix=_PART))
+    temporary.chmod(0o777 & ~_umask())
     try:
         yield temporary
-        if path.exists():
-            old = temporary.with_name(f"{temporary.name}.old")
-            os.replace(path, old)
-            os.replace(temporary, path)
-            shutil.rmtree(old)
+        if os.path.lexists(target):
+            os.replace(temporary, _sibling(target, _NEW))
+            _settle(target)
         else:
-            os.replace(temporary, path)
+            os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unsettled(folder: Path) -> bool:
+    """Whether replacing something in this folder was cut short, so that :func:`recover_in` is needed."""
+    return any(found and found["whole"] for found in map(_temporary, _listed(folder)))
+
+
+def is_unsettled(path: Path) -> bool:
+    """Whether replacing this folder was cut short, so that :func:`recover` is needed."""
+    return any(os.path.lexists(_sibling(path, suffix)) for suffix in (_NEW, _OLD))
+
+
+def recover(path: Path) -> None:
+    """End what a kill cut short: a whole new folder takes its place, half-written ones are removed.
+
+    For those who alone write there, such as the holder of a lock.
+    """
+    _settle(path)
+    _sweep(path)
+
+
+def recover_in(folder: Path) -> None:
+    """:func:`recover` all files and folders of a folder."""
+    for name in {found["name"] for found in map(_temporary, _listed(folder)) if found}:
+        recover(folder / name)
+
+
+def _listed(folder: Path) -> list[str]:
+    """Names in a folder; a link to one is not followed."""
+    return [p.name for p in folder.iterdir()] if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _temporary(name: str) -> re.Match[str] | None:
+    """Of a temporary name the ``name`` that it is for, and whether it is ``whole``."""
+    whole = f"(?P<whole>{re.escape(_NEW)}|{re.escape(_OLD)})"
+    return re.fullmatch(rf"\.(?P<name>.+?)({whole}|\.\w+{re.escape(_PART)})", name)
+
+
+def _settle(path: Path) -> None:
+    """Put the new folder in the place of the old one, or the old one back; one of them is always whole."""
+    new, old = _sibling(path, _NEW), _sibling(path, _OLD)
+    if new.is_dir():
+        if os.path.lexists(path):
+            _remove(old, path)
+            os.replace(path, old)
+        os.replace(new, path)
+    elif os.path.lexists(old) and not os.path.lexists(path):
+        os.replace(old, path)
+    _remove(old, path)
+
+
+def _remove(path: Path, of: Path) -> None:
+    """Remove what is temporary of a folder; when it is half removed it counts as half-written."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    if not path.name.endswith(_PART):
+        path = path.rename(path.with_name(f"{_prefix(of)}{secrets.token_hex(4)}{_PART}"))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(path: Path, older: float = 0.0) -> None:
+    """Remove what is half-written of a file or folder, where nobody has touched it for so many seconds."""
+    ours = re.compile(rf"{re.escape(_prefix(path))}\w+{re.escape(_PART)}")
+    for name in filter(ours.fullmatch, _listed(path.parent)):
+        with suppress(OSError):
+            if time.time() - (path.parent / name).lstat().st_mtime >= older:
+                _remove(path.parent / name, path)
+
+
+def _sibling(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}{suffix}")
+
+
+def _prefix(path: Path) -> str:
+    """How temporary names of a file or folder begin; short enough for every file system."""
+    return f".{path.name.encode()[:200].decode(errors='ignore')}."
+
+
+def follow_umask(folder: Path) -> None:
+    """Give all files of a folder the mode that new files have, whatever wrote them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~_umask())
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -149,9 +149,8 @@ def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
     """
     retriever = Retriever.load(run.path / "index" / kind)
     own = len(run.graph.entities)
-    if retriever.record["entities"] != own or retriever.record["fingerprint"] != _fingerprint(
-        ranker, kind, own
-    ):
+    made_of = retriever.kind, retriever.record.get("entities"), retriever.record.get("fingerprint")
+    if made_of != (kind, own, _fingerprint(ranker, kind, own)) or not _fits(retriever, ranker, own):
         raise RunError(
             f"{run.path / 'index' / kind} was made of another model or other entities than the run has now; "
             f"build it anew with `kgmlm index {run.path} --kind {kind}`"
@@ -162,6 +161,22 @@ def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
         retriever = retriever.on_gpu()
     new = np.arange(own, len(ranker.context.entities))
     return added(ranker, retriever, new) if len(new) else retriever
+
+
+def _fits(retriever: Retriever, ranker: Ranker, entities: int) -> bool:
+    """Whether an index finds entities that there are, by queries of the widths that it will be asked."""
+    if any((part.ids >= entities).any() for part in retriever.parts):
+        return False
+    count, width = ranker.model.decoder[0].shape
+    widths = [part.width for part in retriever.parts]
+    if retriever.kind == "entity":
+        return widths == [width]
+    dimensions = width + 1
+    if (reduction := retriever.reduction) is not None:
+        dimensions = reduction.state_Dd.shape[1]
+        if reduction.state_Dd.shape[0] != width + 1 or reduction.tokens_Vd.shape != (count, dimensions):
+            return False
+    return widths == [dimensions * k for k in range(1, ranker.vocabulary.span_length + 1)]
 
 
 def default_kind(run: Run) -> Kind:

@@ -19,7 +19,7 @@ from kgmlm.config import MaskingSettings
 from kgmlm.kg import BoolArray, IntArray, KnowledgeGraph, Queries
 from kgmlm.linearization import entity_text
 from kgmlm.ranker import Ranker
-from kgmlm.tokenization import Encoded, MaskedTexts
+from kgmlm.tokenization import Candidates, Encoded, MaskedTexts
 
 NGRAMS = (0.4, 0.3, 0.2, 0.1)  # chances of one to four words (Cui et al., 2020, MacBERT)
 REPLACED, RANDOM = 0.8, 0.1  # of the hidden tokens; the rest stay as they are (Devlin et al., 2019)
@@ -99,11 +99,15 @@ class MaskedTextSource:
         tail_S = np.random.default_rng(seed).random(len(h)) < 0.5
         self.queries = Queries(np.where(tail_S, h, t), r, tail_S)
         self.answers = np.where(tail_S, t, h)
-        names = graph.entities.table.column("surface")
-        self.names = ranker.tokenizer.candidates(names, ranker.vocabulary.span_length, False)
+        self.surfaces = graph.entities.table.column("surface")
 
     def __len__(self) -> int:
         return len(self.entities) + len(self.queries)
+
+    @cached_property
+    def names(self) -> Candidates:
+        """Tokens of the names."""
+        return self.ranker.tokenizer.candidates(self.surfaces, self.ranker.vocabulary.span_length, False)
 
     @cached_property
     def _begins_V(self) -> BoolArray:

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.kg import ModelError
 from kgmlm.packing import PackedEncoder, Reading
-from kgmlm.tokenization import MaskedBatch, MaskedTexts, check_model_folder
+from kgmlm.tokenization import MaskedBatch, MaskedTexts, check_model_folder, reason
 
 if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings
@@ -261,11 +261,10 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     torch.manual_seed(seed)
     try:
         mlm, info = AutoModelForMaskedLM.from_pretrained(
-            str(path), output_loading_info=True, dtype=torch.float32
+            str(path), output_loading_info=True, dtype=torch.float32, trust_remote_code=False
         )
     except Exception as error:  # whatever a broken folder makes the libraries raise
-        reason = str(error).split("\n", 1)[0][:200]
-        raise ModelError(f"no masked language model can be loaded from '{path}': {reason}") from None
+        raise ModelError(f"no masked language model can be loaded from '{path}': {reason(error)}") from None
     missing = set(info["missing_keys"])
     encoder = [k for k in missing if k.startswith(f"{mlm.base_model_prefix}.")]
     if encoder:

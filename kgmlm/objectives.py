@@ -442,6 +442,40 @@ class PairLosses(Stateless):
 AnyLosses = Losses | MaskedLosses | PairLosses
 
 
+def stream_of(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    settings: TrainingSettings,
+    share: tuple[int, int],
+    first: Ranker | None = None,
+) -> BatchStream:
+    """The stream of a run's objective; arguments as of :func:`objective`.
+
+    Raises:
+        ConfigError: when training has fewer batches than processes, or than are accumulated.
+    """
+    stream: BatchStream
+    if settings.objective == "masked":
+        stream = TextStream(ranker, graph, settings, share)
+    elif settings.objective == "rescore":
+        stream = RescoringStream(ranker, graph, settings, share, first or ranker)
+    else:
+        stream = BatchStream(ranker, graph, settings, share)
+    batches, processes = math.ceil(len(stream) / stream.settings.batch_size), share[1]
+    if processes > batches:
+        raise ConfigError(
+            f"an epoch has only {batches} batches for {processes} processes; start fewer, or lower "
+            "training.batch_size"
+        )
+    there_are = math.ceil(settings.epochs) * stream.per_epoch
+    if settings.accumulation > there_are:
+        raise ConfigError(
+            f"training.accumulation {settings.accumulation}: training has only {there_are} batches; "
+            "give more training.epochs or less of it"
+        )
+    return stream
+
+
 def objective(
     ranker: Ranker,
     graph: KnowledgeGraph,
@@ -458,14 +492,13 @@ def objective(
         teacher: what the objective "entity" learns of as well.
 
     Raises:
-        ConfigError: when the objective "rescore" has nothing to rescore.
+        ConfigError: as :func:`stream_of` says, or when the objective "rescore" has nothing to rescore.
     """
+    if settings.objective == "rescore" and first is None:
+        raise ConfigError("the objective 'rescore' is trained by `kgmlm rescore RUN`")
+    stream = stream_of(ranker, graph, settings, share, first)
     if settings.objective == "masked":
-        return TextStream(ranker, graph, settings, share), MaskedLosses(ranker)
-    if settings.objective == "rescore":
-        if first is None:
-            raise ConfigError("the objective 'rescore' is trained by `kgmlm rescore RUN`")
-        pairs = RescoringStream(ranker, graph, settings, share, first)
-        return pairs, PairLosses(pairs.rescorer)
-    queries = BatchStream(ranker, graph, settings, share)
-    return queries, Losses(ranker, graph, settings, queries, teacher)
+        return stream, MaskedLosses(ranker)
+    if isinstance(stream, RescoringStream):
+        return stream, PairLosses(stream.rescorer)
+    return stream, Losses(ranker, graph, settings, stream, teacher)

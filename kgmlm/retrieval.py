@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kgmlm import files
+from kgmlm import digests, files
 from kgmlm.kg import BoolArray, ConfigError, IntArray, RunError
 from kgmlm.tokenization import Candidates
 
@@ -415,6 +415,7 @@ class Retriever:
             size = sum(path.stat().st_size for path in temporary.iterdir())
             record = {**self.record, "format": FORMAT, "kind": self.kind, "widths": widths, "bytes": size}
             files.write_json(temporary / "index.json", record)
+            digests.write_manifest(temporary)
         return replace(self, record=record)
 
     @classmethod
@@ -428,6 +429,7 @@ class Retriever:
         if not (folder / "index.json").is_file():
             raise RunError(f"{folder.parent.parent} has no {folder.name} index; `kgmlm index` makes one")
         faiss = require_faiss()
+        digests.check_folder(folder, remedy="build it again with `kgmlm index`")
         try:
             record = json.loads((folder / "index.json").read_text("utf-8"))
             if record["format"] > FORMAT:
@@ -435,6 +437,8 @@ class Retriever:
             parts = []
             for i, width in enumerate(record["widths"]):
                 ids = np.load(folder / f"ids-{i}.npy")
+                if ids.ndim != 1 or ids.dtype != np.int64 or (ids < 0).any():
+                    raise ValueError(f"part {i} has no list of entities")
                 index = None
                 if len(ids):
                     index = _read_index(faiss, folder / f"part-{i}.faiss")
@@ -443,12 +447,17 @@ class Retriever:
                 parts.append(Part(int(width), ids, index))
             reduction = None
             if (folder / "reduction.npz").is_file():
-                with np.load(folder / "reduction.npz") as saved:
+                with (folder / "reduction.npz").open("rb") as file, np.load(file) as saved:
                     reduction = Reduction(saved["tokens"], saved["state"], float(saved["kept"]))
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise RunError(
-                f"{folder} is damaged ({str(error).splitlines()[0][:120]}); build it anew with `kgmlm index`"
-            ) from None
+                if reduction.tokens_Vd.ndim != 2 or reduction.state_Dd.ndim != 2:
+                    raise ValueError("its reduction is none")
+            if record["kind"] not in KINDS or not parts or int(record["effort"]) < 1:
+                raise ValueError("its record is not that of an index")
+        except RunError:
+            raise
+        except Exception as error:  # whatever damaged files make the libraries raise
+            why = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            raise RunError(f"{folder} is damaged ({why}); build it again with `kgmlm index`") from None
         return cls(record["kind"], parts, reduction, record)
 
 

@@ -20,23 +20,34 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from kgmlm import __version__, files
-from kgmlm.config import Settings, dump_settings, load_settings
-from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
+from kgmlm import __version__, digests, files
+from kgmlm.config import Settings, dump_settings
+from kgmlm.kg import KgmlmError, KnowledgeGraph, RunError
+from kgmlm.locks import locked
+from kgmlm.records import (
+    FORMAT,
+    accepted,
+    check_files,
+    read_graph,
+    read_record,
+    read_settings,
+    write_graph,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +58,11 @@ if TYPE_CHECKING:
     from kgmlm.structure import Structure
     from kgmlm.tokenization import SpanTokenizer
 
-FORMAT = 1
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
 TEACHER = "teacher.safetensors"
 RESCORER = "rescorer"
+ENDED = ("finished", "stopped early")
 
 
 def versions() -> dict[str, str]:
@@ -102,15 +113,21 @@ def scores_of(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
+def model_address(model_name: str) -> str:
+    """The model of a run for the record: of a folder its path from the root, which holds anywhere."""
+    path = Path(model_name)
+    return str(path.resolve()) if model_name != "scratch" and path.is_dir() else model_name
+
+
 def began_from(model_name: str) -> dict[str, Any] | None:
     """What is known of the run whose model another run begins with, and of the runs before it."""
     if not (Path(model_name) / "config.json").is_file():  # "scratch", or a name on the hub
         return None
     try:
-        record = json.loads((_run_of(model_name) / "run.json").read_text("utf-8"))
+        record = read_record(_run_of(model_name))
         keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
         return {key: record.get(key) for key in keys}
-    except (OSError, ValueError):
+    except RunError:
         return None
 
 
@@ -118,35 +135,6 @@ def _run_of(model_name: str) -> Path:
     """The folder of the run that a model belongs to, as its best one or as a checkpoint's."""
     above = Path(model_name).absolute().parent
     return above.parent.parent if above.parent.name == "checkpoints" else above
-
-
-def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
-    """Texts and triples as Parquet, ids kept."""
-    folder.mkdir(parents=True)
-    pq.write_table(graph.entities.table, folder / "entities.parquet")
-    rows = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
-    pq.write_table(pa.table(rows), folder / "relations.parquet")
-    columns = {c: graph.all_triples[:, i] for i, c in enumerate(("head", "relation", "tail"))}
-    names = np.repeat(list(graph.splits), [len(t) for t in graph.splits.values()])
-    pq.write_table(pa.table({**columns, "split": names.tolist()}), folder / "triples.parquet")
-
-
-def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
-    """The graph that :func:`write_graph` wrote."""
-    entities = pq.read_table(folder / "entities.parquet")
-    relations = pq.read_table(folder / "relations.parquet")
-    triples = pq.read_table(folder / "triples.parquet")
-    split = np.array(triples.column("split").to_pylist())
-    hrt = np.stack([triples.column(c).to_numpy() for c in ("head", "relation", "tail")], axis=1)
-    splits: dict[str, IntArray] = {str(s): hrt[split == s] for s in dict.fromkeys(split.tolist())}
-    columns = [entities.column(c).to_pylist() for c in TEXT_COLUMNS]
-    return KnowledgeGraph(
-        name,
-        EntityTable(*columns),
-        RelationTable(relations.column("label").to_pylist(), relations.column("name").to_pylist()),
-        splits,
-        sources,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,21 +175,19 @@ class Run:
             while older:
                 folder = _run_of(str(model))
                 try:
-                    there = (
-                        json.loads((folder / "run.json").read_text("utf-8"))["command"] == older["command"]
-                    )
+                    there = read_record(folder).get("command") == older.get("command")
                     if there and folder not in graphs:
-                        graphs[folder] = read_graph(folder / "graph", older["dataset"], {})
-                except (OSError, ValueError, KeyError):
-                    there = False
-                if not there:
-                    gone.append(str(older["dataset"]))
-                model, older = older["model"], older["began_from"]
+                        graphs[folder] = read_graph(folder / "graph", str(older.get("dataset")), {})
+                except KgmlmError:
+                    there = False  # or damaged
+                if not there and older.get("command") != self.record.get("command"):
+                    gone.append(str(older.get("dataset")))  # not this run itself, as a rescorer's is
+                model, older = older["model"], older.get("began_from")
         return list(graphs.values()), list(dict.fromkeys(gone))
 
     def update(self, **values: Any) -> Run:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""
-        record = {**json.loads((self.path / "run.json").read_text("utf-8")), **values}
+        record = {**read_record(self.path), **values}
         files.write_json(self.path / "run.json", record)
         return replace(self, record=record)
 
@@ -210,36 +196,49 @@ class Run:
 
         What was chosen for the old one is outdated from then on.
         """
+        self._outdate()  # before, so that no kill can leave it beside scores that it was not chosen for
         with files.atomic_folder(self.model_folder) as folder:
-            save_model(ranker.model, ranker.tokenizer, folder)
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
-        self._outdate()
+            save_model(ranker.model, ranker.tokenizer, folder)
 
     def save_weights(self, ranker: Ranker, **values: Any) -> Run:
         """Keep other weights of the vectors; ``values`` go into the record.
 
         What was chosen for the scores of before is outdated from then on.
         """
-        save_vectors(ranker, self.model_folder / VECTORS)
         self._outdate()
+        folder = self.model_folder
+        keep = partial(digests.write_manifest, folder)
+        with digests.replacing(folder / VECTORS, digests.read_manifest(folder), keep) as temporary:
+            save_vectors(ranker, temporary)
         return self.update(weighing=values)
 
     def _outdate(self) -> None:
         """Leave out of the record what was chosen for other scores: rescoring and weights of vectors are not
         used any more; weights of structure still are, and are marked.
         """
-        record = json.loads((self.path / "run.json").read_text("utf-8"))  # others may have written since
+        record = read_record(self.path)  # others may have written since
         if structure := record.get("structure"):
             structure = {**structure, "outdated": True}
         if structure or record.get("rescoring") or record.get("weighing"):
             self.update(rescoring=None, weighing=None, structure=structure)
 
     def save_structure(self, structure: Structure, **values: Any) -> Run:
-        """Keep a structural model beside the text model; ``values`` go into the record."""
+        """Keep a structural model beside the text model; ``values`` go into the record.
+
+        A rescoring that was chosen for the scores of before is left out from then on.
+        """
         from kgmlm.structure import save_structure
 
-        save_structure(structure, self.path / STRUCTURE)
+        self.update(rescoring=None)
+
+        def keep(known: digests.Accepted) -> None:
+            self.update(files=digests.as_json(known))
+
+        known = accepted(read_record(self.path))
+        with digests.replacing(self.path / STRUCTURE, known, keep) as temporary:
+            save_structure(structure, temporary)
         return self.update(structure=values)
 
     def lend_structure(self, graph: KnowledgeGraph) -> tuple[Structure, dict[str, Any]]:
@@ -254,6 +253,7 @@ class Run:
 
         from kgmlm.structure import load_structure
 
+        self._check(STRUCTURE, TEACHER)
         there = [name for name in (STRUCTURE, TEACHER) if (self.path / name).is_file()]
         if not there:
             raise RunError(f"{self.path} has no structural model; `kgmlm fuse {self.path}` trains one")
@@ -274,7 +274,31 @@ class Run:
 
         if not self.settings.training.teaching:
             return None
+        self._check(TEACHER)
         return load_structure(self.path / TEACHER, self.graph).to(device)
+
+    def _check(self, *names: str) -> None:
+        """See that single files are as they were written."""
+        again = f"restore it from a copy, or make it again with `kgmlm fuse {self.path} --overwrite`"
+        for name in names:
+            remedy = again if name == STRUCTURE else digests.RESTORE
+            check_files(self.path, read_record(self.path), name, remedy=remedy)
+
+    def verify(self) -> None:
+        """Read all files of the run and see that they are as they were written.
+
+        Raises:
+            RunError: naming the first that is not; or when an older version kept no digests.
+        """
+        if not self.record.get("files"):
+            raise RunError(f"{self.path} cannot be verified: an older kgmlm wrote it, which kept no digests")
+        check_files(self.path, self.record, *self.record["files"], contents=True)
+        if self.model_folder.is_dir():
+            digests.check_folder(self.model_folder, contents=True)
+        for index in (self.path / "index").glob("*"):
+            digests.check_folder(index, contents=True, remedy="build it again with `kgmlm index`")
+        if self.record.get("rescoring"):
+            open_run(self.rescorer_folder, verify=True)
 
     def ranker(
         self,
@@ -296,6 +320,7 @@ class Run:
             RunError: when training has left no model yet.
         """
         folder = folder or self.model_folder
+        digests.check_folder(folder)
         if not (folder / "config.json").is_file():
             raise RunError(
                 f"{self.path} has no trained model yet; `kgmlm train --output {self.path} --resume` goes on"
@@ -307,7 +332,15 @@ class Run:
         from kgmlm.structure import load_structure
         from kgmlm.tokenization import load_tokenizer
 
+        if self.record.get("files") and not (folder / digests.MANIFEST).is_file():
+            raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
         model = load_model(folder)
+        tokens = self.vocabulary.softmax_tokens
+        if tokens is not None and tokens[-1] >= len(model.decoder[0]):
+            raise RunError(
+                f"{self.path / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
+                f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
+            )
         try:
             torch.zeros(1, device=device).item()  # "meta" is a device that holds nothing
             model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
@@ -318,6 +351,8 @@ class Run:
             raise RunError(f"{folder / VECTORS} is missing; it belongs to the model beside it")
         if (folder / VECTORS).is_file():
             load_vectors(ranker, folder / VECTORS)
+        if structure and folder == self.model_folder:
+            self._check(STRUCTURE)
         if structure and folder == self.model_folder and (self.path / STRUCTURE).is_file():
             ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
             ranker.weights = ranker.weights._replace(structure=1.0)
@@ -328,6 +363,7 @@ class Run:
     def copy_rescorer(self, other: Run) -> None:
         """Give another run of the same graph this one's rescorer."""
         mine = self.rescorer_folder
+        files.refuse_link(other.path / RESCORER)
         other.update(rescoring=None)
         with files.atomic_folder(other.path / RESCORER) as folder:
             shutil.copytree(mine, folder, dirs_exist_ok=True)
@@ -358,32 +394,24 @@ class Run:
         from kgmlm.tokenization import load_tokenizer
 
         folder = self.rescorer_folder
+        check_files(folder, read_record(folder), "config.toml")
         use = self.record.get("rescoring") or {}
         return Rescorer(
             self.graph.context,
             load_tokenizer(folder / "model"),
             load_model(folder / "model").to(device),
-            load_settings(folder / "config.toml"),
+            read_settings(folder),
             Use(int(use["k"]), float(use["weight"])) if use else None,
         )
 
 
 def save_vectors(ranker: Ranker, path: Path) -> None:
     """Vectors of the run's own entities, in order, and the weights of likelihood and vectors."""
-    from safetensors.torch import save_file
-
     weights = {k: repr(v) for k, v in ranker.weights._asdict().items()}
     tensors = {"vectors": ranker.vectors.cpu().contiguous()}
     if ranker.factors_R2 is not None:
         tensors["factors"] = ranker.factors_R2
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        save_file(tensors, temporary, metadata=weights)
-        temporary.replace(path)
-    except Exception as error:
-        raise OSError(f"{path.parent}: the entity vectors cannot be written: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write_tensors(path, tensors, weights)
 
 
 def load_vectors(ranker: Ranker, path: Path) -> None:
@@ -425,10 +453,102 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
         tokenizer.tokenizer.save_pretrained(folder)
     except Exception as error:  # the library raises no other
         raise OSError(f"{folder.parent}: the tokenizer cannot be written: {error}") from None
+    files.follow_umask(folder)
+    digests.write_manifest(folder)
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; what else is in the folder is not its own.
+
+    Raises:
+        RunError: when the folder is a link.
+    """
+    folder = path / "checkpoints"
+    files.refuse_link(folder)
+    own = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
+    return sorted((p for p in own if p.is_dir() and not p.is_symlink()), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def discard_checkpoints(path: Path, but: str = "") -> None:
+    """Remove the resumable states of a run, all but one, and nothing else."""
+    for folder in checkpoints(path):
+        if folder.name != but:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not but:
+        with suppress(OSError):  # not there, or with something in it that is not a checkpoint
+            (path / "checkpoints").rmdir()
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a run was laid and has learned nothing, as when its training was refused.
+
+    One with a teacher has something to lose.
+    """
+    laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
+    if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
+        return False
+    try:
+        started = read_record(path)["status"] == "started"
+    except RunError:
+        return False
+    there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
+    return started and all(p in checkpoints(path) and not _step(p) for p in there)
+
+
+@contextmanager
+def writing(path: Path, what: str) -> Iterator[None]:
+    """Be the only one that writes a run, and put in order what a kill has left of it.
+
+    Args:
+        path: where it is, or will be.
+        what: what is being done, for the sentence that others get.
+
+    Raises:
+        RunError: when another process writes it.
+    """
+    with locked(_owner(path), what):
+        _put_in_order(path.resolve())
+        yield
+
+
+def _owner(path: Path) -> Path:
+    """The run that a run is part of, or itself: a rescorer is written under its run's lock."""
+    path = path.resolve()
+    part = path.name == RESCORER and (path.parent / "run.json").is_file()
+    return path.parent if part else path
+
+
+def _put_in_order(path: Path) -> None:
+    files.recover(path)
+    try:
+        ended = read_record(path)["status"] in ENDED
+    except RunError:  # no run, or one that says nothing that could be relied on
+        return
+    for folder in (path, path / "model", path / "index", path / "checkpoints"):
+        files.recover_in(folder)
+    for left in path.glob(".model.*"):  # by older versions
+        shutil.rmtree(left, ignore_errors=True)
+    if ended and not (path / "checkpoints").is_symlink():
+        discard_checkpoints(path)
+    if (path / RESCORER).is_dir() and not (path / RESCORER).is_symlink():
+        _put_in_order(path / RESCORER)
+
+
+def _recover(path: Path) -> None:
+    """Before reading: end what a kill cut short, where nobody writes and this process may."""
+    path = path.resolve()
+    inside = (path, path / "index", path / RESCORER, path / "checkpoints")
+    if files.is_unsettled(path) or any(map(files.unsettled, inside)):
+        with suppress(RunError, OSError), writing(path, "opening"):
+            pass
 
 
 def check_output(path: Path, overwrite: bool) -> None:
-    """Refuse to write over what is not a run, or over a run unless asked to.
+    """Refuse to write over what is not a run, or, unless asked to, over a run that has learned something.
 
     Raises:
         RunError: saying which option to use.
@@ -437,7 +557,7 @@ def check_output(path: Path, overwrite: bool) -> None:
         return
     if not (path / "run.json").is_file():
         raise RunError(f"{path} exists and is not a run; choose another --output")
-    if not overwrite:
+    if not overwrite and not is_blank(path):
         raise RunError(f"{path} is a run already; use --resume to go on, --overwrite to start again")
 
 
@@ -477,35 +597,39 @@ def create_run(
         "step": 0,
         "minutes": 0.0,
     }
-    with files.atomic_folder(path) as folder:
+    with files.atomic_folder(path, follow=True) as folder:
         write_graph(graph, folder / "graph")
-        (folder / "config.toml").write_text(dump_settings(settings), "utf-8")
-        files.write_json(folder / "run.json", record)
+        files.write_atomic(folder / "config.toml", dump_settings(settings))
         if teacher:
             save_structure(teacher[0], folder / TEACHER)
+        record["files"] = digests.as_json(digests.of_folder(folder))
+        files.write_json(folder / "run.json", record)
     return Run(path, graph, settings, record)
 
 
-def open_run(path: str | Path) -> Run:
-    """Open and verify a run folder; it may have been moved here from another machine.
+def open_run(path: str | Path, *, verify: bool = False) -> Run:
+    """Open a run folder; it may have been moved here from another machine.
+
+    Args:
+        verify: read all its files and see that they are as they were written; else their sizes must do.
 
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
     path = Path(path)
+    _recover(path)
     if not (path / "run.json").is_file():
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
-    try:
-        record = json.loads((path / "run.json").read_text("utf-8"))
-        if record["format"] > FORMAT:
-            raise RunError(f"{path} was written by a newer kgmlm ({record['versions']['kgmlm']}); upgrade")
-        graph = read_graph(path / "graph", record["dataset"], record["sources"])
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, DataError) as error:
-        raise RunError(f"{path} is damaged: {str(error).splitlines()[0][:200]}") from None
-    return Run(path, graph, load_settings(path / "config.toml"), record)
-
-
-def discard_checkpoints(path: Path) -> None:
-    """Remove resumable states."""
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    record = read_record(path)
+    check_files(path, record, "config.toml", "graph/", contents=verify)
+    settings = read_settings(path)
+    if record["span_length"] >= settings.text.max_length:
+        raise RunError(
+            f"{path / 'run.json'} is damaged: 'span_length' is {record['span_length']}, a text has "
+            f"{settings.text.max_length} tokens; {digests.RESTORE}"
+        )
+    run = Run(path, read_graph(path / "graph", record["dataset"], record["sources"]), settings, record)
+    if verify:
+        run.verify()
+    return run

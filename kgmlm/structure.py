@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kgmlm import files
 from kgmlm.config import StructureSettings
 from kgmlm.kg import GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
 from kgmlm.modeling import reduced_products
@@ -299,22 +300,13 @@ def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
 
 def save_structure(structure: Structure, path: Path) -> None:
     """Write embeddings and weights as safetensors."""
-    from safetensors.torch import save_file
-
     tensors = {
         "entities": structure.entities_SD,
         "relations": structure.relations_RD,
         "weights": structure.weights_R2,
         "rows": structure.rows_N,
     }
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, temporary)
-        temporary.replace(path)
-    except Exception as error:
-        raise OSError(f"{path}: the structural model cannot be written: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write_tensors(path, {k: v.cpu().contiguous() for k, v in tensors.items()})
 
 
 def load_structure(path: Path, graph: KnowledgeGraph) -> Structure:

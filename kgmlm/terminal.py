@@ -31,6 +31,9 @@ def fail(message: str) -> None:
     raise typer.Exit(2)
 
 
+IN_SEVERAL_PROCESSES = ("train",)  # the commands that `torchrun` and `accelerate launch` may start
+
+
 def handled(function: Callable[..., None]) -> Callable[..., None]:
     """Turn what users can cause into one sentence and exit code 2."""
 
@@ -43,6 +46,10 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and function.__name__ not in IN_SEVERAL_PROCESSES:
+            if int(os.environ.get("RANK", "0")) == 0:  # the others leave without a word
+                fail(f"`kgmlm {function.__name__}` runs in one process; only `kgmlm train` runs in several")
+            return
         try:
             function(*args, **kwargs)
         except KgmlmError as error:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from kgmlm import digests
 from kgmlm.kg import BoolArray, IntArray, ModelError
 from kgmlm.linearization import Linearization, Segment
 
@@ -403,13 +404,22 @@ def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> An
 
 
 def check_model_folder(path: str | Path) -> None:
-    """Tell a run from the model in it.
+    """Tell a run from the model in it, and see that the files of a run's model are as long as they were.
 
     Raises:
         ModelError: when the folder is a run.
+        RunError: when a file of a run's model is missing or of another length.
     """
     if (Path(path) / "run.json").is_file():
         raise ModelError(f"'{path}' is a run; its model is '{Path(path) / 'model'}'")
+    digests.check_folder(Path(path))
+
+
+def reason(error: Exception) -> str:
+    """Why a library cannot load a model or a tokenizer, in a line."""
+    if "trust_remote_code" in str(error):
+        return "it comes with code of its own, which kgmlm does not run"
+    return str(error).split("\n", 1)[0][:200]
 
 
 def load_tokenizer(path: str | Path) -> SpanTokenizer:
@@ -422,7 +432,7 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
 
     check_model_folder(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
         if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
             # The library would go on with an empty one, to which every name is unknown.
@@ -431,5 +441,4 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
     except ModelError:
         raise
     except Exception as error:  # whatever a broken folder makes the libraries raise
-        reason = str(error).split("\n", 1)[0][:200]
-        raise ModelError(f"no tokenizer can be loaded from '{path}': {reason}") from None
+        raise ModelError(f"no tokenizer can be loaded from '{path}': {reason(error)}") from None

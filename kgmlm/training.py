@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import threading
 import time
@@ -26,21 +25,24 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from kgmlm import files
+from kgmlm import digests, files
 from kgmlm.config import Settings, StructureSettings, TextSettings, TrainingSettings
 from kgmlm.kg import ConfigError, KnowledgeGraph, Queries, RunError
 from kgmlm.linearization import get_template
 from kgmlm.machine import fast_bf16, keep_memory
 from kgmlm.modeling import Offsets, SpanModel, create_model, load_model, reduced_products
-from kgmlm.objectives import AnyLosses, objective
+from kgmlm.objectives import AnyLosses, objective, stream_of
 from kgmlm.ranker import Ranker, Vocabulary
 from kgmlm.runs import (
+    ENDED,
     Run,
     check_output,
+    checkpoints,
     command,
     create_run,
     discard_checkpoints,
     hardware,
+    model_address,
     open_run,
     save_model,
     versions,
@@ -49,7 +51,6 @@ from kgmlm.structure import Structure, train_structure
 from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
-ENDED = ("finished", "stopped early")
 PROVISIONAL = "provisional"  # marks a validation in the log that an unbroken run would not have had
 
 
@@ -152,7 +153,7 @@ def start_run(
     Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
 
     Raises:
-        ConfigError: when an objective is to be taught that cannot be.
+        ConfigError: when an objective is to be taught that cannot be, or there are too few batches.
         ModelError: when the model cannot be used.
         ModelError: when a query does not fit ``text.max_length``, too.
         RunError: when the folder is in the way.
@@ -168,6 +169,7 @@ def start_run(
     if processes.is_main_process:
         check_output(path, overwrite)
     seed = settings.training.seed
+    model_name = model_address(model_name)
     if model_name == "scratch":
         texts = scratch_texts(graph, settings.text)
         tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
@@ -184,6 +186,7 @@ def start_run(
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
     ranker = Ranker(graph.context, tokenizer, model, settings, vocabulary)
+    stream_of(ranker, graph, settings.training, (processes.process_index, processes.num_processes))
     if objective_name != "rescore":
         ranker.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
     if processes.is_main_process:
@@ -207,7 +210,8 @@ def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
         raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
-        raise RunError(f"{path} has no checkpoint to resume from; start again with --overwrite")
+        raise RunError(f"{path} has no checkpoint to resume from; start again without --resume")
+    digests.check_folder(checkpoint, contents=True)
     return run, run.ranker(device, folder=checkpoint / "model")
 
 
@@ -266,23 +270,18 @@ def save_checkpoint(
     Args:
         own: what :func:`own_state` is in each process.
     """
-    from safetensors.torch import save_file
-
     tensors = {f"{rank}.{k}": v for rank, mine in enumerate(own) for k, v in mine.items()}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{k}": v.contiguous() for k, v in values.items()}
     folder = run / "checkpoints"
+    files.refuse_link(folder)
     name = f"step-{state.step:08d}"
     with files.atomic_folder(folder / name) as temporary:
         save_model(ranker.model, ranker.tokenizer, temporary / "model")
-        try:
-            save_file(tensors, temporary / "state.safetensors")
-        except Exception as error:
-            raise OSError(f"{folder}: the checkpoint cannot be written: {error}") from None
+        files.write_tensors(temporary / "state.safetensors", tensors)
+        digests.write_manifest(temporary)
         save_state(temporary, state)
-    for old in folder.iterdir():
-        if old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
+    discard_checkpoints(run, but=name)
 
 
 def save_state(folder: Path, state: State) -> None:
@@ -292,7 +291,7 @@ def save_state(folder: Path, state: State) -> None:
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run folder."""
-    return max((run / "checkpoints").glob("step-*"), default=None)
+    return next(reversed(checkpoints(run)), None)
 
 
 def load_checkpoint(
@@ -454,12 +453,6 @@ def train(
     share = (accelerator.process_index, accelerator.num_processes)
     teacher = run.teacher(accelerator.device)
     stream, losses = objective(ranker, run.graph, settings, share, first, teacher)
-    there_are = math.ceil(settings.epochs) * stream.per_epoch
-    if settings.accumulation > there_are:
-        raise ConfigError(
-            f"training.accumulation {settings.accumulation}: training has only {there_are} batches; "
-            "give more training.epochs or less of it"
-        )
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
     last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
@@ -480,19 +473,23 @@ def train(
     # Of several processes one writes; the others' losses are of their own batches.
     log = MetricsLog(run.path / "metrics.jsonl" if accelerator.is_main_process else None, state.step)
     started = time.monotonic() - 60 * state.minutes
-    saved = time.monotonic()
+    saved, saved_step = time.monotonic(), state.step if checkpoint else -1
     status: Status = "finished"
 
     def minutes() -> float:
         return (time.monotonic() - started) / 60
 
     def save() -> None:
-        nonlocal saved
+        nonlocal saved, saved_step
         state.minutes = minutes()
+        if state.step == saved_step:  # nothing was trained since, and writing again would risk what is there
+            if accelerator.is_main_process:
+                save_state(run.path / "checkpoints" / f"step-{state.step:08d}", state)
+            return
         own = gather_object([own_state(losses, model.device)])
         if accelerator.is_main_process:
             save_checkpoint(run.path, ranker, optimizer, own, state)
-        saved = time.monotonic()
+        saved, saved_step = time.monotonic(), state.step
 
     def together(*flags: bool) -> list[bool]:
         """Flags that hold in any process, in all of them: they leave and save at the same step."""

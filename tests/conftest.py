@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -141,6 +142,16 @@ def toy_vector_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def without_digests(run: Path) -> Path:
+    """A run as versions wrote it that kept no digests."""
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    del record["files"]
+    (run / "run.json").write_text(json.dumps(record), "utf-8")
+    for manifest in run.rglob("kgmlm.json"):
+        manifest.unlink()
+    return run
 
 
 @pytest.fixture(scope="session")

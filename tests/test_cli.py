@@ -16,6 +16,7 @@ from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.runs import began_from, open_run
 
+DATA = Path(__file__).parent.parent / "data"
 HEAVY = ("torch", "transformers", "pykeen", "faiss", "pandas", "accelerate", "pyarrow", "numpy")
 
 
@@ -390,9 +391,10 @@ def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_p
     report = json.loads(known.stdout)
     assert report["breakdown"]["unseen_position"]["any"]["count"] == 0, "what an earlier run saw was seen"
     shutil.rmtree(base)
-    unchecked = cli(*evaluate)
+    unchecked = cli(*evaluate, "--json")
     assert unchecked.returncode == 0, unchecked.stderr
     assert "began with models of toy that are gone" in " ".join(unchecked.stderr.split())
+    assert (report["unchecked"], json.loads(unchecked.stdout)["unchecked"]) == ([], ["toy"])
     model = str(toy_run / "model")
     record = {"k": 0, "weight": 0.0, "model": model, "began_from": began_from(model)}
     open_run(run).update(rescoring=record)
@@ -417,6 +419,39 @@ def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path:
     assert report["triples_trained"] == report["triples"] > 0
     assert "are training triples, too" in told.stderr
     assert json.loads(cli("evaluate", run, "--json").stdout)["triples_trained"] == 0
+
+
+def test_ranks_stay_in_the_run(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    run, moon, victim = (tmp_path / name for name in ("run", "moon", "victim"))
+    shutil.copytree(toy_run, run, ignore=shutil.ignore_patterns("ranks"))
+    moon.mkdir()
+    (moon / "train.tsv").write_text("crater\tlocated_in\tmoon\nbase\tlocated_in\tcrater\n")
+    (moon / "test.tsv").write_text("base\tlocated_in\tmoon\n")
+    (moon / "card.toml").write_text(
+        (DATA / "toy" / "card.toml").read_text().replace('"toy"', f'"{victim}/x"')
+    )
+    victim.mkdir()
+    done = cli("evaluate", run, "--graph", moon)
+    assert done.returncode == 0, done.stderr
+    (made,) = (run / "ranks").iterdir()
+    assert made.name.endswith(".parquet")
+    assert list(victim.iterdir()) == []
+    (victim / "thesis").write_text("mine")
+    (run / "ranks" / "test.parquet").symlink_to(victim / "thesis")
+    assert cli("evaluate", run).returncode == 0
+    assert (victim / "thesis").read_text() == "mine"
+    assert not (run / "ranks" / "test.parquet").is_symlink()
+    shutil.rmtree(run / "ranks")
+    (run / "ranks").symlink_to(victim)
+    refused(cli("evaluate", run), "ranks is a link")
+    assert [p.name for p in victim.iterdir()] == ["thesis"]
+
+
+def test_several_processes_are_for_training_alone(cli: Cli, toy_run: Path) -> None:
+    for command in (("evaluate", toy_run), ("data", "list")):
+        refused(cli(*command, WORLD_SIZE="2", RANK="0"), "runs in one process")
+        other = cli(*command, WORLD_SIZE="2", RANK="1")
+        assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
 
 
 def test_a_run_with_entity_vectors_from_training_to_new_entities(

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,3 +127,58 @@ def test_what_cannot_be_indexed_is_refused(
     assert re.search(install, (Path(__file__).parent.parent / "README.md").read_text("utf-8"))
     with pytest.raises(ConfigError, match=install):
         build_index(make_ranker(), toy, "likelihood")
+
+
+@pytest.mark.parametrize("digested", [True, False])
+@pytest.mark.parametrize("kind", ["entity", "likelihood"])
+def test_a_damaged_index_is_one_sentence(
+    toy_vector_run: Path, tmp_path: Path, kind: Kind, digested: bool
+) -> None:
+    pytest.importorskip("faiss")
+    shutil.copytree(toy_vector_run, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    ranker = run.ranker("cpu")
+    save_index(run, build_index(ranker, run.graph, kind, factory="Flat", dimensions=5))
+    folder = run.path / "index" / kind
+    open_index(run, ranker, kind)
+    if not digested:
+        (folder / "kgmlm.json").unlink()
+    whole = tmp_path / "whole"
+    shutil.copytree(folder, whole)
+    record = json.loads((folder / "index.json").read_text())
+
+    def ids(change: Callable[[Any], Any]) -> Callable[[], None]:
+        return lambda: np.save(folder / "ids-0.npy", change(np.load(folder / "ids-0.npy")))
+
+    damages: list[Callable[[], object]] = [
+        lambda: (folder / "index.json").write_text("[]"),
+        lambda: (folder / "index.json").write_text("[" * 10**5),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "effort": None})),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "kind": "names"})),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "widths": []})),
+        lambda: (folder / "ids-0.npy").write_bytes(b""),
+        lambda: (folder / "ids-0.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr"),
+        lambda: (folder / "part-0.faiss").write_bytes(b"IxF2"),
+        lambda: (folder / "part-0.faiss").unlink(),
+        ids(lambda a: a + 31),
+        ids(lambda a: -a - 1),
+        ids(lambda a: a.astype(float)),
+        ids(lambda a: a[:, None]),
+    ]
+    if kind == "likelihood":
+        damages += [
+            lambda: (folder / "reduction.npz").write_bytes(b"PK\x03\x04"),
+            lambda: (folder / "reduction.npz").unlink(),
+            lambda: np.savez(
+                folder / "reduction.npz", tokens=np.ones((2, 5)), state=np.ones((3, 5)), kept=1.0
+            ),
+            lambda: np.savez(folder / "reduction.npz", tokens=np.ones(2), state=np.ones(3), kept=1.0),
+        ]
+    for damage in damages:
+        damage()
+        with pytest.raises(RunError, match="kgmlm index") as caught:
+            open_index(run, ranker, kind)
+        assert "\n" not in str(caught.value)
+        shutil.rmtree(folder)
+        shutil.copytree(whole, folder)
+    open_index(run, ranker, kind)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from kgmlm.config import ScratchSettings
 from kgmlm.kg import ModelError
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.modeling import SpanModel, create_model, load_model
-from kgmlm.tokenization import MaskedBatch, SpanTokenizer
+from kgmlm.tokenization import MaskedBatch, SpanTokenizer, load_tokenizer
 
 
 def batch_of(tokenizer: SpanTokenizer) -> MaskedBatch:
@@ -152,3 +155,25 @@ def test_spare_positions_change_nothing_but_how_long_texts_may_be() -> None:
         assert torch.equal(short.mlm(ids).logits, long.mlm(ids).logits)
         assert long.mlm(torch.ones(1, 104, dtype=torch.long)).logits.isfinite().all()
     assert all(p.requires_grad for p in long.mlm.parameters())
+
+
+def test_code_that_comes_with_a_model_is_not_run(
+    toy_tokenizer: SpanTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is typed: nothing asks."""
+    toy_tokenizer.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "theirs.py").write_text("raise SystemExit('a stranger has run code')")
+    names = {
+        "AutoConfig": "theirs.C",
+        "AutoModelForMaskedLM": "theirs.M",
+        "AutoTokenizer": ["theirs.T", None],
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": names}))
+    monkeypatch.setattr("builtins.input", lambda *args: "y")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\ny\n"))
+    with pytest.raises(ModelError, match="code of its own, which kgmlm does not run"):
+        load_model(tmp_path)
+    tokenizer = tmp_path / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps({"tokenizer_class": "Theirs", "auto_map": names}))
+    with pytest.raises(ModelError, match="code of its own, which kgmlm does not run"):
+        load_tokenizer(tmp_path)

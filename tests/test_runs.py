@@ -8,13 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import without_digests
 from safetensors.torch import save_file
 
+from kgmlm.config import load_settings
 from kgmlm.kg import KnowledgeGraph, ModelError, RunError
 from kgmlm.modeling import load_model
 from kgmlm.ranker import Ranker
-from kgmlm.runs import VECTORS, began_from, check_output, open_run, read_graph, save_model, write_graph
+from kgmlm.records import read_graph, write_graph
+from kgmlm.runs import (
+    VECTORS,
+    began_from,
+    check_output,
+    model_address,
+    open_run,
+    save_model,
+)
 from kgmlm.tokenization import load_tokenizer
+from kgmlm.training import start_run
 
 
 def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -53,19 +64,54 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.past(rescored=True) == ([], [])
+    run.update(
+        rescoring={
+            "k": 1,
+            "weight": 1.0,
+            "model": str(run.model_folder),
+            "began_from": began_from(str(run.model_folder)),
+        }
+    )
+    shutil.move(run.path, tmp_path / "moved")
+    run = open_run(tmp_path / "moved")
+    assert run.past(rescored=True) == ([], []), "its rescorer began with the run itself, wherever it is"
+    run = run.update(command="another", rescoring=None)
     model = str(base / "model")
     run = run.update(
-        model=model, began_from=began_from(model), rescoring={"model": model, "began_from": None}
+        model=model,
+        began_from=began_from(model),
+        rescoring={"k": 1, "weight": 1.0, "model": model, "began_from": None},
     )
     for rescored in (False, True):
         (graph,), gone = run.past(rescored)
         assert graph.same(run.graph)
         assert gone == []
-    run = run.update(rescoring={"model": model, "began_from": began_from(model)})
+    run = run.update(rescoring={"k": 1, "weight": 1.0, "model": model, "began_from": began_from(model)})
     assert len(run.past(rescored=True)[0]) == 1, "the same run is read once"
     shutil.rmtree(base)
     shutil.copytree(toy_vector_run, base)
     assert run.past(rescored=True) == ([], ["toy"]), "another run is there now"
+    shutil.rmtree(base)
+    shutil.copytree(toy_run, base)
+    assert len(run.past(rescored=True)[0]) == 1
+    (base / "graph" / "triples.parquet").write_bytes(b"PAR1")
+    assert run.past(rescored=True) == ([], ["toy"]), "what cannot be read cannot be checked"
+
+
+def test_a_model_is_recorded_by_a_path_that_holds_anywhere(
+    toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "base").symlink_to(toy_run)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(None, ["training.epochs=1"])
+    run, _ = start_run(tmp_path / "run", toy, "base/model", settings)
+    assert run.record["model"] == str(toy_run / "model")
+    run = run.update(command="another")
+    monkeypatch.chdir("/")
+    (graph,), gone = run.past(rescored=False)
+    assert graph.same(toy)
+    assert gone == []
+    assert [model_address(x) for x in ("scratch", "bert-base-uncased")] == ["scratch", "bert-base-uncased"]
 
 
 def test_what_a_run_began_from_is_its_own_past_alone(
@@ -98,6 +144,9 @@ def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> N
     run.ranker("cpu")
     for path in run.model_folder.glob("*token*"):
         path.unlink()
+    with pytest.raises(RunError, match=r"token.* is missing; restore it"):
+        run.ranker("cpu")
+    run = open_run(without_digests(run.path))
     with pytest.raises(ModelError, match="has no tokenizer"):
         run.ranker("cpu")
 
@@ -136,8 +185,11 @@ def test_a_run_records_what_it_needs_to_be_repeated(toy_run: Path) -> None:
         (lambda p: (p / "run.json").unlink(), "is not a run folder"),
         (lambda p: (p / "run.json").write_text("{"), "is damaged"),
         (lambda p: (p / "run.json").write_text("{}"), "is damaged"),
-        (lambda p: (p / "graph" / "triples.parquet").unlink(), "is damaged"),
-        (lambda p: (p / "graph" / "entities.parquet").write_bytes(b"x"), "is damaged"),
+        (lambda p: (p / "graph" / "triples.parquet").unlink(), r"triples\.parquet is missing"),
+        (
+            lambda p: (p / "graph" / "entities.parquet").write_bytes(b"x"),
+            r"has 1 byte instead of the [\d,]+ ",
+        ),
     ],
 )
 def test_a_damaged_run_is_one_sentence(toy_run: Path, tmp_path: Path, damage: object, message: str) -> None:
@@ -181,6 +233,7 @@ def test_damaged_entity_vectors_are_one_sentence(
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(toy_vector_run, copy)
+    without_digests(copy)
     path = copy / "model" / "entity_vectors.safetensors"
     if vectors is None:
         save_file({"vectors": torch.zeros(3, 32)}, path, metadata={"likelihood": "1.0", "vector": "5.0"})

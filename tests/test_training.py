@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,19 @@ import torch
 from conftest import TINY_SETTINGS, Cli, refused
 from safetensors.torch import load_file, save_file
 
+from kgmlm import training
 from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.evaluation import validate
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
+from kgmlm.objectives import stream_of
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.training import (
     Outcome,
+    State,
     latest_checkpoint,
     resume_run,
+    save_checkpoint,
     start_run,
     train,
 )
@@ -234,6 +238,115 @@ def test_a_signal_in_the_last_validation_interrupts_nothing(toy: KnowledgeGraph,
 def test_more_accumulation_than_batches_is_refused(toy: KnowledgeGraph, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.accumulation 99: training has only \d+ batches"):
         go(tmp_path / "run", toy, "training.epochs=1", "training.accumulation=99")
+    assert list(tmp_path.iterdir()) == [], "refused before anything is laid"
+
+
+@pytest.mark.parametrize("objective", ["entity", "masked", "rescore"])
+def test_more_processes_than_batches_are_refused(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], objective: str
+) -> None:
+    many = settings("training.batch_size=9999", f"training.objective={objective}").training
+    with pytest.raises(ConfigError, match="an epoch has only 1 batches for 2 processes"):
+        stream_of(make_ranker(), toy, many, (0, 2))
+    assert stream_of(make_ranker(), toy, many, (0, 1)).per_epoch == 1
+
+
+def test_a_checkpoint_removes_older_ones_and_nothing_else(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    folder = run.path / "checkpoints"
+    for name in ("notes", "step-kept", "step-00000001-copy"):
+        (folder / name).mkdir(parents=True)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (folder / "step-00000002").symlink_to(precious)
+    (folder / "step-00000003").write_text("a file")
+    train(run, ranker, max_steps=7)
+    ours = folder / "step-00000007"
+    assert latest_checkpoint(run.path) == ours
+    others = {"notes", "step-kept", "step-00000001-copy", "step-00000002", "step-00000003"}
+    assert {p.name for p in folder.iterdir()} == {ours.name, *others}
+    train(*resume_run(run.path), resume=True)
+    assert {p.name for p in folder.iterdir()} == others
+    assert precious.is_dir()
+
+
+def test_checkpoints_behind_a_link_are_left_alone(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "step-00000001").mkdir(parents=True)
+    (shared / "thesis").mkdir()
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    (run.path / "checkpoints").symlink_to(shared)
+    for act in (lambda: train(run, ranker), lambda: resume_run(run.path)):
+        with pytest.raises(RunError, match="checkpoints is a link"):
+            act()
+    assert {p.name for p in shared.iterdir()} == {"step-00000001", "thesis"}
+
+
+def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
+    for name in ("step-99999999", "step-100000000", "step-00000003"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    assert latest.name == "step-100000000"
+
+
+def test_a_step_is_saved_once(toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+
+    def counting(run: Path, ranker: Ranker, optimizer: Any, own: Any, state: State) -> None:
+        saved.append(state.step)
+        save_checkpoint(run, ranker, optimizer, own, state)
+
+    monkeypatch.setattr(training, "save_checkpoint", counting)
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    train(run, ranker, Validation(0.1, 0.2), max_steps=7)
+    train(*resume_run(run.path), Validation(0.1, 0.2, 0.3), resume=True, max_steps=9)
+    assert saved == sorted(set(saved))
+    assert saved[-1] == 9
+    latest = latest_checkpoint(run.path)
+    assert latest is not None
+    state = json.loads((latest / "state.json").read_text())
+    assert state["validated"] == 9
+    assert state["minutes"] > 0
+
+
+def test_a_training_that_was_refused_is_not_in_the_way(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    bad = ("training.learning_rate=1e30", "training.clip=1e30", "training.warmup=0")
+    path = tmp_path / "run"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"lower training\.learning_rate"):
+            go(path, toy, *bad)
+    start_run(path, toy, "scratch", settings())  # laid, and killed before its first checkpoint
+    assert go(path, toy, max_steps=3).status == "max steps"
+    with pytest.raises(RunError, match="is a run already"):
+        go(path, toy)
+
+
+@pytest.mark.parametrize(
+    "keep", ["notes.txt", "teacher.safetensors", "checkpoints/mine", "checkpoints/step-1"]
+)
+def test_what_holds_more_than_a_refused_training_is_not_replaced(
+    toy: KnowledgeGraph, tmp_path: Path, keep: str
+) -> None:
+    path = tmp_path / "run"
+    start_run(path, toy, "scratch", settings())
+    kept = path / keep
+    kept.mkdir(parents=True)
+    with pytest.raises(RunError, match="is a run already"):
+        start_run(path, toy, "scratch", settings())
+    assert kept.is_dir()
+
+
+def test_an_output_that_is_a_link_stays_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    link, disk = tmp_path / "run", tmp_path / "disk"
+    disk.mkdir()
+    link.symlink_to(disk / "run")
+    go(link, toy, "training.epochs=1")
+    run, ranker = start_run(link, toy, "scratch", settings("training.epochs=1"), overwrite=True)
+    train(run, ranker)
+    assert link.is_symlink()
+    assert open_run(disk / "run").record["status"] == "finished"
+    assert [p.name for p in disk.iterdir()] == ["run"]
 
 
 def test_a_run_goes_on_where_it_was_told_to_stop(cli: Cli, tmp_path: Path) -> None:

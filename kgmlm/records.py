@@ -1,0 +1,223 @@
+"""What a run folder says of itself: ``run.json``, ``config.toml`` and ``graph/``, written and strictly read.
+
+All may have been edited by hand, cut short or damaged: what cannot be right is one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from kgmlm import digests, files
+from kgmlm.config import Settings, load_settings
+from kgmlm.digests import RESTORE
+from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
+
+FORMAT = 1
+IDS = ("head", "relation", "tail")
+_ALWAYS = ("text", "scoring", "training")  # sections that every version has written
+
+
+def _increasing(values: list[int]) -> list[int]:
+    if any(a >= b for a, b in pairwise(values)):
+        raise ValueError("they must increase")
+    return values
+
+
+class _Known(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class BeganFrom(_Known):
+    """A run that another began from."""
+
+    model: str
+    dataset: str | None = None
+    command: str | None = None
+    began_from: BeganFrom | None = None
+
+
+class Rescoring(_Known):
+    """How a rescorer is used."""
+
+    k: int = Field(ge=0)
+    weight: float = Field(allow_inf_nan=False)
+    model: str | None = None
+    began_from: BeganFrom | None = None
+
+
+class Record(_Known):
+    """What of ``run.json`` opening a run relies on; there may be more."""
+
+    format: int = Field(ge=1)
+    dataset: str
+    sources: dict[str, str]
+    model: str
+    began_from: BeganFrom | None = None
+    seed: int = 0
+    span_length: int = Field(ge=1)
+    softmax_tokens: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_increasing)] | None
+    )
+    command: str = ""
+    status: Literal["started", "finished", "stopped early", "max steps", "interrupted"]
+    step: int = Field(0, ge=0)
+    minutes: float = 0
+    teacher: dict[str, Any] | None = None
+    structure: dict[str, Any] | None = None
+    weighing: dict[str, Any] | None = None
+    rescoring: Rescoring | None = None
+    files: digests.Accepted | None = None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """``run.json`` of a run folder.
+
+    Raises:
+        RunError: when it cannot be right, or is of a newer format.
+    """
+    file = path / "run.json"
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{file} is damaged: {_line(error)}; {RESTORE}") from None
+    if not isinstance(record, dict):
+        raise RunError(f"{file} is damaged: it is no JSON object; {RESTORE}")
+    version = record.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        written = record.get("versions")
+        by = written.get("kgmlm") if isinstance(written, dict) else None
+        raise RunError(f"{path} was written by a newer kgmlm ({by}); upgrade")
+    try:
+        Record.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"][:2]))
+        given = "missing" if first["type"] == "missing" else f"{first['input']!r:.60}: {first['msg']}"
+        raise RunError(f"{file} is damaged: '{key}' is {given}; {RESTORE}") from None
+    return record
+
+
+def accepted(record: Mapping[str, Any]) -> digests.Accepted | None:
+    """The digests that a record has of files of the run; None of runs by versions that kept none."""
+    return digests.of_json(record.get("files"))
+
+
+def check_files(
+    path: Path, record: Mapping[str, Any], *names: str, contents: bool = False, remedy: str = RESTORE
+) -> None:
+    """See that files of a run are as they were written, where the record knows.
+
+    Args:
+        names: of files; those in a folder by its name and "/".
+
+    Raises:
+        RunError: naming the first that is not.
+    """
+    known = accepted(record) or {}
+    asked = {k: v for k, v in known.items() if k.startswith(tuple(names))}
+    digests.check(path, asked, contents=contents, remedy=remedy)
+
+
+def read_settings(path: Path) -> Settings:
+    """``config.toml`` of a run.
+
+    Raises:
+        RunError: when settings are missing: a run has all of them.
+        ConfigError: when they are no settings.
+    """
+    file = path / "config.toml"
+    settings = load_settings(file)
+    if not set(_ALWAYS) <= settings.model_fields_set:
+        missing = next(name for name in _ALWAYS if name not in settings.model_fields_set)
+        raise RunError(f"{file} is damaged: it has no [{missing}]; {RESTORE}")
+    return settings
+
+
+def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
+    """Texts and triples as Parquet, ids kept."""
+    folder.mkdir(parents=True)
+    files.write_parquet(folder / "entities.parquet", graph.entities.table)
+    rows = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
+    files.write_parquet(folder / "relations.parquet", pa.table(rows))
+    columns = {c: graph.all_triples[:, i] for i, c in enumerate(IDS)}
+    names = np.repeat(list(graph.splits), [len(t) for t in graph.splits.values()])
+    files.write_parquet(folder / "triples.parquet", pa.table({**columns, "split": names.tolist()}))
+
+
+def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
+    """The graph that :func:`write_graph` wrote.
+
+    Raises:
+        RunError: when a file is missing or damaged, or names what is not there.
+    """
+    entities = _read(folder / "entities.parquet", dict.fromkeys(TEXT_COLUMNS, "text"))
+    relations = _read(folder / "relations.parquet", {"label": "text", "name": "text"})
+    triples = _read(folder / "triples.parquet", {**dict.fromkeys(IDS, "number"), "split": "text"})
+    try:
+        entity_table = EntityTable(*(entities[c].to_pylist() for c in TEXT_COLUMNS))
+    except DataError as error:
+        raise _damaged(folder / "entities.parquet", str(error)) from None
+    try:
+        relation_table = RelationTable(relations["label"].to_pylist(), relations["name"].to_pylist())
+    except DataError as error:
+        raise _damaged(folder / "relations.parquet", str(error)) from None
+    counts = {"head": len(entity_table), "relation": len(relation_table), "tail": len(entity_table)}
+    for column, count in counts.items():
+        found = pc.min_max(triples[column]).as_py()
+        if len(triples[column]) and not 0 <= found["min"] <= found["max"] < count:
+            wrong = found["min"] if found["min"] < 0 else found["max"]
+            raise _damaged(folder / "triples.parquet", f"{column} {wrong} is not one of {count:,}")
+    split = np.array(triples["split"].to_pylist())
+    hrt = np.stack([triples[c].to_numpy() for c in IDS], axis=1)
+    splits: dict[str, IntArray] = {str(s): hrt[split == s] for s in dict.fromkeys(split.tolist())}
+    if "train" not in splits:
+        raise _damaged(folder / "triples.parquet", "it has no training triples")
+    return KnowledgeGraph(name, entity_table, relation_table, splits, sources)
+
+
+def _read(path: Path, columns: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
+    """Columns of a Parquet file without gaps, as text or as 64-bit numbers."""
+    if not path.is_file():
+        raise RunError(f"{path} is missing; {RESTORE}")
+    try:
+        table = pq.ParquetFile(path).read()
+        table.validate(full=True)
+    except Exception as error:  # whatever a damaged file makes the library raise
+        raise _damaged(path, _line(error)) from None
+    found = {}
+    for name, kind in columns.items():
+        if table.column_names.count(name) != 1:
+            raise _damaged(path, f"it has {table.column_names.count(name)} columns '{name}' instead of one")
+        column = table.column(name)
+        of = column.type
+        fits = pa.types.is_integer(of) if kind == "number" else _is_text(of)
+        if not fits or column.null_count:
+            what = f"of type {of}" if not fits else "without a value in some rows"
+            raise _damaged(path, f"the column '{name}' is {what}")
+        try:
+            found[name] = column.cast(pa.int64() if kind == "number" else pa.large_string())
+        except pa.ArrowException as error:
+            raise _damaged(path, f"the column '{name}': {_line(error)}") from None
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _damaged(path: Path, why: str) -> RunError:
+    return RunError(f"{path} is damaged: {why}; {RESTORE}")
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
