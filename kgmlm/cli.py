@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. A mistake of the user's is one 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shlex
 import shutil
@@ -164,6 +165,14 @@ def train(
     max_steps: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Stop there; the schedule stays laid for all epochs.")
     ] = None,
+    decay: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="With --resume: end the run so many epochs from here on, over which the learning rate falls "
+            "to nothing (see training.schedule). Copy the run's folder first to train on from here later.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
     tracker: Annotated[str | None, typer.Option(help="An accelerate tracker, such as tensorboard.")] = None,
@@ -180,6 +189,10 @@ def train(
 
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
+    if decay is not None and not resume:
+        raise RunError("--decay ends a run that is resumed; a new run ends after training.epochs")
+    if decay is not None and not math.isfinite(decay):
+        raise RunError(f"--decay takes a number of epochs, not {decay}")
     main_process = _main_process()
     quiet = quiet or not main_process
     if not resume:
@@ -274,6 +287,7 @@ def train(
         f"kgmlm train --output {shlex.quote(str(output))} --resume",
         quiet,
         max_steps=max_steps or training.max_steps,
+        decay=decay,
         resume=resume,
         tracker=tracker,
     )

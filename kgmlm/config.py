@@ -203,6 +203,8 @@ class TrainingSettings(_Strict):
         epochs: passes over the samples; may be a fraction, and the learning rate falls to nothing by its end.
             ``max_steps`` cuts short.
         learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
+        schedule: of the learning rate after its warm-up: "linear", down to nothing at the end of the epochs;
+            or "constant", for long training that ``kgmlm train --resume --decay`` may end at any time.
         dropout: of the whole model in training; None leaves the model's own. Where an epoch is all that time
             allows, 0 learns faster.
         clip: gradients are scaled down to this norm; inf leaves them.
@@ -227,6 +229,7 @@ class TrainingSettings(_Strict):
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     weight_decay: float = Field(0.01, ge=0)
     warmup: float = Field(0.1, ge=0, le=1)
+    schedule: Literal["linear", "constant"] = "linear"
     clip: Endless = 1.0
     dropout: float | None = Field(None, ge=0, lt=1)
     eval_every: Endless = 1

@@ -134,9 +134,9 @@ class BatchStream:
                 at = by_length[shuffled[i] * size : (shuffled[i] + 1) * size]
                 yield self._batch(rows[at], [encoded[j] for j in at], chances[at])
 
-    def from_position(self, position: int) -> Iterator[Any]:
-        """The stream from one micro-batch on; it ends after the last epoch."""
-        for epoch in range(position // self.per_epoch, math.ceil(self.settings.epochs)):
+    def from_position(self, position: int, epochs: int | None = None) -> Iterator[Any]:
+        """The stream from one micro-batch on; it ends after the last epoch, or after so many."""
+        for epoch in range(position // self.per_epoch, epochs or math.ceil(self.settings.epochs)):
             yield from self._epoch(epoch, position - epoch * self.per_epoch if position else 0)
             position = 0
 

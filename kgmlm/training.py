@@ -232,6 +232,33 @@ class State:
     bad_validations: int = 0
     minutes: float = 0.0
     validated: int = -1  # the step of the latest validation
+    decay_from: int = -1  # the step from which on the learning rate falls to nothing, if it was asked to
+    decay_steps: int = 0
+
+
+def rate_factor(settings: TrainingSettings, total: int, state: State) -> Callable[[int], float]:
+    """What the peak learning rate is multiplied by at each step of a run.
+
+    Args:
+        total: steps that the schedule is laid for.
+        state: whether and from where on the rate falls to nothing ahead of time.
+    """
+    warmup = round(settings.warmup * total)
+
+    def laid(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        if settings.schedule == "constant":
+            return 1.0
+        return max(0.0, (total - step) / max(1, total - warmup))
+
+    def factor(step: int) -> float:
+        if state.decay_from < 0 or step < state.decay_from:
+            return laid(step)
+        left = state.decay_from + state.decay_steps - step
+        return laid(state.decay_from) * max(0.0, left / state.decay_steps)
+
+    return factor
 
 
 def _optimizer(
@@ -395,6 +422,7 @@ def train(
     validate: Callable[[Ranker], Mapping[str, float]] | None = None,
     *,
     max_steps: int | None = None,
+    decay: float | None = None,
     resume: bool = False,
     tracker: str | None = None,
     reporter: Reporter | None = None,
@@ -412,6 +440,8 @@ def train(
         max_steps: stop there, the schedule still laid for all epochs, so that a resumed run goes on as
             if it had never stopped. The validation there chooses nothing; its model is kept only where there
             is none yet.
+        decay: end the run so many epochs from here on, over which the learning rate falls to nothing; a run
+            that is ending already goes on ending as it began to.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rescore" rescores.
@@ -424,7 +454,6 @@ def train(
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import gather_object
-    from transformers import get_linear_schedule_with_warmup
 
     settings = run.settings.training
     reporter = reporter or Silent()
@@ -454,17 +483,20 @@ def train(
     teacher = run.teacher(accelerator.device)
     stream, losses = objective(ranker, run.graph, settings, share, first, teacher)
     total = max(1, int(settings.epochs * stream.per_epoch) // settings.accumulation)
-    last = min(total, max_steps or total)
     checkpoint = latest_checkpoint(run.path) if resume else None
     optimizer = _optimizer(model, ranker.offsets, run.settings, peak_learning_rate(run))
     peaks = [group["lr"] for group in optimizer.param_groups]
     rank = accelerator.process_index
     state = load_checkpoint(checkpoint, model, optimizer, losses, rank) if checkpoint else State()
+    if decay is not None and state.decay_from < 0:
+        steps = max(1, int(decay * stream.per_epoch) // settings.accumulation)
+        state.decay_from, state.decay_steps = state.step, steps
+    factor = rate_factor(settings, total, state)
+    total = total if state.decay_from < 0 else state.decay_from + state.decay_steps
+    last = min(total, max_steps or total)
     for group, peak in zip(optimizer.param_groups, peaks, strict=True):
         group["initial_lr"] = group["lr"] = peak  # what a schedule that starts midway asks for
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, round(settings.warmup * total), total, last_epoch=state.step - 1
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=state.step - 1)
     prepared = accelerator.prepare(model)
     if losses.offsets is not None:
         losses.offsets = accelerator.prepare(losses.offsets)
@@ -536,7 +568,8 @@ def train(
                 save()
             model.train()
             accumulated = 0.0
-            batches = stream.from_position(state.step * settings.accumulation)
+            epochs = math.ceil(total * settings.accumulation / stream.per_epoch)
+            batches = stream.from_position(state.step * settings.accumulation, epochs)
             while state.step < last:
                 if state.step and state.step % every == 0 and state.validated != state.step:
                     validation()
@@ -559,7 +592,7 @@ def train(
                         f"the loss is {accumulated} at step {state.step + 1}; lower training.learning_rate"
                     )
                 state.step += 1
-                rate = schedule.get_last_lr()[0]
+                rate = float(schedule.get_last_lr()[0])
                 schedule.step()
                 log.write(step=state.step, loss=accumulated, learning_rate=rate)
                 accelerator.log({"loss": accumulated, "learning_rate": rate}, step=state.step)
