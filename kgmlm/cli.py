@@ -672,10 +672,9 @@ def rank(
         raise QueryError("give either --queries or one query, not both")
     if queries is None and relation is None:
         raise QueryError("--relation is missing")
-    opened = open_run(run, verify=verify)
-    from kgmlm.indexing import open_retrieval
-    from kgmlm.prediction import Predictor, Resolver
+    from kgmlm.resolver import Resolver
 
+    opened = open_run(run, verify=verify)
     graph = opened.graph
     if entities is not None:
         from kgmlm.datasets import read_entities
@@ -693,6 +692,10 @@ def rank(
                 )
             except QueryError as error:
                 raise QueryError(f"{row['line']}: {error}") from None
+    # What needs no model has been said by now, without the seconds that these imports take.
+    from kgmlm.indexing import open_retrieval
+    from kgmlm.prediction import Predictor
+
     quiet_transformers()
     ranker = _ranker(opened, graph, device, scores, rescore)
     predictor = Predictor(graph, ranker.unconstrained() if allow_self else ranker)
@@ -1144,13 +1147,11 @@ def linearize(
     from kgmlm.config import load_settings
     from kgmlm.datasets import load_graph
     from kgmlm.kg import ConfigError, Queries
-    from kgmlm.prediction import Resolver
-    from kgmlm.ranker import Vocabulary
+    from kgmlm.resolver import Resolver
     from kgmlm.runs import open_run
     from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
-    from kgmlm.training import scratch_texts
+    from kgmlm.vocabulary import Vocabulary, scratch_texts
 
-    quiet_transformers()
     if (Path(source) / "run.json").is_file():
         run = open_run(source)
         if template is not None:
@@ -1164,6 +1165,7 @@ def linearize(
             texts = scratch_texts(graph, settings.text)
             tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
         else:
+            quiet_transformers()
             tokenizer = load_tokenizer(model)
         vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
     query = Resolver(graph).query(relation, head, tail)

@@ -66,7 +66,7 @@ def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, A
     """What names are to a model: how long, which sets the span by default, which it has no tokens for."""
     from kgmlm.checks import LISTED
     from kgmlm.config import Settings
-    from kgmlm.ranker import Vocabulary
+    from kgmlm.vocabulary import Vocabulary
 
     names = graph.entities.column("surface")
     tokens = tokenizer.candidates(names, None, end_of_name=False)
@@ -134,7 +134,7 @@ def data_show(
     if entity is not None:
         from dataclasses import asdict
 
-        from kgmlm.prediction import Resolver
+        from kgmlm.resolver import Resolver
 
         at = Resolver(graph).entity(entity)
         train_triples = graph.splits["train"]

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kgmlm.kg import BoolArray, IntArray, ModelError
 
 MADE_BY = b"kgmlm.made_by"  # where a file of ranks notes which scores of its run it is of
+
+if TYPE_CHECKING:
+    import torch
 
 RankType = Literal["optimistic", "realistic", "pessimistic"]
 RANK_TYPES: tuple[RankType, ...] = ("optimistic", "realistic", "pessimistic")
@@ -75,7 +77,7 @@ def check_finite(scores: torch.Tensor) -> None:
     Raises:
         ModelError: when one is not finite (a NaN would vanish from a ranking, or make an MRR above 1).
     """
-    if not torch.isfinite(scores).all():
+    if not scores.isfinite().all():
         raise ModelError("the model's scores are not finite; lower training.learning_rate and train it again")
 
 
@@ -94,10 +96,13 @@ def rank_answers(
     Raises:
         ModelError: when a score is not finite.
 
+    >>> import torch
     >>> r = rank_answers(torch.tensor([[0.9, 0.5, 0.5, 0.5, 0.1]]), torch.tensor([1]))
     >>> r.optimistic_B.item(), r.pessimistic_B.item(), r.candidates_B.item()
     (2, 4, 5)
     """
+    import torch
+
     check_finite(scores_BN)
     b, n = scores_BN.shape
     true_B1 = scores_BN.gather(1, answers_B[:, None])

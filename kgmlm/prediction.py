@@ -5,8 +5,6 @@ Follows PyKEEN's prediction tables: columns ``tail_id``, ``score``, ``tail_label
 
 from __future__ import annotations
 
-import difflib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kgmlm.indexing import added, open_retrieval
-from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query, QueryError
+from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query
 from kgmlm.ranker import MISSED, Ranker, Retrieval
+from kgmlm.resolver import Resolver
 from kgmlm.runs import open_run
 from kgmlm.scoring import top
 
@@ -68,85 +67,6 @@ class Prediction:
                 for name, part in self.parts.items()
             }
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
-
-
-class Resolver:
-    """Labels and names, as people type them, to ids of a graph."""
-
-    def __init__(self, graph: KnowledgeGraph) -> None:
-        self.graph = graph
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = defaultdict(list)
-        columns = zip(*(self.graph.entities.column(c) for c in ("name", "surface")), strict=True)
-        for i, (name, surface) in enumerate(columns):
-            for text in dict.fromkeys((name.casefold(), surface.casefold())):
-                found[text].append(i)
-        return found
-
-    def entity(self, text: str) -> int:
-        """Id of an entity by label, else by surface or name, whatever the case.
-
-        Raises:
-            QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
-                the nearest).
-        """
-        entities = self.graph.entities
-        if text in entities.index:
-            return entities.index[text]
-        found = self._by_name.get(text.casefold(), [])
-        if len(found) == 1:
-            return found[0]
-        if found:
-            listed = "; ".join(
-                f"{e.label} ({e.surface}{': ' + e.description[:50] if e.description else ''})"
-                for e in map(entities.__getitem__, found[:10])
-            )
-            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
-            raise QueryError(f"'{text}' names {len(found)} entities; give a label: {listed}{more}")
-        raise QueryError(f"no entity has the label or name '{text}'{self._nearest(text, self._by_name)}")
-
-    def relation(self, text: str) -> int:
-        """Id of a relation by label or name.
-
-        Raises:
-            QueryError: when it is unknown or ambiguous.
-        """
-        relations = self.graph.relations
-        if text in relations.index:
-            return relations.index[text]
-        by_name: dict[str, list[int]] = defaultdict(list)
-        for i, relation in enumerate(relations):
-            by_name[relation.name.casefold()].append(i)
-        found = by_name.get(text.casefold(), [])
-        if len(found) == 1:
-            return found[0]
-        if found:
-            labels = "; ".join(relations[i].label for i in found)
-            raise QueryError(f"'{text}' names {len(found)} relations; give a label: {labels}")
-        raise QueryError(
-            f"no relation has the label or name '{text}'"
-            + self._nearest(text, [*by_name, *(r.label for r in relations)])
-        )
-
-    @staticmethod
-    def _nearest(text: str, among: Any) -> str:
-        among = list({name.casefold(): name for name in among}.values())
-        near = difflib.get_close_matches(text.casefold(), among, n=3, cutoff=0.5)
-        return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-
-    def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:
-        """A query from a relation and exactly one of head and tail.
-
-        Raises:
-            QueryError: when neither or both are given, or one cannot be resolved.
-        """
-        if (head is None) == (tail is None):
-            raise QueryError("give either a head (to rank tails) or a tail (to rank heads)")
-        known = head if head is not None else tail
-        assert known is not None
-        return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
 
 
 class Predictor:

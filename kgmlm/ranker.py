@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,50 +32,14 @@ from kgmlm.scoring import (
     token_log_probs,
 )
 from kgmlm.structure import Structure
-from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, auto_span_length
+from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer
+from kgmlm.vocabulary import Vocabulary
 
 HELD = 2**25  # scores held at once: 128 MB
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
 SCORES = ("all", "text", "likelihood", "vector", "structure")  # what a run may be asked to rank by
 MORE = 100  # entities that an index is asked for beyond a shortlist
 _TEXTS = 8192  # entity texts tokenized at once
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What is fixed by the training entities and frozen with a run.
-
-    Attributes:
-        span_length: masks in the hole.
-        softmax_tokens: sorted token ids that the softmax runs over; None is the whole vocabulary.
-    """
-
-    span_length: int
-    softmax_tokens: IntArray | None
-
-    @classmethod
-    def fit(
-        cls, tokenizer: SpanTokenizer, surfaces: Sequence[str], seen_N: BoolArray, settings: Settings
-    ) -> Vocabulary:
-        """Fix the span length and the softmax's tokens from the entities seen in training.
-
-        A span that fits the names takes half of a query's tokens at most; longer names are cut to it.
-        """
-        scoring = settings.scoring
-        seen = [s for s, is_seen in zip(surfaces, seen_N, strict=True) if is_seen]
-        names = tokenizer.candidates(seen, None, scoring.end_of_name)
-        length = scoring.span_length
-        span = (
-            auto_span_length(names.lengths_N, settings.text.max_length // 2)
-            if length == "auto"
-            else int(length)
-        )
-        if span < 1:
-            raise ModelError(f"scoring.span_length must be 1 or more, not {span}")
-        if scoring.softmax == "vocabulary":
-            return cls(span, None)
-        fitting = tokenizer.candidates(seen, span, scoring.end_of_name)
-        return cls(span, np.unique(fitting.token_ids))
 
 
 class Weights(NamedTuple):

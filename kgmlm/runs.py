@@ -53,10 +53,11 @@ if TYPE_CHECKING:
     import torch
 
     from kgmlm.modeling import SpanModel
-    from kgmlm.ranker import Ranker, Vocabulary
+    from kgmlm.ranker import Ranker
     from kgmlm.rescoring import Rescorer
     from kgmlm.structure import Structure
     from kgmlm.tokenization import SpanTokenizer
+    from kgmlm.vocabulary import Vocabulary
 
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
@@ -149,7 +150,7 @@ class Run:
     @property
     def vocabulary(self) -> Vocabulary:
         """Span length and softmax tokens, frozen when the run began."""
-        from kgmlm.ranker import Vocabulary
+        from kgmlm.vocabulary import Vocabulary
 
         tokens = self.record["softmax_tokens"]
         return Vocabulary(

@@ -8,21 +8,23 @@ Shapes: B queries, T tokens, L span, N candidates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from kgmlm import digests
 from kgmlm.kg import BoolArray, IntArray, ModelError
 from kgmlm.linearization import Linearization, Segment
+from kgmlm.saved_tokenizer import NAMES, SavedTokenizer
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 ANCHOR = "|"
@@ -129,10 +131,15 @@ class SpanTokenizer:
         ModelError: for a tokenizer without a mask, a padding or an end token, or a slow one.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | SavedTokenizer) -> None:
         if not tokenizer.is_fast:
             raise ModelError("kgmlm needs a fast tokenizer (a tokenizer.json); this one is slow")
+        self.tokenizer = tokenizer
+        if isinstance(tokenizer, SavedTokenizer):
+            self._core = tokenizer.core
+        else:  # a copy, to set it up for names and texts that have neither padding nor special tokens
+            names = {name: getattr(tokenizer, name) for name in NAMES if getattr(tokenizer, name, None)}
+            self._core = SavedTokenizer(deepcopy(tokenizer.backend_tokenizer), names).core
         self.mask_id = self._special("mask_token_id")
         self.pad_id = self._special("pad_token_id")
         wrapped = self._encode(["a"], special=True)[0]
@@ -167,21 +174,15 @@ class SpanTokenizer:
         return self._end_id
 
     def _encode(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        ids: list[list[int]] = self.tokenizer(
-            list(texts),
-            add_special_tokens=special,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            split_special_tokens=True,  # a "[MASK]" inside a name or a description is text, not a mask
-            verbose=False,
-        )["input_ids"]
+        encoded = self._core.encode_batch_fast(list(texts), add_special_tokens=special)
+        ids: list[list[int]] = [encoding.ids for encoding in encoded]
         if not special:
             # Unigram vocabularies hold special tokens as ordinary pieces too.
             unknown = self.tokenizer.unk_token_id
             for i, text in enumerate(texts):
                 if any(s in text for s in self._specials):
-                    ids[i] = [unknown if t in self._specials.values() else t for t in ids[i]]
-                    ids[i] = [t for t in ids[i] if t is not None]
+                    read = (unknown if t in self._specials.values() else t for t in ids[i])
+                    ids[i] = [t for t in read if t is not None]
         return ids
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
@@ -266,6 +267,8 @@ class SpanTokenizer:
 
     def collate(self, encoded: Sequence[Encoded]) -> MaskedBatch:
         """Pad B queries to the longest."""
+        import torch
+
         lengths_B = np.array([len(e.input_ids) for e in encoded])
         attention = np.arange(lengths_B.max()) < lengths_B[:, None]
         input_ids = np.full(attention.shape, self.pad_id, np.int64)
@@ -369,14 +372,13 @@ def auto_span_length(lengths: IntArray, most: int, share: float = 0.995) -> int:
     return min(most, int(np.quantile(lengths, share, method="inverted_cdf")))
 
 
-def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> Any:
+def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> SavedTokenizer:
     """A cased byte-level BPE tokenizer trained on texts, with at most so many tokens.
 
     Byte-level, so that no unseen name is unknown; and BPE, whose training is the same on every machine
     (WordPiece numbers its continuation pieces in an order that changes from process to process).
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     core = Tokenizer(models.BPE())
@@ -397,10 +399,8 @@ def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> An
         pair="[CLS] $A [SEP] $B [SEP]",
         special_tokens=[("[CLS]", core.token_to_id("[CLS]")), ("[SEP]", core.token_to_id("[SEP]"))],
     )
-    names = dict(
-        zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True)
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=core, **names)
+    kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return SavedTokenizer(core, dict(zip(kinds, special, strict=True)))
 
 
 def check_model_folder(path: str | Path) -> None:
@@ -428,10 +428,12 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
     Raises:
         ModelError: when there is none, or it cannot be used.
     """
-    from transformers import AutoTokenizer
-
     check_model_folder(path)
     try:
+        if (Path(path) / digests.MANIFEST).is_file() and (saved := SavedTokenizer.load(Path(path))):
+            return SpanTokenizer(saved)  # by a run, in whose folder nothing is left to other files
+        from transformers import AutoTokenizer
+
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
         if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):

@@ -22,17 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 
 from kgmlm import digests, files
-from kgmlm.config import Settings, StructureSettings, TextSettings, TrainingSettings
-from kgmlm.kg import ConfigError, KnowledgeGraph, Queries, RunError
-from kgmlm.linearization import get_template
+from kgmlm.config import Settings, StructureSettings, TrainingSettings
+from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
 from kgmlm.machine import fast_bf16, keep_memory
 from kgmlm.modeling import Offsets, SpanModel, create_model, load_model, reduced_products
 from kgmlm.objectives import AnyLosses, objective, stream_of
-from kgmlm.ranker import Ranker, Vocabulary
+from kgmlm.ranker import Ranker
 from kgmlm.runs import (
     ENDED,
     Run,
@@ -49,6 +47,7 @@ from kgmlm.runs import (
 )
 from kgmlm.structure import Structure, train_structure
 from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
+from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
 PROVISIONAL = "provisional"  # marks a validation in the log that an unbroken run would not have had
@@ -96,24 +95,6 @@ class Outcome:
 def _on_cpu() -> bool:
     """Accelerate joins several CPU processes only when told that there is nothing else."""
     return not torch.accelerator.is_available()
-
-
-def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
-    """What a scratch tokenizer reads: training entities and relations only, and the template's words."""
-    surfaces, descriptions = (graph.entities.column(c) for c in ("surface", "description"))
-    for entity in np.flatnonzero(graph.seen_N):
-        yield surfaces[entity]
-        if text.descriptions and descriptions[entity]:
-            yield descriptions[entity]
-    template = get_template(text.template)
-    for query in of_each_relation(graph):
-        yield template(graph.context, query, text.descriptions, ()).text("")
-
-
-def of_each_relation(graph: KnowledgeGraph) -> Queries:
-    """One query of training for each relation and side."""
-    _, first = np.unique(graph.splits["train"][:, 1], return_index=True)
-    return graph.queries("train")[0][np.concatenate([first, first + len(graph.splits["train"])])]
 
 
 def make_structure(

@@ -15,9 +15,9 @@ from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSetting
 from kgmlm.datasets import load_graph
 from kgmlm.kg import DataError, KnowledgeGraph
 from kgmlm.modeling import SpanModel, create_model
-from kgmlm.ranker import Ranker, Vocabulary
+from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer, train_tokenizer
-from kgmlm.training import scratch_texts
+from kgmlm.vocabulary import Vocabulary, scratch_texts
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -561,3 +561,33 @@ def test_two_evaluations_are_compared(cli: Cli, toy_vector_run: Path, tmp_path: 
     assert "before" not in cli("compare", run, run).stderr
     assert cli("weigh", run, "-q").returncode == 0
     assert "as it was before" in cli("compare", run, run).stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("linearize", "RUN", "--head", "france", "--relation", "capital"),
+        ("linearize", "toy", "--head", "france", "--relation", "capital"),
+        ("rank", "RUN", "--head", "frence", "--relation", "capital"),
+        ("rank", "RUN", "--head", "france", "--relation", "capitol"),
+        ("data", "show", "toy", "--entity", "france"),
+        ("compare", "RUN", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_model_loads_none(cli: Cli, toy_run: Path, arguments: tuple[str, ...]) -> None:
+    """Their imports take seconds."""
+    if arguments[0] == "compare" and not (toy_run / "ranks" / "test.parquet").is_file():
+        assert cli("evaluate", toy_run, "-q").returncode == 0
+    script = """
+import sys
+from kgmlm.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit:
+    pass
+print("loaded:", sorted({"torch", "transformers", "pykeen"} & set(sys.modules)))
+"""
+    given = [str(toy_run) if x == "RUN" else x for x in arguments]
+    done = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"

@@ -10,10 +10,9 @@ import torch
 
 import kgmlm
 from kgmlm.config import RescoringSettings, StructureSettings, TextSettings, VectorSettings
-from kgmlm.datasets import build_graph
 from kgmlm.indexing import build_index, save_index
-from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, ModelError, Queries, Query, QueryError, RunError
-from kgmlm.prediction import Predictor, Resolver, open_predictor
+from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, ModelError, Queries, Query, RunError
+from kgmlm.prediction import Predictor, open_predictor
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.rescoring import Rescorer, Use
 from kgmlm.runs import open_run
@@ -23,38 +22,6 @@ from kgmlm.structure import train_structure
 @pytest.fixture(scope="module")
 def predictor(toy_run: Path) -> Predictor:
     return open_predictor(toy_run, "cpu")
-
-
-def test_labels_win_over_names_and_case_is_forgiven(toy: KnowledgeGraph) -> None:
-    resolver = Resolver(toy)
-    assert toy.entities[resolver.entity("NA")].name == "Namibia"
-    assert toy.entities[resolver.entity("namibia")].label == "NA"
-    assert toy.entities[resolver.entity("東京")].label == "tokyo"
-    assert toy.relations[resolver.relation("has the capital")].label == "capital"
-
-
-def test_an_ambiguous_name_lists_its_candidates(toy: KnowledgeGraph) -> None:
-    with pytest.raises(QueryError, match=r"2 entities.*georgia_country.*Caucasus.*georgia_state"):
-        Resolver(toy).entity("Georgia")
-
-
-def test_an_unknown_name_suggests_the_nearest(toy: KnowledgeGraph) -> None:
-    with pytest.raises(QueryError, match="did you mean 'portugal'"):
-        Resolver(toy).entity("Portugl")
-    with pytest.raises(QueryError, match=r"no relation.*did you mean"):
-        Resolver(toy).relation("located")
-
-
-def test_a_suggestion_is_made_once() -> None:
-    graph = build_graph("x", {"train": [("a", "knows", "b"), ("a", "Lives_In", "b")]})
-    with pytest.raises(QueryError, match=r"did you mean 'knows'\?"):
-        Resolver(graph).relation("know")
-
-
-@pytest.mark.parametrize("sides", [{}, {"head": "france", "tail": "paris"}])
-def test_a_query_has_one_known_entity(toy: KnowledgeGraph, sides: dict[str, str]) -> None:
-    with pytest.raises(QueryError, match="either a head"):
-        Resolver(toy).query("capital", **sides)
 
 
 def test_three_lines_of_python_give_a_table_with_pykeens_columns(toy_run: Path) -> None:
