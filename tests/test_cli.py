@@ -504,7 +504,7 @@ def test_vectors_are_weighed_anew(cli: Cli, toy_vector_run: Path, toy_run: Path,
     assert open_run(run).record["rescoring"] is None
     before = (run / "model" / "entity_vectors.safetensors").read_bytes()
     (run / "graph" / "triples.parquet").write_bytes(b"")
-    refused(cli("weigh", run), "damaged")
+    refused(cli("weigh", run), "triples.parquet has 0 bytes instead of")
     assert (run / "model" / "entity_vectors.safetensors").read_bytes() == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_SETTINGS, Cli, refused
+from conftest import TINY_SETTINGS, Cli, refused, without_digests
 
 from kgmlm import rescoring
 from kgmlm.config import Protocol, RescoringSettings, Settings, TextSettings, VectorSettings
@@ -344,6 +344,7 @@ def test_a_run_is_rescored_by_the_command(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_vector_run, run)
+    without_digests(run)
     lines = (run / "config.toml").read_text("utf-8")  # a run that was trained for a step
     (run / "config.toml").write_text(lines.replace("[training]", "[training]\nmax_steps = 1"), "utf-8")
     refused(cli("evaluate", run, "--rescore", 5), "no rescorer", "kgmlm rescore")

@@ -345,4 +345,4 @@ def test_a_run_is_fused_by_the_command(cli: Cli, toy_vector_run: Path, toy_run: 
     assert "validation MRR" in done.stdout, done.stderr
     assert open_run(other).record["structure"]["settings"] == record["structure"]["settings"]
     (other / STRUCTURE).write_bytes(b"")
-    refused(cli("rank", other, *base[2:]), STRUCTURE, "cannot be read")
+    refused(cli("rank", other, *base[2:]), STRUCTURE, "has 0 bytes instead of", "kgmlm fuse")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_SETTINGS, Cli, refused
+from conftest import TINY_SETTINGS, Cli, refused, without_digests
 from safetensors.torch import load_file, save_file
 
 from kgmlm import training
@@ -238,6 +238,9 @@ def test_a_state_without_processes_is_that_of_one(toy: KnowledgeGraph, tmp_path:
     state = load_file(checkpoint / "state.safetensors")
     assert "0.rng.cpu" in state
     save_file({k.removeprefix("0."): v for k, v in state.items()}, checkpoint / "state.safetensors")
+    with pytest.raises(RunError, match=r"state\.safetensors has [\d,]+ bytes instead of"):
+        resume_run(tmp_path / "parts")
+    without_digests(tmp_path / "parts")
     run, ranker = resume_run(tmp_path / "parts")
     train(run, ranker, resume=True)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
