@@ -220,7 +220,7 @@ class TrainingSettings(_Strict):
     objective: Literal["entity", "token", "masked", "rescore"] = "entity"
     samples: Literal["queries", "triples"] = "queries"
     temperature: float = Field(0.25, gt=0)
-    own_entity: Literal["negative", "left out"] = "negative"
+    own_entity: Literal["negative", "left out"] = "left out"
     teaching: float = Field(0.0, ge=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kgmlm.kg import BoolArray, IntArray, Queries
+from kgmlm.kg import BoolArray, IntArray, Queries, distinct_triples
 
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
 IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shortlist misses
@@ -40,7 +40,7 @@ class Possible:
         >>> Possible.learn(chain, 2).loop_free_R.tolist()
         [True, False]
         """
-        triples = np.unique(train.reshape(-1, 3), axis=0)
+        triples = distinct_triples(train)
         counts_R = np.bincount(triples[:, 1], minlength=relations)
         loops_R = np.bincount(triples[triples[:, 0] == triples[:, 2], 1], minlength=relations)
         return cls((counts_R >= LEAST) & (loops_R == 0))

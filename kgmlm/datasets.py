@@ -38,6 +38,7 @@ from kgmlm.kg import (
     IntArray,
     KnowledgeGraph,
     RelationTable,
+    distinct_triples,
     humanize,
 )
 
@@ -314,7 +315,7 @@ def _read_triples(path: Path, skip_header: bool) -> files.Rows:
 
 def repeated(triples: IntArray) -> int:
     """How many triples are there again: each counts once in training and in splitting."""
-    return len(triples) - len(np.unique(triples, axis=0))
+    return len(triples) - len(distinct_triples(triples))
 
 
 def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
@@ -463,7 +464,7 @@ def split_random(
             raise DataError(f"'{graph.name}' has a {split} split already; leave out --{split}")
     if not (min(wanted.values()) > 0 and sum(wanted.values()) < 1):  # no share is NaN either
         raise DataError("the shares must be above 0 and leave something to train on")
-    train = np.unique(graph.splits["train"], axis=0)
+    train = distinct_triples(graph.splits["train"])
     left_entities = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))
     left_relations = np.bincount(train[:, 1], minlength=len(graph.relations))
     order = iter(np.random.default_rng(seed).permutation(len(train)).tolist())
@@ -507,7 +508,7 @@ def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> Knowledg
     """
     if not 0 < share < 0.5:
         raise DataError(f"the share of unseen entities must be above 0 and below 0.5, not {share}")
-    triples = np.unique(graph.all_triples, axis=0)
+    triples = distinct_triples(graph.all_triples)
     left = np.bincount(triples[:, 1], minlength=len(graph.relations))
     least = np.minimum(100, -(-left // 2))
     touching: dict[int, set[int]] = defaultdict(set)

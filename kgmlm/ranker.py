@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from kgmlm.config import Settings
@@ -164,16 +165,31 @@ class Ranker:
             twin.rescorer = self.rescorer.over(context)
         if self._vectors_ND is not None and self._read_N.all():
             twin.adopt(self.context.entities, self._vectors_ND)
+        if "candidates" in vars(self):
+            twin.adopt_names(self._renamed(context))
         return twin
+
+    def _renamed(self, context: ContextGraph) -> Candidates:
+        """The tokens of the entities of another context; of those that this one has they are known."""
+        rows_N = context.entities.rows_in(self.context.entities)
+        new = np.flatnonzero(rows_N < 0)
+        rows_N[new] = len(self.candidates) + np.arange(len(new))
+        surfaces = context.entities.table.column("surface").take(pa.array(new))
+        return self.candidates.joined(self._tokens_of(surfaces)).take(rows_N)
+
+    def _tokens_of(self, surfaces: pa.ChunkedArray) -> Candidates:
+        return self.tokenizer.candidates(
+            surfaces, self.vocabulary.span_length, self.settings.scoring.end_of_name
+        )
 
     @cached_property
     def candidates(self) -> Candidates:
         """Tokens of all entities of the context."""
-        return self.tokenizer.candidates(
-            self.context.entities.table.column("surface"),
-            self.vocabulary.span_length,
-            self.settings.scoring.end_of_name,
-        )
+        return self._tokens_of(self.context.entities.table.column("surface"))
+
+    def adopt_names(self, names: Candidates) -> None:
+        """Take over the tokens of all entities of the context instead of making them."""
+        vars(self)["candidates"] = names
 
     @cached_property
     def _all(self) -> PairTable:

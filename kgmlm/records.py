@@ -164,7 +164,7 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     relations = _read(folder / "relations.parquet", {"label": "text", "name": "text"})
     triples = _read(folder / "triples.parquet", {**dict.fromkeys(IDS, "number"), "split": "text"})
     try:
-        entity_table = EntityTable(*(entities[c].to_pylist() for c in TEXT_COLUMNS))
+        entity_table = EntityTable.of(pa.table(entities))
     except DataError as error:
         raise _damaged(folder / "entities.parquet", str(error)) from None
     try:
@@ -177,9 +177,12 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
         if len(triples[column]) and not 0 <= found["min"] <= found["max"] < count:
             wrong = found["min"] if found["min"] < 0 else found["max"]
             raise _damaged(folder / "triples.parquet", f"{column} {wrong} is not one of {count:,}")
-    split = np.array(triples["split"].to_pylist())
+    split = triples["split"].combine_chunks().dictionary_encode()
+    number_T = split.indices.to_numpy()
     hrt = np.stack([triples[c].to_numpy() for c in IDS], axis=1)
-    splits: dict[str, IntArray] = {str(s): hrt[split == s] for s in dict.fromkeys(split.tolist())}
+    splits: dict[str, IntArray] = {
+        str(name): hrt[number_T == number] for number, name in enumerate(split.dictionary.to_pylist())
+    }
     if "train" not in splits:
         raise _damaged(folder / "triples.parquet", "it has no training triples")
     return KnowledgeGraph(name, entity_table, relation_table, splits, sources)

@@ -33,8 +33,8 @@ class Resolver:
                 the nearest).
         """
         entities = self.graph.entities
-        if text in entities.index:
-            return entities.index[text]
+        if (labeled := entities.find(text)) is not None:
+            return labeled
         found = self._by_name.get(text.casefold(), [])
         if len(found) == 1:
             return found[0]

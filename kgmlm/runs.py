@@ -5,7 +5,8 @@
     RUN/
     ├── run.json          format, versions, seed, dataset and its checksums, frozen vocabulary, progress
     ├── config.toml       the expanded settings
-    ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter
+    ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter; and the
+    │                     tokens of the entities' names
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors
     ├── structure.safetensors   a structural model and its weights, where `kgmlm fuse` has made one
@@ -56,13 +57,14 @@ if TYPE_CHECKING:
     from kgmlm.ranker import Ranker
     from kgmlm.rescoring import Rescorer
     from kgmlm.structure import Structure
-    from kgmlm.tokenization import SpanTokenizer
+    from kgmlm.tokenization import Candidates, SpanTokenizer
     from kgmlm.vocabulary import Vocabulary
 
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
 TEACHER = "teacher.safetensors"
 RESCORER = "rescorer"
+NAMES = "graph/name_tokens.safetensors"
 ENDED = ("finished", "stopped early")
 
 
@@ -348,6 +350,14 @@ class Run:
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
         ranker = Ranker(self.graph.context, load_tokenizer(folder), model, self.settings, self.vocabulary)
+        names = load_names(
+            self.path / NAMES,
+            len(self.graph.entities),
+            self.vocabulary.span_length,
+            len(ranker.tokenizer.tokenizer),
+        )
+        if names is not None:
+            ranker.adopt_names(names)
         if self.settings.vector.enabled and folder == self.model_folder and not (folder / VECTORS).is_file():
             raise RunError(f"{folder / VECTORS} is missing; it belongs to the model beside it")
         if (folder / VECTORS).is_file():
@@ -404,6 +414,51 @@ class Run:
             read_settings(folder),
             Use(int(use["k"]), float(use["weight"])) if use else None,
         )
+
+
+def save_names(names: Candidates, path: Path) -> None:
+    """The tokens of all entities' names, cut to the run's span."""
+    import torch
+
+    arrays = {
+        "tokens": names.token_ids.astype(np.int32),
+        "offsets": names.offsets,
+        "truncated": names.truncated_N,
+    }
+    files.write_tensors(path, {name: torch.from_numpy(values) for name, values in arrays.items()})
+
+
+def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:
+    """What :func:`save_names` saved; None where a run of an older version has none.
+
+    Args:
+        entities, span, tokens: how many entities there are, and what names and token ids must be within.
+
+    Raises:
+        RunError: when the file is damaged or of another graph or model.
+    """
+    from safetensors.numpy import load_file
+
+    from kgmlm.tokenization import Candidates
+
+    if not path.is_file():
+        return None
+    try:
+        found = load_file(path)
+        ids, offsets = found["tokens"].astype(np.int64), found["offsets"].astype(np.int64)
+        names = Candidates(ids, offsets, found["truncated"].astype(np.bool_))
+    except Exception as error:
+        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    lengths = names.lengths_N
+    whole = (
+        (len(offsets), len(names.truncated_N)) == (entities + 1, entities)
+        and (offsets[0], offsets[-1]) == (0, len(ids))
+        and (entities == 0 or (lengths.min() >= 1 and lengths.max() <= span))
+        and (not len(ids) or (ids.min() >= 0 and ids.max() < tokens))
+    )
+    if not whole:
+        raise RunError(f"{path} is damaged, or of another graph or model; {digests.RESTORE}")
+    return names
 
 
 def save_vectors(ranker: Ranker, path: Path) -> None:
@@ -569,12 +624,14 @@ def create_run(
     model_name: str,
     vocabulary: Vocabulary,
     *,
+    names: Candidates | None = None,
     overwrite: bool = False,
     teacher: tuple[Structure, Mapping[str, Any]] | None = None,
 ) -> Run:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
 
     Args:
+        names: the tokens of all entities, so that opening the run need not tokenize them again.
         teacher: a structural model that is to teach the run's, and how it was trained.
     """
     from kgmlm.structure import save_structure
@@ -600,6 +657,8 @@ def create_run(
     }
     with files.atomic_folder(path, follow=True) as folder:
         write_graph(graph, folder / "graph")
+        if names is not None:
+            save_names(names, folder / NAMES)
         files.write_atomic(folder / "config.toml", dump_settings(settings))
         if teacher:
             save_structure(teacher[0], folder / TEACHER)

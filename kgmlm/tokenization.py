@@ -111,6 +111,14 @@ class Candidates:
         """The tokens of one name."""
         return self.token_ids[self.offsets[i] : self.offsets[i + 1]]
 
+    def joined(self, more: Candidates) -> Candidates:
+        """These names, and others behind them."""
+        return Candidates(
+            np.concatenate([self.token_ids, more.token_ids]),
+            np.concatenate([self.offsets, self.offsets[-1] + more.offsets[1:]]),
+            np.concatenate([self.truncated_N, more.truncated_N]),
+        )
+
     def take(self, rows: IntArray) -> Candidates:
         """Some of the names, in the order asked for."""
         lengths = self.lengths_N[rows]

@@ -172,7 +172,16 @@ def start_run(
         ranker.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
     if processes.is_main_process:
         teacher = (teach or partial(make_structure, graph, settings.structure))() if teaching else None
-        run = create_run(path, graph, settings, model_name, vocabulary, overwrite=overwrite, teacher=teacher)
+        run = create_run(
+            path,
+            graph,
+            settings,
+            model_name,
+            vocabulary,
+            names=ranker.candidates,
+            overwrite=overwrite,
+            teacher=teacher,
+        )
     processes.wait_for_everyone()
     return run if processes.is_main_process else open_run(path), ranker
 

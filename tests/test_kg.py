@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.kg import DataError, EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, both_sides, counted
+from kgmlm import kg
+from kgmlm.kg import (
+    TARGETS,
+    DataError,
+    EntityTable,
+    FilterIndex,
+    KnowledgeGraph,
+    Queries,
+    Query,
+    both_sides,
+    counted,
+    distinct_triples,
+)
 
 
 def test_an_entity_without_a_name_is_named_by_its_label() -> None:
@@ -91,3 +103,39 @@ def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:
 def test_counts_agree_with_their_nouns() -> None:
     assert [counted(n, "name") for n in (0, 1, 2, 1234)] == ["0 names", "1 name", "2 names", "1,234 names"]
     assert [counted(n, "entity") for n in (1, 2)] == ["1 entity", "2 entities"]
+
+
+TRIPLES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), max_size=40)
+
+
+@pytest.mark.parametrize("widest", [2**63, 1])  # 1: as if no integer were wide enough
+@given(rows=TRIPLES)
+def test_integer_keys_sort_as_rows_do(widest: int, rows: list[tuple[int, int, int]]) -> None:
+    triples = np.array(rows, np.int64).reshape(-1, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kg, "_WIDEST", widest)
+        assert distinct_triples(triples).tolist() == sorted(map(list, set(rows)))
+        index = FilterIndex(triples, 7)
+        every = [Query(e, r, target) for e in range(7) for r in range(4) for target in TARGETS]
+        expected = [
+            (i, answer)
+            for i, q in enumerate(every)
+            for answer in sorted(
+                {t if q.target == "tail" else h for h, r, t in rows
+                 if r == q.relation and (h if q.target == "tail" else t) == q.entity}
+            )
+        ]  # fmt: skip
+        few = [(i, a) for i, a in expected if i < 5]
+        for asked, answers in ((every[:5], few), (every, expected), (every[:5], few)):  # scanned, then sorted
+            found = index.lookup(Queries.of(asked))
+            assert list(zip(*(x.tolist() for x in found), strict=True)) == answers
+        assert ("_sorted" in vars(index)) is True
+        keys = index.keys(Queries.of(every))
+        assert list(index.queries(keys)) == every
+
+
+def test_labels_are_found_without_a_dictionary(toy: KnowledgeGraph) -> None:
+    table = toy.entities
+    assert [table.find(label) for label in table.column("label")] == list(range(len(table)))
+    assert table.find("nobody") is None
+    assert "index" not in vars(EntityTable(["a"]))

@@ -11,6 +11,7 @@ from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries, RelationTable
 from kgmlm.ranker import Ranker, Weights
 from kgmlm.rescoring import Rescorer
+from kgmlm.tokenization import SpanTokenizer
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -192,3 +193,25 @@ def test_a_score_is_the_weighted_sum_of_its_parts(
         make_ranker().use("vector")
     with pytest.raises(ConfigError, match="not 'names'"):
         ranker.use("names")
+
+
+def test_over_other_entities_known_names_are_not_tokenized_again(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = make_ranker()
+    more = EntityTable(["x1", "x2"], ["Atlantis", "New Georgia"], ["a lost island", ""])
+    context = toy.extended(more).context
+    expected = make_ranker().over(context).candidates
+    assert len(ranker.candidates) == len(toy.entities)
+    read: list[str] = []
+    plain = SpanTokenizer.encode_words
+
+    def encode_words(self: SpanTokenizer, texts: list[str]) -> list[list[int]]:
+        read.extend(texts)
+        return plain(self, texts)
+
+    monkeypatch.setattr(SpanTokenizer, "encode_words", encode_words)
+    found = ranker.over(context).candidates
+    assert read == ["Atlantis", "New Georgia"]
+    for name in ("token_ids", "offsets", "truncated_N"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name))

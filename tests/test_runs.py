@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import without_digests
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kgmlm.config import load_settings
 from kgmlm.kg import KnowledgeGraph, ModelError, RunError
@@ -17,6 +17,7 @@ from kgmlm.modeling import load_model
 from kgmlm.ranker import Ranker
 from kgmlm.records import read_graph, write_graph
 from kgmlm.runs import (
+    NAMES,
     VECTORS,
     began_from,
     check_output,
@@ -24,7 +25,7 @@ from kgmlm.runs import (
     open_run,
     save_model,
 )
-from kgmlm.tokenization import load_tokenizer
+from kgmlm.tokenization import SpanTokenizer, load_tokenizer
 from kgmlm.training import start_run
 
 
@@ -258,3 +259,43 @@ def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
     ranker = make_ranker()
     with pytest.raises(OSError, match="the tokenizer cannot be written"):
         save_model(ranker.model, ranker.tokenizer, tmp_path / "model")
+
+
+def test_a_run_keeps_the_tokens_of_its_names(
+    toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = open_run(toy_run).ranker()
+    made = expected.tokenizer.candidates(
+        toy.entities.column("surface"), expected.vocabulary.span_length, False
+    )
+    monkeypatch.setattr(SpanTokenizer, "candidates", lambda *args: pytest.fail("tokenized again"))
+    found = open_run(toy_run).ranker().candidates
+    for name in ("token_ids", "offsets", "truncated_N"):
+        assert np.array_equal(getattr(found, name), getattr(made, name))
+    monkeypatch.undo()
+    older = tmp_path / "older"  # an older version kept none
+    shutil.copytree(toy_run, older)
+    without_digests(older)
+    (older / NAMES).unlink()
+    assert np.array_equal(open_run(older).ranker().candidates.token_ids, made.token_ids)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda t: t | {"tokens": t["tokens"] + 10**6},
+        lambda t: t | {"tokens": t["tokens"] - 10**6},
+        lambda t: t | {"offsets": t["offsets"][:-1]},
+        lambda t: t | {"offsets": t["offsets"].flip(0)},
+        lambda t: {"tokens": t["tokens"]},
+    ],
+)
+def test_damaged_tokens_of_names_are_a_sentence(
+    toy_run: Path, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    without_digests(run)
+    save_file(damage(load_file(run / NAMES)), run / NAMES)
+    with pytest.raises(RunError, match="name_tokens"):
+        open_run(run).ranker()
