@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.kg import DataError, EntityTable, FilterIndex, KnowledgeGraph, Queries, Query, both_sides, counted
+from kgmlm.kg import (
+    LONGEST,
+    DataError,
+    EntityTable,
+    FilterIndex,
+    KnowledgeGraph,
+    Queries,
+    Query,
+    both_sides,
+    counted,
+)
 
 
 def test_an_entity_without_a_name_is_named_by_its_label() -> None:
@@ -91,3 +101,13 @@ def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:
 def test_counts_agree_with_their_nouns() -> None:
     assert [counted(n, "name") for n in (0, 1, 2, 1234)] == ["0 names", "1 name", "2 names", "1,234 names"]
     assert [counted(n, "entity") for n in (1, 2)] == ["1 entity", "2 entities"]
+
+
+def test_an_error_is_one_readable_line_whatever_it_speaks_of() -> None:
+    odd = "a\nb\u202ec\x1b[31m\x00\ud800"
+    assert str(DataError(f"'{odd}' is no label")) == r"'a\nb\u202ec\x1b[31m\x00\ud800' is no label"
+    assert str(DataError("'Österreich 😀' is no label")) == "'Österreich 😀' is no label"
+    long = str(DataError("file.tsv:1: " + "\n" * 100_000 + " is no label; mend it"))
+    assert len(long) <= LONGEST + 1
+    assert long.startswith("file.tsv:1: ")
+    assert long.endswith("; mend it")
