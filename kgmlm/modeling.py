@@ -27,6 +27,7 @@ from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer, check_mo
 if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings
 
+_LAYERS = 1000  # that a model has at most
 _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
 
 
@@ -256,13 +257,16 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     Raises:
         ModelError: when it cannot be loaded or is no masked LM.
     """
-    from transformers import AutoModelForMaskedLM
+    from transformers import AutoConfig, AutoModelForMaskedLM
 
     check_model_folder(path)
     torch.manual_seed(seed)
     try:
+        config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
+        if (layers := getattr(config, "num_hidden_layers", 0)) > _LAYERS:  # each is made before any is missed
+            raise ValueError(f"its config.json asks for {layers:,} layers")
         mlm, info = AutoModelForMaskedLM.from_pretrained(
-            str(path), output_loading_info=True, dtype=torch.float32, trust_remote_code=False
+            str(path), config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
         )
     except Exception as error:  # whatever a broken folder makes the libraries raise
         raise ModelError(f"no masked language model can be loaded from '{path}': {reason(error)}") from None
