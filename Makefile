@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO = runs/demo
 
-.PHONY: demo test lint clean
+.PHONY: demo test soak lint clean
 
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
@@ -30,6 +30,10 @@ test: $(VENV)/.tested
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_SEED=1 unless the environment says something else; see docs/soak.md.
+soak: $(VENV)/.tested
+	$(BIN)/python tests/soak/soak.py
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check --fix .

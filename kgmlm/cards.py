@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kgmlm import files
 from kgmlm.kg import DataError
@@ -117,7 +117,11 @@ def _parse(path: Path) -> Card:
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
         return Card.model_validate(values)
-    except (OSError, ValueError, RecursionError) as error:  # no TOML, or no card, is a ValueError
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path} is not a valid card: '{key}': {first['msg']}") from None
+    except (OSError, ValueError, RecursionError) as error:  # what is no TOML is a ValueError
         raise DataError(f"{path} is not a valid card: {error}") from None
 
 

@@ -165,9 +165,11 @@ def _read_parquet(path: Path) -> Any:
 
     try:
         table = pq.read_table(path)
+        table.validate(full=True)  # text that is no UTF-8
         return table.cast(pa.schema([(name, pa.large_string()) for name in table.column_names]))
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path} cannot be read as Parquet: {why}") from None
 
 
 def read_triples(path: Path) -> Rows:

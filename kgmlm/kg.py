@@ -39,8 +39,22 @@ _SCANNED = 16  # queries whose answers are looked for without sorting all triple
 HUB = 32  # triples of an entity from which on their order is kept
 
 
+LONGEST = 1000  # characters of a sentence
+
+
+def readable(message: str) -> str:
+    """One line of what can be read, whatever a file or an argument has put into it; its end is kept."""
+    if not message.isprintable():
+        message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    half = LONGEST // 2
+    return message if len(message) <= LONGEST else f"{message[:half]}…{message[-half:]}"
+
+
 class KgmlmError(Exception):
-    """The root of every error that a user can cause and mend."""
+    """The root of every error that a user can cause and mend; its message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(readable(message))
 
 
 class DataError(KgmlmError):

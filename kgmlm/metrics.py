@@ -71,13 +71,16 @@ class Ranks:
         )
 
 
-def check_finite(scores: torch.Tensor) -> None:
+def check_finite(scores: torch.Tensor, below: float = math.inf) -> None:
     """Refuse scores that nothing can be ranked by.
+
+    Args:
+        below: what they must be below, whatever their sign.
 
     Raises:
         ModelError: when one is not finite (a NaN would vanish from a ranking, or make an MRR above 1).
     """
-    if not scores.isfinite().all():
+    if not (scores.abs() < below).all():
         raise ModelError("the model's scores are not finite; lower training.learning_rate and train it again")
 
 

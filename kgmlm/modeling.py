@@ -9,6 +9,7 @@ Shapes: B queries, T tokens, L span, D width of the decoder's input, V vocabular
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.kg import ModelError
 from kgmlm.packing import PackedEncoder, Reading
-from kgmlm.tokenization import MaskedBatch, MaskedTexts, check_model_folder, reason
+from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer, check_model_folder, reason
 
 if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings
 
+_LAYERS = 1000  # that a model has at most
 _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
 
 
@@ -255,13 +257,16 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     Raises:
         ModelError: when it cannot be loaded or is no masked LM.
     """
-    from transformers import AutoModelForMaskedLM
+    from transformers import AutoConfig, AutoModelForMaskedLM
 
     check_model_folder(path)
     torch.manual_seed(seed)
     try:
+        config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
+        if (layers := getattr(config, "num_hidden_layers", 0)) > _LAYERS:  # each is made before any is missed
+            raise ValueError(f"its config.json asks for {layers:,} layers")
         mlm, info = AutoModelForMaskedLM.from_pretrained(
-            str(path), output_loading_info=True, dtype=torch.float32, trust_remote_code=False
+            str(path), config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
         )
     except Exception as error:  # whatever a broken folder makes the libraries raise
         raise ModelError(f"no masked language model can be loaded from '{path}': {reason(error)}") from None
@@ -269,11 +274,30 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     encoder = [k for k in missing if k.startswith(f"{mlm.base_model_prefix}.")]
     if encoder:
         raise ModelError(f"'{path}' lacks weights of the encoder itself, such as {encoder[0]}")
+    # A shorter encoder would rank by what it never was.
+    if further := [k for k in info["unexpected_keys"] if re.search(r"(^|\.)layers?\.\d+\.", k)]:
+        raise ModelError(f"'{path}' has more layers than its config.json says, such as {further[0]}")
     start_head(mlm, missing)
     # A file's tensors begin anywhere in memory, and alignment decides how sums round: copies resume exactly.
     for tensor in (*mlm.parameters(), *mlm.buffers()):
         tensor.data = tensor.data.clone()
     return SpanModel(mlm)
+
+
+def check_vocabulary(model: SpanModel, tokenizer: SpanTokenizer, path: str | Path) -> None:
+    """See that a model has all tokens of its tokenizer.
+
+    Raises:
+        ModelError: when it has not: reading such a token would fail midway.
+    """
+    largest, size = (
+        max(tokenizer.tokenizer.get_vocab().values()),
+        model.mlm.get_input_embeddings().num_embeddings,
+    )
+    if largest >= size:
+        raise ModelError(
+            f"'{path}' does not fit together: its tokenizer has a token {largest}, its model {size}"
+        )
 
 
 def start_head(mlm: Any, missing: set[str]) -> None:

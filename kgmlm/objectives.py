@@ -250,9 +250,18 @@ class Memory:
         return {"memory.ids": torch.from_numpy(self.ids_M), "memory.vectors": self.vectors_MD.cpu()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a checkpoint's state."""
-        self.ids_M = tensors["memory.ids"].numpy()
-        self.vectors_MD = tensors["memory.vectors"].to(self.vectors_MD.device, copy=True)
+        """Go back to a checkpoint's state.
+
+        Raises:
+            ValueError: when it is not that of the graph.
+        """
+        ids_M, vectors_MD = tensors["memory.ids"], tensors["memory.vectors"]
+        fits = vectors_MD.shape == (*ids_M.shape, self.vectors_MD.shape[1])
+        fits = fits and (ids_M.ndim, ids_M.dtype, vectors_MD.dtype) == (1, torch.int64, torch.float32)
+        if not fits or ((ids_M < 0) | (ids_M >= len(self._column_N))).any():
+            raise ValueError("the remembered vectors are not those of the graph's entities")
+        self.ids_M = ids_M.numpy()
+        self.vectors_MD = vectors_MD.to(self.vectors_MD.device, copy=True)
 
 
 class Losses:

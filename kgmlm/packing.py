@@ -72,6 +72,7 @@ class PackedEncoder:
         config = base.config
         usual = (
             config.model_type in FAMILIES
+            and config.num_hidden_layers > 0
             and not getattr(config, "is_decoder", False)
             and not getattr(config, "add_cross_attention", False)
             and getattr(config, "position_embedding_type", "absolute") == "absolute"

@@ -73,7 +73,7 @@ class Parts(NamedTuple):
             if part is not None and weight
         ]
         scores_BN = sum(terms[1:], terms[0])
-        check_finite(scores_BN)
+        check_finite(scores_BN, -MISSED)
         return scores_BN
 
 

@@ -330,7 +330,7 @@ class Run:
             )
         import torch
 
-        from kgmlm.modeling import load_model
+        from kgmlm.modeling import check_vocabulary, load_model
         from kgmlm.ranker import Ranker
         from kgmlm.structure import load_structure
         from kgmlm.tokenization import load_tokenizer
@@ -350,6 +350,12 @@ class Run:
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
         ranker = Ranker(self.graph.context, load_tokenizer(folder), model, self.settings, self.vocabulary)
+        check_vocabulary(model, ranker.tokenizer, folder)
+        if (folder / VECTORS).is_file() and not self.settings.vector.enabled:
+            raise RunError(
+                f"{self.path / 'config.toml'} is damaged: 'vector.enabled' is false, yet there are vectors; "
+                f"{digests.RESTORE}"
+            )
         names = load_names(
             self.path / NAMES,
             len(self.graph.entities),
@@ -400,17 +406,19 @@ class Run:
         Raises:
             RunError: when it is missing or damaged.
         """
-        from kgmlm.modeling import load_model
+        from kgmlm.modeling import check_vocabulary, load_model
         from kgmlm.rescoring import Rescorer, Use
         from kgmlm.tokenization import load_tokenizer
 
         folder = self.rescorer_folder
         check_files(folder, read_record(folder), "config.toml")
         use = self.record.get("rescoring") or {}
+        model, tokenizer = load_model(folder / "model"), load_tokenizer(folder / "model")
+        check_vocabulary(model, tokenizer, folder / "model")
         return Rescorer(
             self.graph.context,
-            load_tokenizer(folder / "model"),
-            load_model(folder / "model").to(device),
+            tokenizer,
+            model.to(device),
             read_settings(folder),
             Use(int(use["k"]), float(use["weight"])) if use else None,
         )
@@ -476,6 +484,7 @@ def load_vectors(ranker: Ranker, path: Path) -> None:
     Raises:
         RunError: when the file is damaged or of another graph or model.
     """
+    import torch
     from safetensors import safe_open
 
     from kgmlm.ranker import Weights
@@ -485,8 +494,11 @@ def load_vectors(ranker: Ranker, path: Path) -> None:
             vectors = opened.get_tensor("vectors")
             factors = opened.get_tensor("factors") if "factors" in opened.keys() else None  # noqa: SIM118
             weights = {k: float(v) for k, v in opened.metadata().items() if k in Weights._fields}
+        if any(t is not None and t.dtype != torch.float32 for t in (vectors, factors)):
+            raise ValueError("its vectors or weights are not float32")
     except Exception as error:
-        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"{path} cannot be read: {why}") from None
     expected = (len(ranker.context.entities), ranker.model.decoder[0].shape[1])
     if tuple(vectors.shape) != expected:
         raise RunError(f"{path} has vectors of shape {tuple(vectors.shape)}; the run needs {expected}")

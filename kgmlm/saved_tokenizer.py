@@ -81,6 +81,11 @@ class SavedTokenizer:
     def __len__(self) -> int:
         return int(self.core.get_vocab_size())
 
+    def get_vocab(self) -> dict[str, int]:
+        """Pieces to ids."""
+        found: dict[str, int] = self.core.get_vocab()
+        return found
+
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Ids as pieces."""
         return [self.core.id_to_token(i) for i in ids]

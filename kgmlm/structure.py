@@ -320,10 +320,19 @@ def load_structure(path: Path, graph: KnowledgeGraph) -> Structure:
     try:
         t = load_file(path)
         structure = Structure(t["entities"], t["relations"], t["weights"], t["rows"], _relation_rows(graph))
+        rows = structure.rows_N
+        floats = (structure.entities_SD, structure.relations_RD, structure.weights_R2)
+        if any(x.dtype != torch.float32 or x.ndim != 2 for x in floats):
+            raise ValueError("its embeddings or weights are not rows of float32")
+        if structure.entities_SD.shape[1] != structure.relations_RD.shape[1] or floats[0].shape[1] % 2:
+            raise ValueError("its entities and relations are not of the same width")
+        if rows.dtype != torch.int64 or rows.ndim != 1 or not ((rows >= -1) & (rows < len(floats[0]))).all():
+            raise ValueError("it names entities that it does not have")
     except Exception as error:
-        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    expected = (len(graph.entities), len(graph.relations), 2 * len(graph.relations))
-    found = (len(structure.rows_N), len(structure.weights_R2), len(structure.relations_RD))
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"{path} cannot be read: {why}") from None
+    expected = (len(graph.entities), (len(graph.relations), 2), 2 * len(graph.relations))
+    found = (len(rows), tuple(structure.weights_R2.shape), len(structure.relations_RD))
     if found != expected:
         raise RunError(f"{path} is of another graph; `kgmlm fuse {path.parent}` makes one anew")
     return structure

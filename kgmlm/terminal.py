@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def fail(message: str) -> None:
     """Say it on stderr and exit with code 2."""
-    print(f"kgmlm: {message}", file=sys.stderr)
+    from kgmlm.kg import readable
+
+    print(f"kgmlm: {readable(message)}", file=sys.stderr)
     raise typer.Exit(2)
 
 

@@ -23,12 +23,20 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from kgmlm import digests, files
 from kgmlm.config import Settings, StructureSettings, TrainingSettings
 from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
 from kgmlm.machine import fast_bf16, keep_memory
-from kgmlm.modeling import Offsets, SpanModel, create_model, load_model, reduced_products
+from kgmlm.modeling import (
+    Offsets,
+    SpanModel,
+    check_vocabulary,
+    create_model,
+    load_model,
+    reduced_products,
+)
 from kgmlm.objectives import AnyLosses, objective, stream_of
 from kgmlm.ranker import Ranker
 from kgmlm.runs import (
@@ -164,6 +172,7 @@ def start_run(
         )
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
+        check_vocabulary(model, tokenizer, model_name)
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
     ranker = Ranker(graph.context, tokenizer, model, settings, vocabulary)
@@ -306,6 +315,27 @@ def save_state(folder: Path, state: State) -> None:
     files.write_json(folder / "state.json", state.__dict__)
 
 
+def read_state(folder: Path) -> State:
+    """What :func:`save_state` wrote.
+
+    Raises:
+        ValueError: when it cannot be right.
+    """
+    try:
+        state = TypeAdapter(State).validate_json((folder / "state.json").read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"state.json: {error.errors()[0]['msg']}") from None
+    numbers = (state.minutes, 0.0 if state.best_mrr is None else state.best_mrr)
+    decaying = state.decay_from >= 0
+    if (
+        folder.name != f"step-{state.step:08d}"
+        or not all(map(math.isfinite, numbers))
+        or (decaying and state.decay_steps < 1)
+    ):
+        raise ValueError("state.json is not that of the checkpoint")
+    return state
+
+
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run folder."""
     return next(reversed(checkpoints(run)), None)
@@ -321,7 +351,7 @@ def load_checkpoint(
     from safetensors.torch import load_file, load_model
 
     try:
-        state = State(**json.loads((folder / "state.json").read_text("utf-8")))
+        state = read_state(folder)
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
         prefix = f"{rank}." if f"{rank}.rng.cpu" in tensors else "0."
@@ -329,19 +359,39 @@ def load_checkpoint(
         named = [k for k in tensors if k.startswith(prefix)] or [k for k in tensors if "optimizer." not in k]
         own = {k.removeprefix(prefix): tensors[k] for k in named}
         losses.restore(own)
-        random = own["rng.cpu"]
+        moments = _moments(tensors, optimizer)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        torch.set_rng_state(own["rng.cpu"])
+        if model.device.type == "cuda" and "rng.cuda" in own:
+            torch.cuda.set_rng_state(own["rng.cuda"], model.device)
     except Exception as error:
-        raise RunError(f"{folder} cannot be read: {str(error).splitlines()[0]}") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"{folder} cannot be read: {why}; {digests.RESTORE}") from None
+    return state
+
+
+def _moments(
+    tensors: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, torch.Tensor]]:
+    """The optimizer's moments in a checkpoint's tensors; fused kernels do not look whether these fit.
+
+    Raises:
+        ValueError: when they are not those of the parameters.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, key = name.split(".")
-            moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned anew, as in load_model
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-    torch.set_rng_state(random)
-    if model.device.type == "cuda" and "rng.cuda" in own:
-        torch.cuda.set_rng_state(own["rng.cuda"], model.device)
-    return state
+        if not name.startswith("optimizer."):
+            continue
+        _, index, key = name.split(".")
+        shape = () if key == "step" else parameters[int(index)].shape
+        if tensor.shape != shape or tensor.dtype != torch.float32:
+            raise ValueError(f"'{name}' is not that of the model")
+        moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned anew, as in load_model
+    keys = [moments.get(i, {}).keys() for i in range(len(parameters))]
+    if any(keys) and keys != [{"step", "exp_avg", "exp_avg_sq"}] * len(parameters):
+        raise ValueError("moments are missing")
+    return moments
 
 
 @contextmanager
@@ -377,12 +427,12 @@ class MetricsLog:
             return
         kept = []
         if path.exists():
-            for line in path.read_text("utf-8").splitlines():
+            for line in path.read_bytes().splitlines():
                 try:
                     row = json.loads(line)
                     if row["step"] <= step and not row.get(PROVISIONAL):
-                        kept.append(line + "\n")
-                except (ValueError, KeyError):
+                        kept.append(f"{line.decode()}\n")
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     break  # a line that a crash cut short
         files.write_atomic(path, "".join(kept) if step else "")
         self._file = path.open("a", encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kgmlm import files
-from kgmlm.cards import Card, Counts, Source, Sources, card_names, fetch, read_card
+from kgmlm.cards import Card, Counts, Source, Sources, card_names, fetch, folder_card, read_card
 from kgmlm.datasets import TEXT_READERS
 from kgmlm.kg import DataError
 
@@ -97,3 +97,18 @@ def test_archives_are_read_by_member(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sources.read("a.tar.gz:test.txt")
     with pytest.raises(DataError, match="names no source"):
         sources.read("b.tar.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('name = "x"', "is not a valid card: 'title': Field required"),
+        ("name = ", "is not a valid card: Invalid value"),
+        (b"\xff", "is not a valid card: 'utf-8' codec"),
+    ],
+)
+def test_a_malformed_card_is_one_sentence(tmp_path: Path, content: str | bytes, message: str) -> None:
+    (tmp_path / "card.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message) as caught:
+        folder_card(tmp_path)
+    assert "pydantic" not in str(caught.value)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from kgmlm.comparison import COLUMNS, compare, paired, ranks_file, read_ranks
@@ -92,10 +93,27 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         (table.drop(columns="target"), "no column 'target'"),
         (table.iloc[:0], "no ranks"),
         (pd.concat([table, table.assign(optimistic=7, pessimistic=7)]), "query twice, with different ranks"),
+        (table.assign(pessimistic=0), "must satisfy 1 <= optimistic"),
+        (table.assign(optimistic=-1), "must satisfy 1 <= optimistic"),
+        (table.assign(optimistic=1.5), "column 'optimistic' is not whole numbers"),
+        (table.assign(candidates="x"), "column 'candidates' is not whole numbers"),
+        (
+            table.assign(optimistic=table["optimistic"].where(table.index != 1)),
+            "column 'optimistic' is not whole numbers",
+        ),
+        (table.assign(optimistic=[True] * 4), "column 'optimistic' is not whole numbers"),
+        (table.assign(tail=7), "column 'tail' is not text"),
+        (table.assign(relation=table["relation"].where(table.index != 1)), "column 'relation' is not text"),
+        (table.assign(target="both"), "a target is head or tail"),
     ):
         content.to_parquet(path)
         with pytest.raises(DataError, match=message):
             read_ranks(path)
+    table.assign(head=[b"\xff"] * 4).to_parquet(path)
+    latin = pq.read_table(path)
+    pq.write_table(latin.set_column(0, "head", latin["head"].combine_chunks().view("string")), path)
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+        read_ranks(path)
     path.write_text("x")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         read_ranks(path)

@@ -371,3 +371,14 @@ def test_a_folder_behind_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> 
         (folder / "x").write_text("own")
     assert not link.is_symlink()
     assert (real / "x").read_text() == "True"
+
+
+def test_parquet_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    latin = pa.array([b"caf\xe9"]).view(pa.string())
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"head": latin, "relation": ["r"], "tail": ["t"]}), path)
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+        files.read_triples(path)
+    pq.write_table(pa.table({"label": latin, "name": ["x"]}), path)
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+        files.read_texts(path, ("label", "name"), ())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kgmlm import kg
 from kgmlm.kg import (
+    LONGEST,
     TARGETS,
     DataError,
     EntityTable,
@@ -139,3 +140,13 @@ def test_labels_are_found_without_a_dictionary(toy: KnowledgeGraph) -> None:
     assert [table.find(label) for label in table.column("label")] == list(range(len(table)))
     assert table.find("nobody") is None
     assert "index" not in vars(EntityTable(["a"]))
+
+
+def test_an_error_is_one_readable_line_whatever_it_speaks_of() -> None:
+    odd = "a\nb\u202ec\x1b[31m\x00\ud800"
+    assert str(DataError(f"'{odd}' is no label")) == r"'a\nb\u202ec\x1b[31m\x00\ud800' is no label"
+    assert str(DataError("'Österreich 😀' is no label")) == "'Österreich 😀' is no label"
+    long = str(DataError("file.tsv:1: " + "\n" * 100_000 + " is no label; mend it"))
+    assert len(long) <= LONGEST + 1
+    assert long.startswith("file.tsv:1: ")
+    assert long.endswith("; mend it")

@@ -123,6 +123,26 @@ def test_an_encoder_without_its_weights_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_config_with_fewer_layers_than_the_weights_is_refused(tmp_path: Path, layers: int) -> None:
+    mlm, _ = build("bert")
+    mlm.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    with pytest.raises(ModelError, match=r"has more layers than its config\.json says"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("layers", [10**6, "2"])
+def test_a_config_that_cannot_be_right_is_refused(tmp_path: Path, layers: int | str) -> None:
+    mlm, _ = build("bert")
+    mlm.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    with pytest.raises(ModelError, match=r"can be loaded from '.*': (its config\.json asks|.*num_hidden)"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("what", ["empty", "garbage", "causal", "absent"])
 def test_what_is_no_masked_lm_is_one_sentence(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "model"

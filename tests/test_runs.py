@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import without_digests
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kgmlm.config import load_settings
@@ -244,6 +245,39 @@ def test_damaged_entity_vectors_are_one_sentence(
     with pytest.raises(RunError, match=message) as caught:
         open_run(copy).ranker("cpu")
     assert "\n" not in str(caught.value)
+
+
+def test_vectors_of_another_type_or_against_the_settings_are_refused(
+    toy_vector_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    without_digests(run)
+    path = run / "model" / VECTORS
+    whole = path.read_bytes()
+    with safe_open(path, "pt") as opened:
+        tensors, weights = {k: opened.get_tensor(k) for k in opened.keys()}, opened.metadata()  # noqa: SIM118
+    save_file({**tensors, "vectors": tensors["vectors"].double()}, path, metadata=weights)
+    with pytest.raises(RunError, match=r"cannot be read: its vectors or weights are not float32"):
+        open_run(run).ranker("cpu")
+    path.write_bytes(whole)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("enabled = true", "enabled = false"))
+    with pytest.raises(RunError, match=r"config\.toml is damaged: 'vector\.enabled' is false"):
+        open_run(run).ranker("cpu")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    without_digests(run)
+    path = run / "model" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.__getitem__)] = 100_000
+    path.write_text(json.dumps(tokenizer), "utf-8")
+    with pytest.raises(ModelError, match="has a token 100000, its model 400"):
+        open_run(run).ranker("cpu")
 
 
 def test_a_device_that_holds_no_data_is_refused(toy_run: Path) -> None:

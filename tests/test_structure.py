@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
+from safetensors.torch import load_file, save_file
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
 from kgmlm.evaluation import choose_structure, evaluate, validate
@@ -230,6 +231,31 @@ def test_a_saved_model_is_loaded_and_a_damaged_one_refused(
         load_structure(path, wider)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be read"):
+        load_structure(path, toy)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("entities", lambda x: x.double()),
+        ("entities", lambda x: x[:, :-1]),
+        ("entities", lambda x: x[:3]),
+        ("relations", lambda x: x[:, :2]),
+        ("weights", lambda x: x[:, :1]),
+        ("weights", lambda x: x[0]),
+        ("rows", lambda x: x + 1000),
+        ("rows", lambda x: x.float()),
+        ("rows", lambda x: x[None]),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_on_loading(
+    toy: KnowledgeGraph, structure: Structure, tmp_path: Path, name: str, change: Callable[..., torch.Tensor]
+) -> None:
+    path = tmp_path / STRUCTURE
+    save_structure(structure, path)
+    tensors = load_file(path)
+    save_file({**tensors, name: change(tensors[name]).contiguous()}, path)
+    with pytest.raises(RunError, match=r"cannot be read: its|cannot be read: it names|is of another graph"):
         load_structure(path, toy)
 
 

@@ -210,6 +210,65 @@ def test_what_cannot_be_resumed_says_why(toy: KnowledgeGraph, tmp_path: Path) ->
         resume_run(tmp_path / "done")
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("optimizer.0.exp_avg", lambda x: x[:-1]),
+        ("optimizer.0.exp_avg", None),
+        ("optimizer.1.exp_avg_sq", lambda x: x.double()),
+        ("optimizer.0.step", lambda x: x[None]),
+        ("0.rng.cpu", lambda x: x[:-1]),
+        ("0.memory.ids", lambda x: x + 1000),
+        ("0.memory.ids", lambda x: x[0]),
+        ("0.memory.vectors", lambda x: x[:, :-1]),
+    ],
+)
+def test_tensors_of_a_checkpoint_that_do_not_fit_are_refused(
+    toy: KnowledgeGraph, tmp_path: Path, name: str, change: Callable[..., torch.Tensor] | None
+) -> None:
+    """A fused optimizer reads what it is given, to the process's death."""
+    go(tmp_path / "run", toy, *VECTORS, "vector.memory=8", max_steps=2)
+    checkpoint = latest_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    without_digests(tmp_path / "run")
+    tensors = load_file(checkpoint / "state.safetensors")
+    kept = {k: v for k, v in tensors.items() if k != name}
+    changed = {} if change is None else {name: change(tensors[name]).contiguous()}
+    save_file({**kept, **changed}, checkpoint / "state.safetensors")
+    run, ranker = resume_run(tmp_path / "run")
+    with pytest.raises(RunError, match=r"step-00000002 cannot be read: .*; restore it"):
+        train(run, ranker, resume=True)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "", "[]", '{"step": "2"}', '{"step": 3}', '{"step": 2, "minutes": NaN}',
+        '{"step": 2, "best_mrr": "x"}', '{"step": 2, "decay_from": 1}',
+    ],
+)  # fmt: skip
+def test_a_state_that_is_not_that_of_its_checkpoint_is_refused(tmp_path: Path, state: str) -> None:
+    folder = tmp_path / "step-00000002"
+    folder.mkdir()
+    training.save_state(folder, State(2, 0.5, minutes=1.5))
+    assert training.read_state(folder) == State(2, 0.5, minutes=1.5)
+    (folder / "state.json").write_text(state)
+    with pytest.raises(ValueError, match=r"state\.json"):
+        training.read_state(folder)
+
+
+@pytest.mark.parametrize("line", [b"[]", b'"x"', b'{"step": "1"}', b"\xff", b"[" * 100_000])
+def test_a_damaged_line_of_metrics_ends_what_is_kept(
+    toy: KnowledgeGraph, tmp_path: Path, line: bytes
+) -> None:
+    go(tmp_path / "run", toy, max_steps=2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    rows = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(rows[0] + line + b"\n" + rows[1])
+    train(*resume_run(tmp_path / "run"), resume=True, max_steps=3)
+    assert [json.loads(row)["step"] for row in path.read_text().splitlines()] == [1, 3]
+
+
 def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     outcome = go(tmp_path / "run", toy, validate=Validation(0.3, 0.9, 0.5))
     assert outcome.best_mrr == 0.9

@@ -1,0 +1,376 @@
+"""Damaged inputs and what is fair to happen to them: each loads right, or is refused in one sentence.
+
+An input is its kind and a number, and of the same run always the same bytes. It is loaded as the commands
+load it. `make test` tries a few of each kind (``test_fuzz.py``), `make soak` thousands (``soak/soak.py``).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pandas as pd
+import pyarrow as pa
+import tomli_w
+from damaging import (
+    ODD,
+    changed_array,
+    changed_json,
+    changed_parquet,
+    changed_rows,
+    changed_tensors,
+    changed_toml,
+    damaged,
+    encoded,
+    odd_value,
+    parquet,
+    table_of,
+)
+
+from kgmlm import cli, comparison, files
+from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
+from kgmlm.datasets import load_graph, read_entities, write_folder
+from kgmlm.indexing import build_index, open_retrieval, save_index
+from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, KnowledgeGraph, Query, QueryError, readable
+from kgmlm.prediction import Predictor
+from kgmlm.resolver import Resolver
+from kgmlm.retrieval import KINDS as INDEXES
+from kgmlm.runs import STRUCTURE, VECTORS, checkpoints, open_run
+from kgmlm.structure import train_structure
+from kgmlm.training import resume_run, start_run, train
+
+
+class Unfair(AssertionError):
+    """An input was neither loaded right nor refused in one sentence."""
+
+
+def sentence(message: str) -> None:
+    """What a user may be told."""
+    if (
+        not message
+        or len(message.splitlines()) > 1
+        or len(message) > LONGEST + 1
+        or not message.isprintable()
+    ):
+        raise Unfair(f"no single readable sentence ({len(message):,} characters): {message[:300]!r}")
+
+
+class Fuzzer:
+    """Tries inputs on copies of runs.
+
+    Args:
+        plain: a run on the toy graph.
+        vectors: one with entity vectors; it gets a structural model and indexes.
+        folder: for all that is written.
+    """
+
+    def __init__(self, plain: Path, vectors: Path, folder: Path) -> None:
+        self.folder = folder
+        self.toy = load_graph("toy")
+        shutil.copytree(vectors, folder / "signed")
+        self._complete(folder / "signed")
+        shutil.copytree(folder / "signed", folder / "unsigned")
+        shutil.copytree(plain, folder / "bare")
+        for name in ("unsigned", "bare"):
+            _forget_digests(folder / name)
+        settings = open_run(vectors).settings
+        started = start_run(folder / "training", self.toy, str(vectors / "model"), settings)
+        train(*started, max_steps=1)
+        (folder / "ranks.parquet").write_bytes(parquet(self._ranks()))
+
+    def attempt(self, kind: str, seed: int) -> bool:
+        """Try one input; whether it loaded.
+
+        Raises:
+            Exception: whatever came that is neither right nor one sentence.
+        """
+        random = Random(f"{kind} {seed}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", category=DeprecationWarning, module="(pykeen|torch|faiss).*")
+            try:
+                KINDS[kind](self, random)
+            except KgmlmError as error:
+                sentence(str(error))
+                return False
+            except OSError as error:
+                sentence(readable(f"{error.filename}: {error.strerror or error}"))
+                return False
+        return True
+
+    def _complete(self, run: Path) -> None:
+        opened = open_run(run)
+        opened.save_structure(train_structure(opened.graph, StructureSettings(dimension=4, epochs=1)))
+        ranker = open_run(run).ranker("cpu")
+        for kind in INDEXES:
+            save_index(opened, build_index(ranker, opened.graph, kind))
+
+    def _ranks(self) -> pa.Table:
+        rows = [
+            (*triple, target, i % 5 + 1, i % 5 + 2, 31)
+            for i, triple in enumerate(self.toy.labeled(self.toy.triples("test")))
+            for target in ("head", "tail")
+        ]
+        return pa.Table.from_pandas(pd.DataFrame(rows, columns=comparison.COLUMNS), preserve_index=False)
+
+    @contextmanager
+    def _dataset(self) -> Iterator[Path]:
+        folder = self.folder / "dataset"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+            shutil.rmtree(self.folder / "again", ignore_errors=True)
+
+    def _write(
+        self, random: Random, stem: Path, rows: list[list[str]], columns: list[str], header: bool
+    ) -> Path:
+        """Rows as a file of some format, damaged now and then."""
+        suffix = random.choice(files.SUFFIXES)
+        rows = changed_rows(random, rows)
+        if suffix == ".parquet":
+            data = parquet(table_of(rows, columns))
+            if random.random() < 0.4:
+                data = changed_parquet(random, data)
+        else:
+            lines = [columns, *rows] if header else rows
+            lines = changed_rows(random, lines) if random.random() < 0.2 else lines
+            separator = "," if ".csv" in suffix else "\t"
+            data = encoded("".join(separator.join(row) + "\n" for row in lines))
+            if random.random() < 0.4:
+                data = damaged(random, data)
+            if suffix.endswith(".gz"):
+                data = gzip.compress(data, mtime=0)
+                data = damaged(random, data) if random.random() < 0.3 else data
+        path = stem.with_name(f"{stem.name}{suffix}")
+        path.write_bytes(data)
+        return path
+
+    def _folder_loads(self, folder: Path) -> None:
+        """A folder that loads is written and read back as the same graph."""
+        graph = load_graph(folder)
+        write_folder(graph, self.folder / "again")
+        again = load_graph(self.folder / "again")
+        if not (graph.same(again) and graph.entities.table.equals(again.entities.table)):
+            raise Unfair("written and read again it is another graph")
+        if [r.name for r in graph.relations] != [r.name for r in again.relations]:
+            raise Unfair("written and read again its relations have other names")
+
+    def _triples(self, random: Random) -> None:
+        with self._dataset() as folder:
+            for split in ("train", *random.sample(("valid", "test"), random.randint(0, 1))):
+                rows = [list(row) for row in self.toy.labeled(self.toy.triples(split))]
+                self._write(random, folder / split, rows, ["head", "relation", "tail"], False)
+            self._folder_loads(folder)
+
+    def _entity_rows(self, graph: KnowledgeGraph) -> list[list[str]]:
+        return [list(row) for row in zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True)]
+
+    def _texts(self, random: Random) -> None:
+        with self._dataset() as folder:
+            files.write_tsv(folder / "train.tsv", self.toy.labeled(self.toy.triples("train")))
+            if random.random() < 0.7:
+                self._write(
+                    random, folder / "entities", self._entity_rows(self.toy), list(TEXT_COLUMNS), True
+                )
+            else:
+                rows = [[r.label, r.name] for r in self.toy.relations]
+                self._write(random, folder / "relations", rows, ["label", "name"], True)
+            self._folder_loads(folder)
+
+    def _new_entities(self, random: Random) -> None:
+        rows = [[f"new_{row[0]}", *row[1:]] for row in self._entity_rows(self.toy)[:9]]
+        with self._dataset() as folder:
+            path = self._write(random, folder / "new", rows, list(TEXT_COLUMNS), True)
+            graph = self.toy.extended(read_entities(path, self.toy))
+        if not all(graph.entities.column("surface")):
+            raise Unfair("an entity has no text")
+
+    def _card(self, random: Random) -> None:
+        card = {
+            "name": "mine", "title": "Mine", "description": "A graph.", "license": "CC0", "citation": "",
+            "counts": {"entities": 31, "relations": 5, "train": 45, "valid": 8, "test": 8, "unseen": 0},
+        }  # fmt: skip
+        with self._dataset() as folder:
+            (folder / "card.toml").write_bytes(changed_toml(random, tomli_w.dumps(card).encode()))
+            files.write_tsv(folder / "train.tsv", self.toy.labeled(self.toy.triples("train")))
+            self._folder_loads(folder)
+
+    def _queries(self, random: Random) -> None:
+        rows = [[h, r, ""] for h, r, _ in self.toy.labeled(self.toy.triples("test"))]
+        with self._dataset() as folder:
+            path = self._write(random, folder / "queries", rows, ["head", "relation", "tail"], True)
+            resolver = Resolver(self.toy)
+            for row in cli._rank_rows(path):
+                try:
+                    resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None)
+                except QueryError as error:
+                    raise QueryError(f"{row['line']}: {error}") from None
+
+    def _config(self, random: Random) -> None:
+        path = self.folder / "config.toml"
+        path.write_bytes(changed_toml(random, dump_settings(load_settings()).encode()))
+        self._settings_stay(path, [])
+
+    def _settings_stay(self, path: Path | None, overrides: list[str]) -> None:
+        settings = load_settings(path, overrides)
+        (self.folder / "dumped.toml").write_text(dump_settings(settings), "utf-8")
+        if load_settings(self.folder / "dumped.toml") != settings:
+            raise Unfair("settings are others when written and read again")
+
+    def _set(self, random: Random) -> None:
+        values = load_settings().model_dump()
+        section = random.choice(list(values))
+        key = random.choice(list(values[section]))
+        plain = [x for of in values.values() for x in of.values()]
+        value = random.choice((odd_value(random), values[section][key], *plain))
+        if random.random() < 0.2:
+            section, key = random.choice(((random.choice(ODD), key), (section, random.choice(ODD))))
+        assignment = f"{section}.{key}={value}"
+        if random.random() < 0.3:
+            # An argument of a command has no NUL; what is no UTF-8 comes as lone surrogates.
+            changed = damaged(random, encoded(assignment)).replace(b"\x00", b"")
+            assignment = changed.decode("utf-8", "surrogateescape")
+        self._settings_stay(None, [assignment])
+
+    def _protocol(self, random: Random) -> None:
+        path = self.folder / "protocol.toml"
+        path.write_bytes(changed_toml(random, tomli_w.dumps(load_protocol().model_dump()).encode()))
+        load_protocol(path)
+
+    def _compare(self, random: Random) -> None:
+        good, bad = self.folder / "ranks.parquet", self.folder / "bad.parquet"
+        bad.write_bytes(changed_parquet(random, good.read_bytes()))
+        one, other = (comparison.read_ranks(path) for path in random.sample((good, bad), 2))
+        comparison.made_by(bad)
+        for found in comparison.compare(one, other, sides=("tail", "head", "both"), draws=100):
+            if not (0 <= found.a <= 1 and 0 <= found.b <= 1 and found.low <= found.high):
+                raise Unfair(f"{found} is no difference of ranks")
+
+    def _in_run(
+        self,
+        random: Random,
+        *names: str,
+        change: Callable[[Random, bytes], bytes],
+        index: str | None = None,
+    ) -> None:
+        """A run with one file changed. Where it has digests, verifying finds every change of what has one."""
+        name = random.choice(names)
+        runs = [self.folder / run for run in ("signed", "unsigned", "unsigned", "bare")]
+        run = random.choice([run for run in runs if (run / name).exists()])
+        path = run / name
+        before = path.read_bytes()
+        after = change(random, before)
+        path.write_bytes(after)
+        try:
+            covered = name != "run.json" and path.name != "kgmlm.json" and run.name == "signed"
+            if covered and after != before and self._verifies(run):
+                raise Unfair(f"{name} was changed, and the run verifies")
+            self._use(run, index)
+        finally:
+            path.write_bytes(before)
+
+    def _verifies(self, run: Path) -> bool:
+        try:
+            open_run(run, verify=True)
+        except KgmlmError as error:
+            sentence(str(error))
+            return False
+        return True
+
+    def _use(self, run: Path, index: str | None) -> None:
+        opened = open_run(run)
+        ranker = opened.ranker("cpu")
+        predictor = Predictor(opened.graph, ranker)
+        if index is not None:
+            predictor.retrieval = open_retrieval(opened, ranker, 10, index)
+        queries = [Query(len(opened.graph.entities) // 2, 0, "tail"), Query(0, 0, "head")]
+        for _, predictions in predictor.predict(queries, 5, explain=True):
+            if not (predictions and all(math.isfinite(p.score) for p in predictions)):
+                raise Unfair(f"the run answers {[p.score for p in predictions]}")
+
+    def _index(self, random: Random) -> None:
+        kind = random.choice(INDEXES)
+        folder = f"index/{kind}"
+        changes = {".json": changed_json, ".npy": changed_array, ".faiss": damaged}
+        suffix = random.choice(list(changes))
+        names = sorted(f"{folder}/{p.name}" for p in (self.folder / "signed" / folder).glob(f"*{suffix}"))
+        names = [name for name in names if not name.endswith("kgmlm.json")]
+        self._in_run(random, *names, change=changes[suffix], index=kind)
+
+    def _checkpoint(self, random: Random) -> None:
+        with self._dataset() as folder:
+            run = shutil.copytree(self.folder / "training", folder / "run")
+            unsigned = random.random() < 0.8
+            if unsigned:
+                _forget_digests(run)
+            (checkpoint,) = checkpoints(run)
+            changes = {
+                "state.json": changed_json, "state.safetensors": changed_tensors, "kgmlm.json": changed_json,
+                "model/model.safetensors": changed_tensors, "model/config.json": changed_json,
+                "../../metrics.jsonl": changed_json,
+            }  # fmt: skip
+            name = random.choice([name for name in changes if (checkpoint / name).exists()])
+            path = checkpoint / name
+            if name.endswith("jsonl"):
+                lines = path.read_bytes().splitlines(keepends=True)
+                lines[-1] = changed_json(random, lines[-1])
+                path.write_bytes(damaged(random, b"".join(lines)))
+            else:
+                path.write_bytes(changes[name](random, path.read_bytes()))
+            outcome = train(*resume_run(run, "cpu"), max_steps=2, resume=True)
+            if outcome.step != 2:
+                raise Unfair(f"resumed, training is at step {outcome.step}")
+            self._use(run, None)
+
+
+def _forget_digests(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    record.pop("files", None)
+    (run / "run.json").write_text(json.dumps(record), "utf-8")
+    for manifest in run.rglob("kgmlm.json"):
+        manifest.unlink()
+
+
+def _of_run(*names: str, change: Callable[[Random, bytes], bytes]) -> Callable[[Fuzzer, Random], None]:
+    return lambda fuzzer, random: fuzzer._in_run(random, *names, change=change)
+
+
+GRAPH = ("graph/entities.parquet", "graph/relations.parquet", "graph/triples.parquet")
+
+
+def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
+    """What is tried, by kind of input."""
+    return {
+        "triples": Fuzzer._triples,
+        "texts": Fuzzer._texts,
+        "new entities": Fuzzer._new_entities,
+        "card": Fuzzer._card,
+        "queries": Fuzzer._queries,
+        "config": Fuzzer._config,
+        "set": Fuzzer._set,
+        "protocol": Fuzzer._protocol,
+        "ranks": Fuzzer._compare,
+        "run.json": _of_run("run.json", change=changed_json),
+        "config.toml": _of_run("config.toml", change=changed_toml),
+        "graph": _of_run(*GRAPH, change=changed_parquet),
+        "weights": _of_run("model/model.safetensors", change=changed_tensors),
+        "vectors": _of_run(f"model/{VECTORS}", change=changed_tensors),
+        "structure": _of_run(STRUCTURE, change=changed_tensors),
+        "model": _of_run("model/config.json", change=changed_json),
+        "tokenizer": _of_run("model/tokenizer.json", "model/tokenizer_config.json", change=changed_json),
+        "manifest": _of_run("model/kgmlm.json", change=changed_json),
+        "index": Fuzzer._index,
+        "checkpoint": Fuzzer._checkpoint,
+    }
+
+
+KINDS = kinds()

@@ -1,0 +1,436 @@
+"""Damaged inputs by the thousand, and commands killed at random moments: `make soak`. See docs/soak.md.
+
+``SOAK_INPUTS`` and ``SOAK_KILLS`` say how many, ``SOAK_SEED`` which. ``soak.py try KIND NUMBER`` tries one
+input again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+import pyarrow.parquet as pq  # noqa: E402
+from conftest import TINY_SETTINGS  # noqa: E402
+from fuzzing import KINDS, Fuzzer  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+
+from kgmlm.comparison import COLUMNS  # noqa: E402
+from kgmlm.digests import MANIFEST  # noqa: E402
+from kgmlm.files import sha256  # noqa: E402
+from kgmlm.kg import KgmlmError  # noqa: E402
+from kgmlm.runs import ENDED, STRUCTURE, open_run  # noqa: E402
+
+PATIENCE = 180.0  # seconds that one input may take
+MEMORY = 16 * 2**30  # bytes that a process that tries inputs may ask for
+TRAIN = (
+    "train", "--dataset", "toy", "--model", "scratch", "-q", *TINY_SETTINGS,
+    "--set", "training.precision=fp32", "--set", "training.epochs=12", "--set", "training.eval_every=1",
+    "--set", "training.checkpoint_minutes=0.001", "--set", "vector.enabled=true",
+)  # fmt: skip
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """A real command."""
+    return [sys.executable, "-m", "kgmlm.cli", *map(str, arguments)]
+
+
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+
+
+def must(*arguments: str | Path) -> None:
+    """Run a command that has to succeed."""
+    done = call(*arguments)
+    if done.returncode:
+        raise Bad(f"`kgmlm {' '.join(map(str, arguments))}` has exit code {done.returncode}: {done.stderr}")
+
+
+def say(text: str) -> None:
+    """A line at once, in logs too."""
+    print(text, flush=True)
+
+
+class Bad(Exception):
+    """What should not have happened after a kill."""
+
+
+# --- inputs ------------------------------------------------------------------------------------------------
+
+
+def inputs(count: int, seed: int) -> Iterator[tuple[str, int]]:
+    """Kind and number of each input, all kinds in turn."""
+    kinds = list(KINDS)
+    for i in range(count):
+        yield kinds[i % len(kinds)], seed * 1_000_000 + i // len(kinds)
+
+
+def work(plain: Path, vectors: Path, first: int, count: int, seed: int) -> None:
+    """Try inputs from one on, saying before each what it is and after it what came of it."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with tempfile.TemporaryDirectory() as folder:
+        fuzzer = Fuzzer(plain, vectors, Path(folder))
+        for i, (kind, number) in enumerate(inputs(count, seed)):
+            if i < first:
+                continue
+            say(f"{i} trying")
+            try:
+                outcome = "loaded" if fuzzer.attempt(kind, number) else "refused"
+            except Exception as error:
+                own = [at for at in traceback.extract_tb(error.__traceback__) if "/kgmlm/" in at.filename]
+                where = f" in {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+                outcome = f"bad {type(error).__name__}{where}: {str(error)[:200]!r}"
+            say(f"{i} {outcome}")
+
+
+def _lines(process: subprocess.Popen[str], into: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        into.put(line)
+    into.put(None)
+
+
+def _counts(found: Counter[str]) -> str:
+    return f"{found['loaded']:,} loaded, {found['refused']:,} refused, {found['bad']} bad"
+
+
+def soak_inputs(plain: Path, vectors: Path, count: int, seed: int) -> Counter[str]:
+    """Try inputs in a process of their own, which is begun again where one has ended it or takes too long."""
+    found: Counter[str] = Counter()
+    numbered = list(inputs(count, seed))
+    first = 0
+    while first < count:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "work", plain, vectors, str(first), str(count), str(seed)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_lines, args=(process, lines), daemon=True).start()
+        trying, why = first - 1, None
+        while why is None:
+            try:
+                line = lines.get(timeout=PATIENCE)
+            except queue.Empty:
+                process.kill()
+                why = f"took more than {PATIENCE:.0f} seconds"
+                break
+            if line is None:
+                why = f"ended the process with {process.wait()}"
+                break
+            number, _, outcome = line.strip().partition(" ")
+            if not number.isdigit():
+                continue  # a library's own words
+            if outcome == "trying":
+                trying = int(number)
+                continue
+            first = int(number) + 1
+            word = outcome.split()[0]
+            found[word] += 1
+            if word == "bad":
+                say(f"BAD {' '.join(map(str, numbered[int(number)]))}: {outcome.removeprefix('bad ')}")
+            if first % 500 == 0 or first == count:
+                say(f"{first:,} inputs: {_counts(found)}")
+        process.wait()
+        if first < count:
+            if trying < first:
+                raise SystemExit(f"inputs cannot be tried: the process {why}")
+            found["bad"] += 1
+            say(f"BAD {' '.join(map(str, numbered[trying]))}: {why}")
+            first = trying + 1
+    return found
+
+
+# --- kills -------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A command that is killed: from what folder it starts, how it goes on, and what must be the same."""
+
+    base: str  # the folder of the soak that it begins with; empty is none
+    start: Callable[[Path], list[str | Path]]
+    go_on: Callable[[Path], None]
+    result: Callable[[Path], Any]
+
+
+@dataclass
+class Unbroken:
+    """What a command does when nobody kills it."""
+
+    result: Any
+    seconds: float  # that it takes
+    begins: float  # seconds until it first writes something
+    notes: list[str] = field(default_factory=list)
+
+
+def _train_again(run: Path) -> None:
+    if (run / "run.json").is_file() and open_run(run).record["status"] in ENDED:
+        return
+    done = call("train", "--output", run, "--resume", "-q")
+    if done.returncode == 2 and not (run / "model").exists():  # it had not begun
+        must(*TRAIN, "--output", run)
+    elif done.returncode:
+        raise Bad(f"--resume has exit code {done.returncode}: {done.stderr}")
+
+
+def _rescore_again(run: Path) -> None:
+    """As the sentences say: begin, else go on, else choose anew."""
+    done = None
+    for further in ((), ("--resume",), ("--from", run)):
+        done = call("rescore", run, "-q", *(() if further else RESCORE), *further)
+        if not done.returncode:
+            return
+        if done.returncode != 2:
+            break
+    assert done is not None
+    raise Bad(f"rescore has exit code {done.returncode}: {done.stderr}")
+
+
+def _losses(path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [{k: v for k, v in row.items() if k != "minutes"} for row in rows]
+
+
+def _tensors(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
+    """What a file holds; the order of what else it says changes from process to process."""
+    with safe_open(path, "np") as opened:
+        return opened.metadata(), {k: opened.get_tensor(k).tobytes() for k in opened.keys()}  # noqa: SIM118
+
+
+def _model(folder: Path) -> dict[str, Any]:
+    # The tokenizer's config says whether it came from a folder, as after resuming.
+    there = {p.name: p for p in folder.iterdir() if p.name not in (MANIFEST, "tokenizer_config.json")}
+    return {k: _tensors(p) if p.suffix == ".safetensors" else sha256(p) for k, p in there.items()}
+
+
+RESCORE = ("--set", "rescoring.candidates=4", "--set", "training.checkpoint_minutes=0.001")
+COMMANDS = {
+    "train": Kind(
+        "",
+        lambda run: [*TRAIN, "--output", run],
+        _train_again,
+        lambda run: (_losses(run / "metrics.jsonl"), _model(run / "model")),
+    ),
+    "fuse": Kind(
+        "trained",
+        lambda run: ["fuse", run, "-q", "--set", "structure.dimension=8", "--set", "structure.epochs=20"],
+        lambda run: must("fuse", run, "-q", "--overwrite", "--set", "structure.dimension=8",
+                         "--set", "structure.epochs=20"),
+        lambda run: _tensors(run / STRUCTURE),
+    ),
+    "rescore": Kind(
+        "trained",
+        lambda run: ["rescore", run, "-q", *RESCORE],
+        _rescore_again,
+        lambda run: (
+            _losses(run / "rescorer" / "metrics.jsonl"),
+            _model(run / "rescorer" / "model"),
+            [open_run(run).record["rescoring"][key] for key in ("k", "weight")],
+        ),
+    ),
+    "index": Kind(
+        "trained",
+        lambda run: ["index", run, "-q"],
+        lambda run: must("index", run, "-q"),
+        lambda run: {p.name: sha256(p) for p in (run / "index" / "entity").iterdir() if p.suffix != ".json"},
+    ),
+    "evaluate": Kind(
+        "trained",
+        lambda run: ["evaluate", run, "-q"],
+        lambda run: must("evaluate", run, "-q"),
+        lambda run: pq.read_table(run / "ranks" / "test.parquet", columns=COLUMNS).to_pylist(),
+    ),
+}  # fmt: skip
+
+
+def _written(folder: Path) -> set[tuple[str, int]]:
+    """What there is and when it was written, but for locks."""
+    found = set()
+    for path in folder.rglob("*"):
+        try:
+            found.add((str(path), path.lstat().st_mtime_ns))
+        except FileNotFoundError:
+            continue
+    return {(name, at) for name, at in found if not name.endswith("-lock")}
+
+
+def _begun(process: subprocess.Popen[Any], folder: Path, before: set[tuple[str, int]]) -> bool:
+    """Wait until something is written; False where the process ends first."""
+    while process.poll() is None:
+        if _written(folder) - before:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def _start(kind: Kind, folder: Path) -> tuple[subprocess.Popen[bytes], set[tuple[str, int]]]:
+    if kind.base:
+        shutil.copytree(folder.parent / kind.base, folder / "run")
+    before = _written(folder)
+    process = subprocess.Popen(
+        command(*kind.start(folder / "run")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    return process, before
+
+
+def unbroken(kind: Kind, folder: Path) -> Unbroken:
+    """Let a command end, and note when it did what."""
+    folder.mkdir()
+    started = time.monotonic()
+    process, before = _start(kind, folder)
+    _begun(process, folder, before)
+    begins = time.monotonic() - started
+    if process.wait():
+        raise SystemExit(f"`{' '.join(map(str, kind.start(folder)))}` has exit code {process.returncode}")
+    return Unbroken(kind.result(folder / "run"), time.monotonic() - started, begins)
+
+
+def killed(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """Kill a command at a random moment, most often while it writes; when, in words, or nothing."""
+    process, before = _start(kind, folder)
+    started = time.monotonic()
+    if random.random() < 0.4:
+        delay = random.uniform(0, usual.seconds)
+    else:
+        _begun(process, folder, before)
+        delay = random.choice((random.uniform(0, usual.seconds - usual.begins), random.uniform(0, 0.05)))
+    try:
+        process.wait(delay)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"after {time.monotonic() - started:.2f} s"
+    return ""
+
+
+def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """What came of one kill, in words.
+
+    Raises:
+        Bad: when something is lost, left, or another than without it.
+    """
+    run = folder / "run"
+    for _ in range(20):
+        folder.mkdir()
+        if when := killed(kind, folder, random, usual):
+            break
+        shutil.rmtree(folder)
+    else:
+        raise Bad("it could not be killed")
+    state = (
+        "nothing" if not run.exists() else " ".join(sorted(p.name for p in run.iterdir() if p.name[0] == "."))
+    )
+    if kind.base and random.random() < 0.5:
+        open_run(run, verify=True).ranker("cpu")  # a reader comes first
+    try:
+        kind.go_on(run)
+        if kind.result(run) != usual.result:
+            raise Bad("the result is another than without the kill")
+        if left := [str(p.relative_to(folder)) for p in folder.rglob(".*")]:
+            raise Bad(f"left behind: {', '.join(left)}")
+        if (run / "checkpoints").exists():
+            raise Bad("checkpoints are left of a finished run")
+        open_run(run, verify=True).ranker("cpu")
+    except (KgmlmError, OSError) as error:
+        raise Bad(f"{type(error).__name__}: {error}") from None
+    return f"{when}{f' ({state})' if state else ''}: the same"
+
+
+def soak_kills(folder: Path, count: int, seed: int) -> int:
+    """Kill each command in turn; how many kills came to something bad."""
+    bad = 0
+    usual: dict[str, Unbroken] = {}
+    for i in range(count):
+        name = list(COMMANDS)[i % len(COMMANDS)]
+        kind = COMMANDS[name]
+        if name not in usual:
+            usual[name] = unbroken(kind, folder / f"unbroken-{name}")
+        there = folder / f"kill-{i}"
+        try:
+            found = check_kill(kind, there, Random(f"{seed} {i}"), usual[name])
+            shutil.rmtree(there)
+        except Bad as error:
+            bad += 1
+            found = f"BAD: {error} (kept in {there})"
+        say(f"kill {i + 1}/{count}: {name} {found}")
+    return bad
+
+
+def runs(folder: Path) -> tuple[Path, Path]:
+    """Two runs on the toy graph; the second has entity vectors."""
+    short = (
+        "--set",
+        "training.epochs=4",
+        "--set",
+        "training.eval_every=2",
+        "--set",
+        "training.precision=fp32",
+    )
+    for name, enabled in (("plain", "false"), ("trained", "true")):
+        vectors = ("--set", f"vector.enabled={enabled}")
+        must("train", "--dataset", "toy", "--model", "scratch", "-q", *TINY_SETTINGS, *short, *vectors,
+             "--output", folder / name)  # fmt: skip
+    return folder / "plain", folder / "trained"
+
+
+def main() -> None:
+    """Soak, and end with 1 where anything was bad."""
+    count, kills, seed = (
+        int(os.environ.get(f"SOAK_{name}", default))
+        for name, default in (("INPUTS", 10_000), ("KILLS", 100), ("SEED", 1))
+    )
+    os.environ |= {
+        "PYTHONPATH": str(TESTS.parent),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "160",
+    }
+    folder = Path(tempfile.mkdtemp(prefix="kgmlm-soak-"))
+    found = soak_inputs(*runs(folder), count, seed)
+    bad_kills = soak_kills(folder, kills, seed)
+    say(
+        f"{count:,} inputs: {_counts(found)}; "
+        f"{kills} kills: {kills - bad_kills} the same as without, {bad_kills} bad"
+    )
+    if found["bad"] or bad_kills:
+        raise SystemExit(1)
+    shutil.rmtree(folder)
+
+
+def _once(kind: str, number: int) -> None:
+    """Try one input again, with its traceback."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "work").mkdir()
+        loaded = Fuzzer(*runs(folder), folder / "work").attempt(kind, number)
+        say("loaded" if loaded else "refused")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["work"]:
+        work(Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:7]))
+    elif sys.argv[1:2] == ["try"]:
+        _once(sys.argv[2], int(sys.argv[3]))
+    else:
+        main()
