@@ -18,7 +18,8 @@ BASELINES = ("<!-- baselines: python eval/tables.py -->", "<!-- end of baselines
 PUBLISHED = ("<!-- published: python eval/tables.py -->", "<!-- end of published -->")
 RETRIEVAL = ("<!-- retrieval: python eval/tables.py -->", "<!-- end of retrieval -->")
 HEADLINES = (  # in the README: of each graph the rows that people ask for
-    "umls-scratch",
+    "umls-demo",
+    "umls-demo-allow-self",
     "wn18rr-taught-minilm-neighbors-vector",
     "wn18rr-taught-minilm-neighbors-vector-rescored",
     "wn18rr-taught-minilm-neighbors-vector-complex",
@@ -62,6 +63,8 @@ def candidates(report: dict[str, Any]) -> str:
     found = report["candidates"]
     words = {"all": "all", "graph": "the graph's", "split": "the split's", "train": "training's"}
     entities = f"{words[found['set']]} {found['count']:,}"
+    if report.get("own_entity", {}).get("excluded"):
+        entities += ", own entity excluded"
     if "negatives" not in found:
         return entities
     how = {"drawing": "drawn", "grail": "drawn (GraIL)", "expectation": "expected"}[found["negatives"]["by"]]
