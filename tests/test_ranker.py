@@ -9,7 +9,7 @@ import torch
 from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries, RelationTable
-from kgmlm.ranker import Ranker, Weights
+from kgmlm.ranker import Parts, Ranker, Weights
 from kgmlm.rescoring import Rescorer
 
 
@@ -192,3 +192,10 @@ def test_a_score_is_the_weighted_sum_of_its_parts(
         make_ranker().use("vector")
     with pytest.raises(ConfigError, match="not 'names'"):
         ranker.use("names")
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -1e31])
+def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float) -> None:
+    """What a shortlist lacks has a finite score below all others, and is left out of answers."""
+    with pytest.raises(ModelError, match="scores are not finite"):
+        Parts(torch.tensor([[0.0, score]]), None).score(Weights())

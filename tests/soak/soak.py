@@ -85,10 +85,7 @@ def inputs(count: int, seed: int) -> Iterator[tuple[str, int]]:
 
 def work(plain: Path, vectors: Path, first: int, count: int, seed: int) -> None:
     """Try inputs from one on, saying before each what it is and after it what came of it."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    _quiet()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(plain, vectors, Path(folder))
@@ -394,8 +391,16 @@ def runs(folder: Path) -> tuple[Path, Path]:
     return folder / "plain", folder / "trained"
 
 
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def main() -> None:
     """Soak, and end with 1 where anything was bad."""
+    _quiet()
     count, kills, seed = (
         int(os.environ.get(f"SOAK_{name}", default))
         for name, default in (("INPUTS", 10_000), ("KILLS", 100), ("SEED", 1))
