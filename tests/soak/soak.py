@@ -35,7 +35,6 @@ from safetensors import safe_open  # noqa: E402
 from kgmlm.comparison import COLUMNS  # noqa: E402
 from kgmlm.digests import MANIFEST  # noqa: E402
 from kgmlm.files import sha256  # noqa: E402
-from kgmlm.kg import KgmlmError  # noqa: E402
 from kgmlm.runs import ENDED, STRUCTURE, open_run  # noqa: E402
 
 PATIENCE = 180.0  # seconds that one input may take
@@ -335,12 +334,10 @@ def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str
         shutil.rmtree(folder)
     else:
         raise Bad("it could not be killed")
-    state = (
-        "nothing" if not run.exists() else " ".join(sorted(p.name for p in run.iterdir() if p.name[0] == "."))
-    )
-    if kind.base and random.random() < 0.5:
-        open_run(run, verify=True).ranker("cpu")  # a reader comes first
+    state = ", ".join(sorted(p.name for p in folder.rglob(".*")))
     try:
+        if kind.base and random.random() < 0.5:
+            open_run(run, verify=True).ranker("cpu")  # a reader comes first
         kind.go_on(run)
         if kind.result(run) != usual.result:
             raise Bad("the result is another than without the kill")
@@ -349,7 +346,9 @@ def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str
         if (run / "checkpoints").exists():
             raise Bad("checkpoints are left of a finished run")
         open_run(run, verify=True).ranker("cpu")
-    except (KgmlmError, OSError) as error:
+    except Bad:
+        raise
+    except Exception as error:
         raise Bad(f"{type(error).__name__}: {error}") from None
     return f"{when}{f' ({state})' if state else ''}: the same"
 
