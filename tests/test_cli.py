@@ -478,7 +478,7 @@ def test_a_run_with_entity_vectors_from_training_to_new_entities(
             for more in (("--scores", scores), ("--scores", scores, "--entities", new))
         )
         assert after.keys() - before.keys() == {"atl"}
-        assert {k: after[k] for k in before} == pytest.approx(before, abs=1e-5)
+        assert {k: after[k] for k in before} == pytest.approx(before, rel=1e-6, abs=1e-5)
     refused(cli("rank", toy_run, *base[2:], "--scores", "vector"), "no entity vectors", "vector.enabled")
 
 

@@ -9,7 +9,7 @@ import torch
 from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries, RelationTable
-from kgmlm.ranker import Ranker, Weights
+from kgmlm.ranker import Parts, Ranker, Weights
 from kgmlm.rescoring import Rescorer
 from kgmlm.tokenization import SpanTokenizer
 
@@ -215,3 +215,10 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
     assert read == ["Atlantis", "New Georgia"]
     for name in ("token_ids", "offsets", "truncated_N"):
         assert np.array_equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -1e31])
+def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float) -> None:
+    """What a shortlist lacks has a finite score below all others, and is left out of answers."""
+    with pytest.raises(ModelError, match="scores are not finite"):
+        Parts(torch.tensor([[0.0, score]]), None).score(Weights())

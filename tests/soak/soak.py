@@ -35,7 +35,6 @@ from safetensors import safe_open  # noqa: E402
 from kgmlm.comparison import COLUMNS  # noqa: E402
 from kgmlm.digests import MANIFEST  # noqa: E402
 from kgmlm.files import sha256  # noqa: E402
-from kgmlm.kg import KgmlmError  # noqa: E402
 from kgmlm.runs import ENDED, STRUCTURE, open_run  # noqa: E402
 
 PATIENCE = 180.0  # seconds that one input may take
@@ -85,10 +84,7 @@ def inputs(count: int, seed: int) -> Iterator[tuple[str, int]]:
 
 def work(plain: Path, vectors: Path, first: int, count: int, seed: int) -> None:
     """Try inputs from one on, saying before each what it is and after it what came of it."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    _quiet()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(plain, vectors, Path(folder))
@@ -338,12 +334,10 @@ def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str
         shutil.rmtree(folder)
     else:
         raise Bad("it could not be killed")
-    state = (
-        "nothing" if not run.exists() else " ".join(sorted(p.name for p in run.iterdir() if p.name[0] == "."))
-    )
-    if kind.base and random.random() < 0.5:
-        open_run(run, verify=True).ranker("cpu")  # a reader comes first
+    state = ", ".join(sorted(p.name for p in folder.rglob(".*")))
     try:
+        if kind.base and random.random() < 0.5:
+            open_run(run, verify=True).ranker("cpu")  # a reader comes first
         kind.go_on(run)
         if kind.result(run) != usual.result:
             raise Bad("the result is another than without the kill")
@@ -352,7 +346,9 @@ def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str
         if (run / "checkpoints").exists():
             raise Bad("checkpoints are left of a finished run")
         open_run(run, verify=True).ranker("cpu")
-    except (KgmlmError, OSError) as error:
+    except Bad:
+        raise
+    except Exception as error:
         raise Bad(f"{type(error).__name__}: {error}") from None
     return f"{when}{f' ({state})' if state else ''}: the same"
 
@@ -394,8 +390,16 @@ def runs(folder: Path) -> tuple[Path, Path]:
     return folder / "plain", folder / "trained"
 
 
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def main() -> None:
     """Soak, and end with 1 where anything was bad."""
+    _quiet()
     count, kills, seed = (
         int(os.environ.get(f"SOAK_{name}", default))
         for name, default in (("INPUTS", 10_000), ("KILLS", 100), ("SEED", 1))
