@@ -424,6 +424,7 @@ def main() -> None:
 
 def _once(kind: str, number: int) -> None:
     """Try one input again, with its traceback."""
+    _quiet()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "work").mkdir()
