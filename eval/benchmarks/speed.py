@@ -175,10 +175,11 @@ def others(model_path: str, graph: Any, steps: int, costs: Costs) -> None:
             read(both[0], asked, tails, 128)
 
 
-def starts(run: Path, environment: dict[str, str]) -> dict[str, float]:
-    """CPU seconds of commands, from their start to their end."""
+def starts(run: Path, folder: Path, environment: dict[str, str]) -> dict[str, float]:
+    """CPU seconds of commands of a checkout, from their start to their end."""
     from kgmlm.runs import open_run
 
+    run = run.resolve()
     graph = open_run(run).graph
     h, r, _ = graph.splits["train"][0]
     head, relation = graph.entities[h].label, graph.relations[r].label
@@ -192,7 +193,7 @@ def starts(run: Path, environment: dict[str, str]) -> dict[str, float]:
     for name, arguments in commands.items():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "kgmlm.cli", *arguments]
-        subprocess.run(command, env=environment, capture_output=True, check=False)
+        subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found[f"start, {name}"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return found
@@ -223,7 +224,7 @@ def main(
             if done.returncode:
                 sys.exit(done.stderr)
             cost = json.loads(done.stdout.splitlines()[-1])
-            found[name].append(cost | (starts(run, environment) if run else {}))
+            found[name].append(cost | (starts(run, folder, environment) if run else {}))
             print(name, found[name][-1], file=sys.stderr)
     from kgmlm import runs
 
