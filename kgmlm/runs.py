@@ -230,7 +230,7 @@ class Run:
     def save_structure(self, structure: Structure, **values: Any) -> Run:
         """Keep a structural model beside the text model; ``values`` go into the record.
 
-        A rescoring that was chosen for the scores of before is left out from then on.
+        A rescoring that was chosen for the earlier scores is left out from then on.
         """
         from kgmlm.structure import save_structure
 

@@ -387,7 +387,7 @@ def _moments(
         shape = () if key == "step" else parameters[int(index)].shape
         if tensor.shape != shape or tensor.dtype != torch.float32:
             raise ValueError(f"'{name}' is not that of the model")
-        moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned anew, as in load_model
+        moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned again, as in load_model
     keys = [moments.get(i, {}).keys() for i in range(len(parameters))]
     if any(keys) and keys != [{"step", "exp_avg", "exp_avg_sq"}] * len(parameters):
         raise ValueError("moments are missing")

@@ -67,7 +67,7 @@ def test_changed_contents_are_found_when_asked_for(toy_vector_run: Path, tmp_pat
             open_run(run, verify=True)
         (run / name).write_bytes(before)
     changed(run / "model" / "model.safetensors")
-    open_run(run).ranker("cpu")  # its size is that of before
+    open_run(run).ranker("cpu")  # its size has not changed
     with pytest.raises(RunError, match=r"model\.safetensors has other contents than were written; restore"):
         open_run(run, verify=True)
 

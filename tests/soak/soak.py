@@ -191,7 +191,7 @@ def _train_again(run: Path) -> None:
 
 
 def _rescore_again(run: Path) -> None:
-    """As the sentences say: begin, else go on, else choose anew."""
+    """As the messages say: begin, else resume, else choose again."""
     done = None
     for further in ((), ("--resume",), ("--from", run)):
         done = call("rescore", run, "-q", *(() if further else RESCORE), *further)
@@ -261,7 +261,7 @@ COMMANDS = {
 
 
 def _written(folder: Path) -> set[tuple[str, int]]:
-    """What there is and when it was written, but for locks."""
+    """All files and when they were written, without locks."""
     found = set()
     for path in folder.rglob("*"):
         try:
