@@ -102,7 +102,9 @@ class BatchStream:
         ids = np.unique(self.answers.ids[first + (chances * (end - first)).astype(np.int64)])
         texts = self.ranker.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
-        count = PACKED_BATCHES if self.ranker.model.packs else ENTITY_BATCHES
+        # A GPU would wait for the launches of so many.
+        packed = self.ranker.model.packs and self.ranker.model.device.type == "cpu"
+        count = PACKED_BATCHES if packed else ENTITY_BATCHES
         parts = [part for part in np.array_split(order, count) if len(part)]
         entities = tuple(self.ranker.tokenizer.collate([texts[i] for i in part]) for part in parts)
         return TrainingBatch(rows, queries, ids[order], entities)

@@ -1,0 +1,57 @@
+"""On a GPU the numbers are those of the CPU, and training resumes. Skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Cli
+from test_training import go, losses
+
+from kgmlm.kg import KnowledgeGraph
+from kgmlm.runs import open_run
+from kgmlm.training import resume_run, train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+VECTORS = ("vector.enabled=true", "vector.memory=64", "vector.offset_rate=0.01", "training.precision=fp32")
+PLAIN = ("scratch.dropout=0.0", *VECTORS)
+
+
+def test_training_loses_as_on_the_cpu(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        go(tmp_path / device, toy, *PLAIN, max_steps=6, device=device)
+    assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stopped_run_resumes(toy: KnowledgeGraph, tmp_path: Path, precision: str) -> None:
+    more = (*VECTORS, f"training.precision={precision}")
+    go(tmp_path / "whole", toy, *more, device="cuda")
+    go(tmp_path / "run", toy, *more, max_steps=7, device="cuda")
+    train(*resume_run(tmp_path / "run", "cuda"), resume=True, device="cuda")
+    rel = 1e-3 if precision == "fp32" else 0.1  # sums on a GPU have no order
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=rel)
+
+
+def test_scores_are_those_of_the_cpu(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    go(tmp_path / "run", toy, *PLAIN, device="cuda")
+    run = open_run(tmp_path / "run")
+    queries, _ = toy.queries("test")
+    scores = {}
+    for device in ("cpu", "cuda"):
+        ((at, scores_BN),) = run.ranker(device).rank(queries)
+        scores[device] = scores_BN.cpu()[at.argsort()]
+    torch.testing.assert_close(scores["cuda"], scores["cpu"], rtol=1e-4, atol=1e-4)
+
+
+def test_the_commands_agree(toy_vector_run: Path, cli: Cli, tmp_path: Path) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        output = tmp_path / f"{device}.json"
+        done = cli("evaluate", toy_vector_run, "--device", device, "--output", output)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(output.read_text())["metrics"]["mrr"])
+    assert found[0] == pytest.approx(found[1], abs=0.01)
