@@ -20,12 +20,15 @@ RETRIEVAL = ("<!-- retrieval: python eval/tables.py -->", "<!-- end of retrieval
 HEADLINES = (  # in the README: of each graph the rows that people ask for
     "umls-demo",
     "umls-demo-allow-self",
-    "wn18rr-taught-minilm-neighbors-vector",
+    "wn18rr-long-minilm-neighbors-vector",
+    "wn18rr-long-minilm-neighbors-vector-allow-self",
+    "wn18rr-long-minilm-neighbors-vector-likelihood",
     "wn18rr-taught-minilm-neighbors-vector-rescored",
     "wn18rr-taught-minilm-neighbors-vector-complex",
     "wn18rr-taught-minilm-neighbors-vector-complex-rescored",
-    "fb15k237-taught-longer-minilm-neighbors-vector-offsets",
-    "fb15k237-taught-longer-minilm-neighbors-vector-offsets-likelihood",
+    "fb15k237-long-minilm-neighbors-vector-offsets",
+    "fb15k237-long-minilm-neighbors-vector-offsets-allow-self",
+    "fb15k237-long-minilm-neighbors-vector-offsets-likelihood",
     "fb15k237-more-complex",
     "fb15k237-taught-longer-minilm-neighbors-vector-offsets-complex",
     "wn18rr-taught-unseen-slice-minilm-neighbors-vector-rescored",
@@ -75,7 +78,7 @@ def model(report: dict[str, Any]) -> str:
     """The model, and what it ranks by beside the likelihood of names."""
     run = report["run"]
     first = lineage(run)[-1]["model"]
-    words = ["MiniLM-L6" if "minilm" in first else first]
+    words = ["MiniLM-L6" if "minilm" in first.lower() else first]
     if run.get("status") == "interrupted":
         words[0] += " (training interrupted)"
     if any("minilm-adapt.toml" in older["command"] for older in lineage(run)[1:]):

@@ -1,6 +1,6 @@
 """What a training step, an evaluated query and a start of the command cost, in CPU seconds on one thread.
 
-    python eval/benchmarks/speed.py --model MODEL [--against CHECKOUT] [--run RUN] [--output FILE]
+    python eval/benchmarks/speed.py --model MODEL [--run RUN] [--against CHECKOUT] [--other-run RUN]
 
 Each round is a process of its own. With --against, rounds of this checkout and of the other one alternate,
 and ratios are of medians. A training step is one of the recipe ``minilm-whole``, with the same queries in
@@ -204,6 +204,7 @@ def main(
     dataset: str = "wn18rr",
     against: Annotated[Path | None, typer.Option(help="Another checkout, measured in turn.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run, to measure starts of commands.")] = None,
+    other_run: Annotated[Path | None, typer.Option(help="One that the other checkout can open.")] = None,
     rounds: int = 3,
     steps: int = 5,
     output: Path | None = None,
@@ -214,6 +215,7 @@ def main(
         print(json.dumps(measure(model, dataset, steps, against is None)))
         return
     checkouts = {"this": ROOT, **({} if against is None else {"other": against.resolve()})}
+    opened = {"this": run, "other": other_run or run}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     for _ in range(rounds):
         for name, folder in checkouts.items():
@@ -224,7 +226,8 @@ def main(
             if done.returncode:
                 sys.exit(done.stderr)
             cost = json.loads(done.stdout.splitlines()[-1])
-            found[name].append(cost | (starts(run, folder, environment) if run else {}))
+            begun = opened[name]
+            found[name].append(cost | (starts(begun, folder, environment) if begun else {}))
             print(name, found[name][-1], file=sys.stderr)
     from kgmlm import runs
 
@@ -242,6 +245,9 @@ def main(
     if against is not None:
         shared = [p for p in medians["this"] if p in medians["other"]]
         report["times_as_fast"] = {p: round(medians["other"][p] / medians["this"][p], 2) for p in shared}
+        if "training step, bf16" in medians["this"]:  # what "auto" was, and what it is
+            step = medians["other"]["training step, fp32"] / medians["this"]["training step, bf16"]
+            report["times_as_fast"]["training step, from fp32 to bf16"] = round(step, 2)
     print(json.dumps(report, indent=2))
     if output:
         output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
