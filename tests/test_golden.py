@@ -1,7 +1,7 @@
 """What a run ranked and reported when it was written, it ranks and reports today.
 
-``golden/old-run`` was trained on the toy graph: likelihood, vectors with offsets and a weight for each relation
-and side, ComplEx, a rescorer, both indexes. ``golden/answers.json`` is what commands then printed about it;
+``golden/old-run`` was trained on the toy graph: likelihood, vectors with offsets and weights by relation and
+side, ComplEx, a rescorer, both indexes. ``golden/answers.json`` is what commands then printed about it;
 KGMLM_UPDATE_GOLDEN=1 writes that file.
 """
 
