@@ -16,7 +16,7 @@ STILL_LONG = {"cli", "datasets", "evaluation", "files", "kg", "objectives", "ran
 def test_the_map_lists_exactly_the_modules_that_exist() -> None:
     tables = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("## The map")[1].split("## Shapes")[0]
     rooms, lines = tables.split("| module | one line |")
-    assert set(re.findall(r"`([\w.]+)`", rooms.split("|---|---|")[1])) == MODULES
+    assert set(re.findall(r"`([\w.]+)`", rooms.split("|---|---|")[1])) == {m.split(".")[0] for m in MODULES}
     assert set(re.findall(r"^\| `([\w.]+)` \|", lines, re.M)) == MODULES
 
 
