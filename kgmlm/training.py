@@ -658,6 +658,8 @@ def train(
         finally:
             log.close()
             accelerator.end_training()
+            accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)  # float32 again
+            model.attend("sdpa")
     if accelerator.is_main_process:
         run.update(status=status, step=state.step, minutes=round(minutes(), 2), best_valid_mrr=state.best_mrr)
         if status in ENDED:

@@ -705,9 +705,8 @@ def test_a_resumed_run_with_entity_vectors_has_the_losses_of_an_unbroken_one(
 
 
 def test_offsets_are_learned_for_entities_seen_and_for_no_others(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    run, ranker = start_run(
-        tmp_path / "run", toy, "scratch", settings(*VECTORS, "vector.offset_rate=0.02", "vector.memory=64")
-    )
+    more = ("vector.offset_rate=0.02", "vector.memory=64", "training.precision=fp32")
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings(*VECTORS, *more))
     train(run, ranker)
     loaded = open_run(tmp_path / "run").ranker("cpu")
     text_only = Ranker(toy.context, ranker.tokenizer, ranker.model, ranker.settings, ranker.vocabulary)
