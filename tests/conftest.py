@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forking import Forker
 
 from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
 from kgmlm.datasets import load_graph
@@ -94,20 +94,22 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def cli() -> Cli:
-    """The real command in a subprocess."""
+def forker() -> Iterator[Forker]:
+    """Starts the command quickly."""
+    running = Forker()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def cli(forker: Forker) -> Cli:
+    """The real command in a process of its own."""
 
     def call(
         *arguments: str | Path, cwd: Path | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "kgmlm.cli", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "COLUMNS": "160", **environment},
-            timeout=300,
-            check=False,
+        return forker.run(
+            [*map(str, arguments)], cwd, {**os.environ, "COLUMNS": "160", **environment}, timeout=300
         )
 
     return call
