@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kgmlm.config import Settings
-    from kgmlm.kg import KnowledgeGraph
+    from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
     from kgmlm.structure import Structure

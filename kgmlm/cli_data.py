@@ -12,7 +12,7 @@ from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transfo
 MOST = 2**32 - 1  # of any number of a command
 
 if TYPE_CHECKING:
-    from kgmlm.kg import KnowledgeGraph
+    from kgmlm.graph import KnowledgeGraph
     from kgmlm.tokenization import SpanTokenizer
 
 data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)

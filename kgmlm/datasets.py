@@ -30,17 +30,9 @@ from kgmlm.cards import (
     read_card,
     write_card,
 )
-from kgmlm.kg import (
-    SPLITS,
-    TEXT_COLUMNS,
-    DataError,
-    EntityTable,
-    IntArray,
-    KnowledgeGraph,
-    RelationTable,
-    distinct_triples,
-    humanize,
-)
+from kgmlm.filters import distinct_triples
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, humanize
 
 LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kgmlm.kg import ConfigError, IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, IntArray, Queries, RunError
 from kgmlm.ranker import Ranker, Retrieval, Weights
 from kgmlm.retrieval import (
     FLAT_BELOW,

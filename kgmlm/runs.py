@@ -38,7 +38,8 @@ import numpy as np
 
 from kgmlm import __version__, digests, files
 from kgmlm.config import Settings, dump_settings
-from kgmlm.kg import KgmlmError, KnowledgeGraph, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import KgmlmError, RunError
 from kgmlm.locks import locked
 from kgmlm.records import (
     FORMAT,

@@ -27,7 +27,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from kgmlm import digests, files
 from kgmlm.config import Settings, StructureSettings, TrainingSettings
-from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, RunError
 from kgmlm.machine import fast_bf16, keep_memory
 from kgmlm.modeling import (
     Offsets,

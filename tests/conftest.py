@@ -13,7 +13,8 @@ import pytest
 
 from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
 from kgmlm.datasets import load_graph
-from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import DataError
 from kgmlm.modeling import SpanModel, create_model
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer, train_tokenizer

@@ -37,8 +37,9 @@ from damaging import (
 from kgmlm import cli, comparison, files
 from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
-from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, KnowledgeGraph, Query, QueryError, readable
+from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, QueryError, readable
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES

@@ -23,7 +23,8 @@ from kgmlm.datasets import (
     split_unseen,
     write_folder,
 )
-from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import DataError
 
 Real = Callable[[str], KnowledgeGraph]
 

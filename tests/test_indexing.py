@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from kgmlm.config import VectorSettings
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, check_kind, default_kind, open_index, save_index
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
+from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.retrieval import Kind
 from kgmlm.runs import open_run

@@ -30,8 +30,8 @@ import typer
 
 from kgmlm import open_predictor, runs
 from kgmlm.datasets import read_entities
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
-from kgmlm.kg import KnowledgeGraph
 from kgmlm.modeling import SpanOutput
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.retrieval import Kind, Retriever, require_faiss
