@@ -597,10 +597,10 @@ def _read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
     """Queries of a file: columns relation and head or tail, or both with one of them empty."""
-    from kgmlm import files
+    from kgmlm import files, tables
     from kgmlm.kg import DataError
 
-    lines = list(files.parse_lines(files.read_bytes(path), str(path), files.separator_of(path)))
+    lines = list(tables.parse_lines(files.read_bytes(path), str(path), tables.separator_of(path)))
     if not lines:
         raise DataError(
             f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"

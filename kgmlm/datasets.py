@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kgmlm import files
+from kgmlm import files, tables
 from kgmlm.cards import (
     Card,
     Counts,
@@ -94,7 +94,7 @@ PARTS_OF_SPEECH = {"NN": "noun", "VB": "verb", "JJ": "adjective", "RB": "adverb"
 
 def _mapping(data: bytes, origin: str) -> dict[str, str]:
     found = {}
-    for number, fields in files.parse_lines(data, origin):
+    for number, fields in tables.parse_lines(data, origin):
         if len(fields) != 2:
             raise DataError(f"{origin}:{number}: expected 2 columns, found {len(fields)}")
         found[fields[0]] = fields[1]
@@ -217,7 +217,7 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
         DataError: naming file and line, for a label that the graph has or that occurs twice.
     """
     taken = graph.entities.table.column("label").combine_chunks()
-    table = files.read_text_table(path, *ENTITY_COLUMNS, taken=taken)
+    table = tables.read_text_table(path, *ENTITY_COLUMNS, taken=taken)
     if not len(table):
         raise DataError(f"{path} has no entities below its header")
     label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
@@ -245,14 +245,14 @@ MISNAMED = {
 
 def _check_names(folder: Path) -> None:
     """Refuse files that were meant for a table of the folder and would be overlooked."""
-    tables = (*SPLITS, "entities", "relations")
+    stems = (*SPLITS, "entities", "relations")
     for path in sorted(folder.iterdir()):
-        suffix = next((s for s in files.SUFFIXES if path.name.casefold().endswith(s)), None)
+        suffix = next((s for s in tables.SUFFIXES if path.name.casefold().endswith(s)), None)
         if suffix is None or not path.is_file():
             continue
         stem = path.name[: -len(suffix)]
         meant = MISNAMED.get(stem.casefold(), stem.casefold())
-        if meant in tables and path.name != f"{meant}{suffix}":
+        if meant in stems and path.name != f"{meant}{suffix}":
             raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
 
 
@@ -283,13 +283,13 @@ def _header_columns(row: Sequence[str]) -> list[int] | None:
     return named if sorted(named) == [0, 1, 2] else None
 
 
-def _read_triples(path: Path, skip_header: bool) -> files.Rows:
+def _read_triples(path: Path, skip_header: bool) -> tables.Rows:
     """The triples of a file, without its header; Parquet names its columns itself.
 
     Raises:
         DataError: also for a header where none is to be skipped.
     """
-    rows = files.read_triples(path)
+    rows = tables.read_triples(path)
     if path.suffix == ".parquet":
         return rows
     named = _header_columns(rows[0])
@@ -326,23 +326,23 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
             one of these.
     """
     _check_names(folder)
-    paths = {s: p for s in SPLITS if (p := files.find_table(folder, s))}
+    paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
     splits = {s: _read_triples(p, skip_header) for s, p in paths.items()}
     texts = TextColumns()
     extra: list[str] = []
-    if path := files.find_table(folder, "entities"):
+    if path := tables.find_table(folder, "entities"):
         paths["entities"] = path
-        columns = files.read_texts(path, *ENTITY_COLUMNS)
+        columns = tables.read_texts(path, *ENTITY_COLUMNS)
         extra = columns["label"]
         named = zip(extra, columns["name"], strict=True)
         texts.names = {x: n if n.strip() else humanize(x) for x, n in named}
         texts.descriptions = dict(zip(extra, columns["description"], strict=True))
         texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
-    if path := files.find_table(folder, "relations"):
+    if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
-        columns = files.read_texts(path, ("label", "name"), ())
+        columns = tables.read_texts(path, ("label", "name"), ())
         texts.relations = dict(zip(columns["label"], columns["name"], strict=True))
     return build_graph(
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
@@ -378,7 +378,7 @@ def load_graph(
     if folder.exists() and not named:
         raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
-    if files.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
+    if tables.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
         raise DataError(
             f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
         )
@@ -388,7 +388,7 @@ def load_graph(
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
-    splits = {s: files.parse_rows(sources.read(a), a, 3) for s, a in card.splits.items()}
+    splits = {s: tables.parse_rows(sources.read(a), a, 3) for s, a in card.splits.items()}
     texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
     return build_graph(
         card.name,
@@ -408,9 +408,9 @@ def _write_table(
 
     Triples are TSV without a header; one that looks like a header is safe in Parquet.
     """
-    fits = all(files.fits_tsv(field) for row in rows for field in row)
+    fits = all(tables.fits_tsv(field) for row in rows for field in row)
     if fits and (header or not rows or _header_columns(rows[0]) is None):
-        files.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
+        tables.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
         return
     table = {c: [row[i] for row in rows] for i, c in enumerate(columns)}
     pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
