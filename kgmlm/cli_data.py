@@ -187,8 +187,9 @@ def data_split(
     --random makes the splits that are missing. --unseen-entities splits all triples anew, so that
     validation and test are about entities that training has not.
     """
-    from kgmlm.datasets import describe_split, load_graph, repeated, split_random, split_unseen, write_folder
+    from kgmlm.datasets import load_graph, repeated, write_folder
     from kgmlm.kg import ConfigError, counted
+    from kgmlm.splits import describe_split, split_random, split_unseen
 
     if random == (unseen_entities is not None):
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
