@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kgmlm.faiss_parts import Part, require_faiss, unwrapped
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, IntArray, Queries, RunError
 from kgmlm.ranker import Ranker, Retrieval, Weights
@@ -21,14 +22,11 @@ from kgmlm.retrieval import (
     FLAT_BELOW,
     KINDS,
     Kind,
-    Part,
     Reduction,
     Retriever,
     entity_parts,
     fingerprint,
     likelihood_parts,
-    require_faiss,
-    unwrapped,
 )
 from kgmlm.runs import Run
 

@@ -120,7 +120,7 @@ def test_what_cannot_be_indexed_is_refused(
     with pytest.raises(ConfigError, match="no entity vectors"):
         build_index(make_ranker(), toy, "entity")
     with monkeypatch.context() as patched:
-        patched.setattr("kgmlm.retrieval._installed", lambda name: name in ("faiss-cpu", "faiss-gpu"))
+        patched.setattr("kgmlm.faiss_parts._installed", lambda name: name in ("faiss-cpu", "faiss-gpu"))
         with pytest.raises(ConfigError, match="faiss-cpu and faiss-gpu are both installed"):
             build_index(make_ranker(), toy, "likelihood")
     monkeypatch.setitem(sys.modules, "faiss", None)
