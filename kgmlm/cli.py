@@ -1149,7 +1149,8 @@ def linearize(
     from kgmlm.kg import ConfigError, Queries
     from kgmlm.resolver import Resolver
     from kgmlm.runs import open_run
-    from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
+    from kgmlm.tokenization import SpanTokenizer
+    from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
     from kgmlm.vocabulary import Vocabulary, scratch_texts
 
     if (Path(source) / "run.json").is_file():

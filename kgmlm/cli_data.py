@@ -105,7 +105,7 @@ def data_check(
     card = find_card(dataset)
     report = check_graph(graph, card.counts if card else None)
     if model is not None:
-        from kgmlm.tokenization import load_tokenizer
+        from kgmlm.tokenizer_sources import load_tokenizer
 
         quiet_transformers()
         report["name_tokens"] = check_tokens(graph, load_tokenizer(model))

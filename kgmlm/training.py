@@ -55,7 +55,8 @@ from kgmlm.runs import (
     versions,
 )
 from kgmlm.structure import Structure, train_structure
-from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
 from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]

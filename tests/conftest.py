@@ -17,7 +17,8 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError
 from kgmlm.modeling import SpanModel, create_model
 from kgmlm.ranker import Ranker
-from kgmlm.tokenization import SpanTokenizer, train_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import train_tokenizer
 from kgmlm.vocabulary import Vocabulary, scratch_texts
 
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -27,7 +27,8 @@ from kgmlm.runs import (
     open_run,
     save_model,
 )
-from kgmlm.tokenization import SpanTokenizer, load_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer
 from kgmlm.training import start_run
 
 
