@@ -24,7 +24,9 @@ from kgmlm.config import Protocol
 from kgmlm.constraints import Possible
 from kgmlm.datasets import load_graph
 from kgmlm.evaluation import evaluate
-from kgmlm.kg import FilterIndex, IntArray, KnowledgeGraph, Queries
+from kgmlm.filters import FilterIndex
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, Queries
 from kgmlm.tokenization import Candidates
 
 RULES = ("constant", "frequency", "mirror", "mirror, then frequency")

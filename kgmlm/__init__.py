@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
-    from kgmlm.kg import EntityTable, KgmlmError, KnowledgeGraph
+    from kgmlm.graph import KnowledgeGraph
+    from kgmlm.kg import EntityTable, KgmlmError
     from kgmlm.prediction import Predictor, open_predictor
 
 __version__ = "0.1.0"
@@ -26,7 +27,7 @@ __all__ = [
 _HOMES = {
     "EntityTable": "kgmlm.kg",
     "KgmlmError": "kgmlm.kg",
-    "KnowledgeGraph": "kgmlm.kg",
+    "KnowledgeGraph": "kgmlm.graph",
     "Predictor": "kgmlm.prediction",
     "load_graph": "kgmlm.datasets",
     "open_predictor": "kgmlm.prediction",

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from kgmlm.cards import Counts
-from kgmlm.kg import SPLITS, IntArray, KnowledgeGraph, both_sides
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import SPLITS, IntArray, both_sides
 
 LISTED = 100  # examples of what is counted; people are shown five
 OVERLAP = 0.8  # share of pairs from which two relations count as inverse or duplicate

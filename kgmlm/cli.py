@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kgmlm.config import Settings
-    from kgmlm.kg import KnowledgeGraph
+    from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
     from kgmlm.structure import Structure
@@ -597,10 +597,10 @@ def _read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
 
 def _rank_rows(path: Path) -> Iterator[dict[str, str]]:
     """Queries of a file: columns relation and head or tail, or both with one of them empty."""
-    from kgmlm import files
+    from kgmlm import files, tables
     from kgmlm.kg import DataError
 
-    lines = list(files.parse_lines(files.read_bytes(path), str(path), files.separator_of(path)))
+    lines = list(tables.parse_lines(files.read_bytes(path), str(path), tables.separator_of(path)))
     if not lines:
         raise DataError(
             f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"
@@ -1149,7 +1149,8 @@ def linearize(
     from kgmlm.kg import ConfigError, Queries
     from kgmlm.resolver import Resolver
     from kgmlm.runs import open_run
-    from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
+    from kgmlm.tokenization import SpanTokenizer
+    from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
     from kgmlm.vocabulary import Vocabulary, scratch_texts
 
     if (Path(source) / "run.json").is_file():

@@ -12,7 +12,7 @@ from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transfo
 MOST = 2**32 - 1  # of any number of a command
 
 if TYPE_CHECKING:
-    from kgmlm.kg import KnowledgeGraph
+    from kgmlm.graph import KnowledgeGraph
     from kgmlm.tokenization import SpanTokenizer
 
 data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
@@ -105,7 +105,7 @@ def data_check(
     card = find_card(dataset)
     report = check_graph(graph, card.counts if card else None)
     if model is not None:
-        from kgmlm.tokenization import load_tokenizer
+        from kgmlm.tokenizer_sources import load_tokenizer
 
         quiet_transformers()
         report["name_tokens"] = check_tokens(graph, load_tokenizer(model))
@@ -187,8 +187,9 @@ def data_split(
     --random makes the splits that are missing. --unseen-entities splits all triples anew, so that
     validation and test are about entities that training has not.
     """
-    from kgmlm.datasets import describe_split, load_graph, repeated, split_random, split_unseen, write_folder
+    from kgmlm.datasets import load_graph, repeated, write_folder
     from kgmlm.kg import ConfigError, counted
+    from kgmlm.splits import describe_split, split_random, split_unseen
 
     if random == (unseen_entities is not None):
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kgmlm.kg import BoolArray, IntArray, Queries, distinct_triples
+from kgmlm.filters import distinct_triples
+from kgmlm.kg import BoolArray, IntArray, Queries
 
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
 IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shortlist misses

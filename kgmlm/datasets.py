@@ -1,4 +1,4 @@
-"""Cards and folders to a :class:`KnowledgeGraph`, and back to a folder; random splits.
+"""Cards and folders to a :class:`KnowledgeGraph`, and back to a folder.
 
 Knows nothing of text templates, tokens or models.
 """
@@ -18,29 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kgmlm import files
+from kgmlm import files, tables
 from kgmlm.cards import (
     Card,
-    Counts,
     Sources,
     card_names,
     cards_folder,
-    find_card,
     folder_card,
     read_card,
     write_card,
 )
-from kgmlm.kg import (
-    SPLITS,
-    TEXT_COLUMNS,
-    DataError,
-    EntityTable,
-    IntArray,
-    KnowledgeGraph,
-    RelationTable,
-    distinct_triples,
-    humanize,
-)
+from kgmlm.filters import distinct_triples
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, humanize
 
 LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
 
@@ -102,7 +92,7 @@ PARTS_OF_SPEECH = {"NN": "noun", "VB": "verb", "JJ": "adjective", "RB": "adverb"
 
 def _mapping(data: bytes, origin: str) -> dict[str, str]:
     found = {}
-    for number, fields in files.parse_lines(data, origin):
+    for number, fields in tables.parse_lines(data, origin):
         if len(fields) != 2:
             raise DataError(f"{origin}:{number}: expected 2 columns, found {len(fields)}")
         found[fields[0]] = fields[1]
@@ -225,7 +215,7 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
         DataError: naming file and line, for a label that the graph has or that occurs twice.
     """
     taken = graph.entities.table.column("label").combine_chunks()
-    table = files.read_text_table(path, *ENTITY_COLUMNS, taken=taken)
+    table = tables.read_text_table(path, *ENTITY_COLUMNS, taken=taken)
     if not len(table):
         raise DataError(f"{path} has no entities below its header")
     label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
@@ -253,14 +243,14 @@ MISNAMED = {
 
 def _check_names(folder: Path) -> None:
     """Refuse files that were meant for a table of the folder and would be overlooked."""
-    tables = (*SPLITS, "entities", "relations")
+    stems = (*SPLITS, "entities", "relations")
     for path in sorted(folder.iterdir()):
-        suffix = next((s for s in files.SUFFIXES if path.name.casefold().endswith(s)), None)
+        suffix = next((s for s in tables.SUFFIXES if path.name.casefold().endswith(s)), None)
         if suffix is None or not path.is_file():
             continue
         stem = path.name[: -len(suffix)]
         meant = MISNAMED.get(stem.casefold(), stem.casefold())
-        if meant in tables and path.name != f"{meant}{suffix}":
+        if meant in stems and path.name != f"{meant}{suffix}":
             raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
 
 
@@ -291,13 +281,13 @@ def _header_columns(row: Sequence[str]) -> list[int] | None:
     return named if sorted(named) == [0, 1, 2] else None
 
 
-def _read_triples(path: Path, skip_header: bool) -> files.Rows:
+def _read_triples(path: Path, skip_header: bool) -> tables.Rows:
     """The triples of a file, without its header; Parquet names its columns itself.
 
     Raises:
         DataError: also for a header where none is to be skipped.
     """
-    rows = files.read_triples(path)
+    rows = tables.read_triples(path)
     if path.suffix == ".parquet":
         return rows
     named = _header_columns(rows[0])
@@ -334,23 +324,23 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
             one of these.
     """
     _check_names(folder)
-    paths = {s: p for s in SPLITS if (p := files.find_table(folder, s))}
+    paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
     splits = {s: _read_triples(p, skip_header) for s, p in paths.items()}
     texts = TextColumns()
     extra: list[str] = []
-    if path := files.find_table(folder, "entities"):
+    if path := tables.find_table(folder, "entities"):
         paths["entities"] = path
-        columns = files.read_texts(path, *ENTITY_COLUMNS)
+        columns = tables.read_texts(path, *ENTITY_COLUMNS)
         extra = columns["label"]
         named = zip(extra, columns["name"], strict=True)
         texts.names = {x: n if n.strip() else humanize(x) for x, n in named}
         texts.descriptions = dict(zip(extra, columns["description"], strict=True))
         texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
-    if path := files.find_table(folder, "relations"):
+    if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
-        columns = files.read_texts(path, ("label", "name"), ())
+        columns = tables.read_texts(path, ("label", "name"), ())
         texts.relations = dict(zip(columns["label"], columns["name"], strict=True))
     return build_graph(
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
@@ -386,7 +376,7 @@ def load_graph(
     if folder.exists() and not named:
         raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
-    if files.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
+    if tables.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
         raise DataError(
             f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
         )
@@ -396,7 +386,7 @@ def load_graph(
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
-    splits = {s: files.parse_rows(sources.read(a), a, 3) for s, a in card.splits.items()}
+    splits = {s: tables.parse_rows(sources.read(a), a, 3) for s, a in card.splits.items()}
     texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
     return build_graph(
         card.name,
@@ -416,9 +406,9 @@ def _write_table(
 
     Triples are TSV without a header; one that looks like a header is safe in Parquet.
     """
-    fits = all(files.fits_tsv(field) for row in rows for field in row)
+    fits = all(tables.fits_tsv(field) for row in rows for field in row)
     if fits and (header or not rows or _header_columns(rows[0]) is None):
-        files.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
+        tables.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
         return
     table = {c: [row[i] for row in rows] for i, c in enumerate(columns)}
     pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
@@ -437,128 +427,3 @@ def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) 
         _write_table(temporary / "relations", ("label", "name"), relations)
         if card is not None:
             write_card(card, temporary)
-
-
-def split_random(
-    graph: KnowledgeGraph, valid: float | None = None, test: float | None = None, seed: int = 0
-) -> KnowledgeGraph:
-    """Make the missing splits from training triples, at random but seeded.
-
-    A triple that holds the last training occurrence of an entity or a relation stays in training, so a
-    small or sparse graph may get fewer than asked for.
-
-    Args:
-        valid: share of the training triples, for a graph that has no "valid"; None is a tenth.
-        test: likewise for "test".
-
-    Raises:
-        DataError: when nothing is missing, a share is given of a split that is there, or the shares leave no
-            training triples.
-    """
-    shares = {"valid": valid, "test": test}
-    wanted = {s: 0.1 if share is None else share for s, share in shares.items() if s not in graph.splits}
-    if not wanted:
-        raise DataError(f"'{graph.name}' has all of train, valid and test already")
-    for split, share in shares.items():
-        if split in graph.splits and share is not None:
-            raise DataError(f"'{graph.name}' has a {split} split already; leave out --{split}")
-    if not (min(wanted.values()) > 0 and sum(wanted.values()) < 1):  # no share is NaN either
-        raise DataError("the shares must be above 0 and leave something to train on")
-    train = distinct_triples(graph.splits["train"])
-    left_entities = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))
-    left_relations = np.bincount(train[:, 1], minlength=len(graph.relations))
-    order = iter(np.random.default_rng(seed).permutation(len(train)).tolist())
-    where = np.zeros(len(train), np.int64)
-    for number, share in enumerate(wanted.values(), 1):
-        missing = max(1, round(share * len(train)))
-        for i in order:
-            h, r, t = train[i]
-            if min(left_entities[h], left_entities[t]) > 1 + (h == t) and left_relations[r] > 1:
-                np.subtract.at(left_entities, [h, t], 1)
-                left_relations[r] -= 1
-                where[i] = number
-                missing -= 1
-            if missing == 0:
-                break
-        if not (where == number).any():
-            raise DataError("the graph is too sparse to split: every triple has an entity's only occurrence")
-    splits = dict(graph.splits) | {"train": train[where == 0]}
-    splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
-    ordered = {s: splits[s] for s in SPLITS if s in splits}
-    return KnowledgeGraph(graph.name, graph.entities, graph.relations, ordered, graph.sources, graph.notes)
-
-
-def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:
-    """An entity-inductive split: validation and test have entities that training has not.
-
-    The procedure of BLP (Daza et al., 2021), on the triples of all splits. Entities are taken out in random
-    order, with their triples, as long as each neighbor has more than two neighbors, so that none is left
-    alone, and each relation keeps 100 triples (half of its triples, if that is less). The first half of
-    those taken out are the test entities, with all the triples that they had; the second half, which then
-    have no triple with a test entity left, are the validation entities. An unseen entity may be the head,
-    the tail, or both.
-
-    A small or sparse graph may yield fewer entities than asked for.
-
-    Args:
-        share: of the entities, held out for test and as many for validation.
-
-    Raises:
-        DataError: when the share is out of range or no entity can be held out for each split.
-    """
-    if not 0 < share < 0.5:
-        raise DataError(f"the share of unseen entities must be above 0 and below 0.5, not {share}")
-    triples = distinct_triples(graph.all_triples)
-    left = np.bincount(triples[:, 1], minlength=len(graph.relations))
-    least = np.minimum(100, -(-left // 2))
-    touching: dict[int, set[int]] = defaultdict(set)
-    neighbors: dict[int, Counter[int]] = defaultdict(Counter)
-    for i, (h, _, t) in enumerate(triples.tolist()):
-        for entity, other in {(h, t), (t, h)}:
-            touching[entity].add(i)
-            neighbors[entity][other] += 1
-    wanted = 2 * int(share * len(touching))
-    held: list[tuple[int, set[int]]] = []
-    # Removal only lowers the counts that forbid it, so who is refused once is refused for good: one pass.
-    for entity in np.random.default_rng(seed).permutation(sorted(touching)).tolist():
-        if len(held) == wanted:
-            break
-        removed = np.bincount(triples[list(touching[entity]), 1], minlength=len(left))
-        others = [n for n in neighbors[entity] if n != entity]
-        if any(len(neighbors[n]) <= 2 for n in others) or ((left - removed < least) & (removed > 0)).any():
-            continue
-        left -= removed
-        held.append((entity, set(touching[entity])))
-        for n in others:
-            touching[n] -= touching[entity]
-            del neighbors[n][entity]
-    half = len(held) // 2
-    if not half:
-        raise DataError(f"'{graph.name}' is too small or too sparse to hold out entities")
-    where = np.zeros(len(triples), np.int64)
-    for number, part in ((1, held[half : 2 * half]), (2, held[:half])):
-        where[[i for _, rows in part for i in rows]] = number
-    if len(held) % 2:  # the odd one out goes to neither split, nor may training keep it
-        where[list(held[-1][1])] = -1
-    splits = {s: triples[where == number] for number, s in enumerate(SPLITS)}
-    name = f"{graph.name}-unseen"
-    return KnowledgeGraph(name, graph.entities, graph.relations, splits, graph.sources, graph.notes)
-
-
-def describe_split(graph: KnowledgeGraph, origin: str, how: str) -> Card:
-    """A card for a graph that was split here; license and citation are the origin's, where it has a card."""
-    source = find_card(origin)
-    counts = {s: len(graph.splits.get(s, ())) for s in SPLITS}
-    return Card(
-        name=graph.name,
-        title=f"{source.title if source else graph.name}, {how}",
-        description=f"Made by kgmlm from {source.name if source else graph.name}: {how}.",
-        license=source.license if source else "that of the original data",
-        citation=source.citation if source else "",
-        counts=Counts(
-            entities=len(graph.entities),
-            relations=len(graph.relations),
-            unseen=int((~graph.seen_N).sum()),
-            **counts,
-        ),
-    )

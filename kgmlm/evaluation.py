@@ -20,15 +20,15 @@ import torch
 
 from kgmlm import files
 from kgmlm.config import Protocol
+from kgmlm.filters import FilterIndex
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import (
     SPLITS,
     BoolArray,
     ConfigError,
     DataError,
-    FilterIndex,
     FloatArray,
     IntArray,
-    KnowledgeGraph,
     Queries,
     both_sides,
     counted,

@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kgmlm.kg import ConfigError, IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.faiss_parts import Part, require_faiss, unwrapped
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, IntArray, Queries, RunError
 from kgmlm.ranker import Ranker, Retrieval, Weights
 from kgmlm.retrieval import (
     FLAT_BELOW,
     KINDS,
     Kind,
-    Part,
     Reduction,
     Retriever,
     entity_parts,
     fingerprint,
     likelihood_parts,
-    require_faiss,
-    unwrapped,
 )
 from kgmlm.runs import Run
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from kgmlm.datasets import TextColumns, build_graph
-from kgmlm.kg import BoolArray, DataError, KnowledgeGraph, Queries, humanize
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import BoolArray, DataError, Queries, humanize
 from kgmlm.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Entities, relations, triples, queries and the filter index; the error tree.
+"""Entities, relations, triples and queries; the error tree.
 
 The ground floor: knows nothing of files, text templates, tokens or models.
 
@@ -16,10 +16,10 @@ Shapes: B queries, N entities, n triples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, overload
+from typing import Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,6 @@ TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
-_WIDEST = 2**63  # what integers of 64 bits are below
-_SCANNED = 16  # queries whose answers are looked for without sorting all triples
-HUB = 32  # triples of an entity from which on their order is kept
-
-
 LONGEST = 1000  # characters of a sentence
 
 
@@ -290,21 +285,6 @@ class Queries:
         )
 
 
-@dataclass(frozen=True)
-class GroupedAnswers:
-    """The true answers of B queries: those of query i are ``ids[offsets[i]:offsets[i + 1]]``."""
-
-    offsets: IntArray
-    ids: IntArray
-
-    def take(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """The answers of some queries as (position in ``rows``, answer id) pairs."""
-        counts = self.offsets[rows + 1] - self.offsets[rows]
-        positions = np.repeat(np.arange(len(rows)), counts)
-        within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return positions, self.ids[np.repeat(self.offsets[rows], counts) + within]
-
-
 def both_sides(triples: IntArray) -> tuple[Queries, IntArray]:
     """Every triple asked twice: first all head queries, then all tail queries, with their answers.
 
@@ -319,275 +299,3 @@ def both_sides(triples: IntArray) -> tuple[Queries, IntArray]:
         np.concatenate([t, h]), np.concatenate([r, r]), np.repeat(np.array([False, True]), len(triples))
     )
     return queries, np.concatenate([h, t])
-
-
-def distinct_triples(triples: IntArray) -> IntArray:
-    """Triples ``(n, 3)`` sorted by head, relation and tail, each once.
-
-    >>> distinct_triples(np.array([[1, 0, 2], [0, 5, 1], [1, 0, 2]])).tolist()
-    [[0, 5, 1], [1, 0, 2]]
-    """
-    triples = triples.reshape(-1, 3)
-    h, r, t = triples.T
-    relations, entities = (int(x.max(initial=0)) + 1 for x in (r, t))
-    if int(h.max(initial=0) + 1) * relations * entities >= _WIDEST or (triples < 0).any():
-        return np.unique(triples, axis=0)
-    keys = _distinct((h * relations + r) * entities + t)
-    pairs, tails = np.divmod(keys, entities)
-    return np.stack([*np.divmod(pairs, relations), tails], axis=1)
-
-
-def _distinct(keys: IntArray) -> IntArray:
-    """Sorted integers, each once; several times as fast as sorting rows."""
-    keys = np.sort(keys)
-    return keys[np.diff(keys, prepend=-1) != 0] if len(keys) else keys
-
-
-def _grouped(keys: IntArray, answers: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Distinct keys, where the answers of each begin, and all answers, sorted, each once per key.
-
-    Args:
-        count: answers are below it.
-    """
-    if int(keys.max(initial=0) + 1) * count < _WIDEST:
-        keys, answers = np.divmod(_distinct(keys * count + answers), max(1, count))
-    else:
-        keys, answers = np.unique(np.stack([keys, answers], axis=1), axis=0).T
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[starts], np.append(starts, len(keys)).astype(np.int64), answers
-
-
-class FilterIndex:
-    """Known answers of any query, looked up by ``(target, relation, entity)``.
-
-    It is sorted when it is first asked about more than a few queries.
-
-    Args:
-        triples: (n, 3) known triples, duplicates allowed.
-        num_entities: N; ids are below it.
-    """
-
-    def __init__(self, triples: IntArray, num_entities: int) -> None:
-        self.num_entities = num_entities
-        self._triples = triples.reshape(-1, 3)
-
-    @cached_property
-    def _sorted(self) -> tuple[IntArray, GroupedAnswers]:
-        queries, answers = both_sides(self._triples)
-        keys, offsets, ids = _grouped(self.keys(queries), answers, self.num_entities)
-        return keys, GroupedAnswers(offsets, ids)
-
-    def keys(self, queries: Queries) -> IntArray:
-        """One integer per query; equal queries have equal keys."""
-        return (queries.relation_B * 2 + queries.tail_B) * self.num_entities + queries.entity_B
-
-    def queries(self, keys: IntArray) -> Queries:
-        """The queries that have these keys."""
-        sides, entity_B = np.divmod(keys, self.num_entities)
-        return Queries(entity_B, sides // 2, (sides % 2).astype(np.bool_))
-
-    def lookup(self, queries: Queries) -> tuple[IntArray, IntArray]:
-        """All known answers of B queries as (row in the batch, entity id) pairs."""
-        if len(queries) <= _SCANNED and "_sorted" not in vars(self):
-            return self._scan(queries)
-        known, answers = self._sorted
-        keys = self.keys(queries)
-        at = np.minimum(np.searchsorted(known, keys), max(len(known) - 1, 0))
-        found = np.flatnonzero(known[at] == keys) if len(known) else np.zeros(0, np.int64)
-        rows, ids = answers.take(at[found])
-        return found[rows], ids
-
-    def _scan(self, queries: Queries) -> tuple[IntArray, IntArray]:
-        """The same for a few queries, without sorting anything."""
-        h, r, t = self._triples.T
-        found = []
-        for query in queries:
-            asked, answers = (h, t) if query.target == "tail" else (t, h)
-            found.append(np.unique(answers[(asked == query.entity) & (r == query.relation)]))
-        rows = np.repeat(np.arange(len(found)), [len(ids) for ids in found])
-        return rows, np.concatenate([np.zeros(0, np.int64), *found])
-
-
-@dataclass(frozen=True, eq=False)
-class KnowledgeGraph:
-    """A knowledge graph: texts, relations and the triples of every split, all labels kept.
-
-    Attributes:
-        name: what the graph is called in reports.
-        splits: split name to (n, 3) ids in head, relation, tail order; "train" is always there.
-        sources: file name to sha256, for the record.
-        notes: counts that a reader of texts wants reported.
-    """
-
-    name: str
-    entities: EntityTable
-    relations: RelationTable
-    splits: Mapping[str, IntArray]
-    sources: Mapping[str, str]
-    notes: Mapping[str, int] = field(default_factory=dict)
-
-    def triples(self, split: str) -> IntArray:
-        """The triples of one split.
-
-        Raises:
-            DataError: when the graph has no such split.
-        """
-        if split not in self.splits:
-            have = ", ".join(self.splits)
-            raise DataError(
-                f"the graph '{self.name}' has no split '{split}' (it has: {have}); "
-                "`kgmlm data split --random` makes the missing ones"
-            )
-        return self.splits[split]
-
-    @cached_property
-    def all_triples(self) -> IntArray:
-        """The triples of all splits, one below the other."""
-        return np.concatenate(list(self.splits.values()))
-
-    @cached_property
-    def seen_N(self) -> BoolArray:
-        """Which entities occur in a training triple."""
-        seen = np.zeros(len(self.entities), np.bool_)
-        seen[self.splits["train"][:, [0, 2]].ravel()] = True
-        return seen
-
-    @cached_property
-    def filter_index(self) -> FilterIndex:
-        """Known answers over all splits: what filtered evaluation takes out."""
-        return FilterIndex(self.all_triples, len(self.entities))
-
-    @cached_property
-    def context(self) -> ContextGraph:
-        """What a template may see."""
-        return ContextGraph(self.entities, self.relations, self.splits["train"])
-
-    def extended(self, more: EntityTable) -> KnowledgeGraph:
-        """The same triples with further entities, which no triple has; ids are kept.
-
-        Raises:
-            DataError: when an entity exists already.
-        """
-        return replace(self, entities=self.entities.extended(more))
-
-    def queries(self, split: str) -> tuple[Queries, IntArray]:
-        """Both queries of each triple of a split (heads first) and, apart, their answers."""
-        return both_sides(self.triples(split))
-
-    def labeled(self, triples: IntArray) -> list[tuple[str, str, str]]:
-        """Ids back to (head, relation, tail) labels."""
-        e, relations = self.entities.column("label"), [r.label for r in self.relations]
-        return [(e[h], relations[r], e[t]) for h, r, t in triples.tolist()]
-
-    def same(self, other: KnowledgeGraph) -> bool:
-        """Whether another graph has the same entities, relations and training triples, by label and id."""
-        return (
-            self.entities.table.column("label").equals(other.entities.table.column("label"))
-            and [r.label for r in self.relations] == [r.label for r in other.relations]
-            and np.array_equal(self.triples("train"), other.triples("train"))
-        )
-
-    def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
-        """Each distinct query of a split once, with all its true answers *in that split*."""
-        queries, answers = self.queries(split)
-        index = self.filter_index
-        keys, offsets, ids = _grouped(index.keys(queries), answers, len(self.entities))
-        return index.queries(keys), GroupedAnswers(offsets, ids)
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A training triple as one of its entities sees it: ``other`` answers ``(relation, target)``."""
-
-    relation: int
-    target: Target
-    other: int
-
-
-class Telling(NamedTuple):
-    """The training triples of an entity, the most telling first.
-
-    Attributes:
-        relation_E: of each.
-        tail_E: whether the other entity is the tail.
-        other_E: the other entity.
-        place_E: where each stands in :meth:`ContextGraph.edges`.
-    """
-
-    relation_E: IntArray
-    tail_E: BoolArray
-    other_E: IntArray
-    place_E: IntArray
-
-
-@dataclass(frozen=True, eq=False)
-class ContextGraph:
-    """All that a template may see: texts and *training* triples, nothing of the other splits."""
-
-    entities: EntityTable
-    relations: RelationTable
-    train: IntArray
-
-    @cached_property
-    def _edges(self) -> tuple[IntArray, IntArray]:
-        """Offsets by entity, and rows (relation, is tail, other)."""
-        queries, others = both_sides(distinct_triples(self.train))
-        order = np.argsort(queries.entity_B, kind="stable")
-        counts = np.bincount(queries.entity_B, minlength=len(self.entities))
-        rows = np.stack([queries.relation_B, queries.tail_B, others], axis=1)[order]
-        return np.concatenate([[0], np.cumsum(counts)]), rows
-
-    @cached_property
-    def degree_N(self) -> IntArray:
-        """Training triples of each entity."""
-        return np.diff(self._edges[0])
-
-    @cached_property
-    def answers(self) -> FilterIndex:
-        """What training triples answer."""
-        return FilterIndex(self.train, len(self.entities))
-
-    @cached_property
-    def surfaces(self) -> list[str]:
-        """Surface of each entity."""
-        return self.entities.column("surface")
-
-    @cached_property
-    def relation_names(self) -> list[str]:
-        """Name of each relation."""
-        return [r.name for r in self.relations]
-
-    def edges(self, entity: int) -> list[Edge]:
-        """The training triples of an entity."""
-        return [
-            Edge(r, "tail" if is_tail else "head", other) for r, is_tail, other in self._rows(entity).tolist()
-        ]
-
-    def _rows(self, entity: int) -> IntArray:
-        offsets, rows = self._edges
-        return rows[offsets[entity] : offsets[entity + 1]]
-
-    def telling(self, entity: int) -> Telling:
-        """The same in order: neighbors of few triples before hubs; among equals texts decide, never ids."""
-        known = self._hubs.get(entity)
-        if known is not None:
-            return known
-        rows_E3 = self._rows(entity)
-        relations, tails, others = rows_E3.T.tolist()
-        degrees = self.degree_N[rows_E3[:, 2]].tolist()
-        surfaces, names = self.surfaces, self.relation_names
-        keys = [
-            (degree, surfaces[other], names[relation], tail)
-            for degree, other, relation, tail in zip(degrees, others, relations, tails, strict=True)
-        ]
-        place_E = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
-        ordered_E3 = rows_E3[place_E]
-        found = Telling(ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E)
-        if len(keys) >= HUB:
-            self._hubs[entity] = found
-        return found
-
-    @cached_property
-    def _hubs(self) -> dict[int, Telling]:
-        """What is kept of entities whose triples take long to sort."""
-        return {}

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kgmlm.config import TextSettings
-from kgmlm.kg import ConfigError, ContextGraph, Edge, IntArray, Queries, Query, Target
+from kgmlm.graph import ContextGraph, Edge
+from kgmlm.kg import ConfigError, IntArray, Queries, Query, Target
 
 NEVER = 0
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from kgmlm.config import MaskingSettings
-from kgmlm.kg import BoolArray, IntArray, KnowledgeGraph, Queries
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.linearization import entity_text
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import Candidates, Encoded, MaskedTexts

@@ -22,7 +22,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.kg import ModelError
 from kgmlm.packing import PackedEncoder, Reading
-from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer, check_model_folder, reason
+from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer
+from kgmlm.tokenizer_sources import check_model_folder, reason
 
 if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings

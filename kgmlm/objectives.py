@@ -18,7 +18,9 @@ import numpy as np
 import torch
 
 from kgmlm.config import TrainingSettings
-from kgmlm.kg import ConfigError, FloatArray, GroupedAnswers, IntArray, KnowledgeGraph, Queries
+from kgmlm.filters import GroupedAnswers
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, FloatArray, IntArray, Queries
 from kgmlm.masking import MaskedTextSource
 from kgmlm.modeling import Offsets, SpanOutput
 from kgmlm.ranker import Ranker

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kgmlm.filters import FilterIndex
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import added, open_retrieval
-from kgmlm.kg import EntityTable, FilterIndex, IntArray, KnowledgeGraph, Queries, Query
+from kgmlm.kg import EntityTable, IntArray, Queries, Query
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.resolver import Resolver
 from kgmlm.runs import open_run

@@ -16,7 +16,8 @@ import torch
 
 from kgmlm.config import Settings
 from kgmlm.constraints import Possible
-from kgmlm.kg import BoolArray, ConfigError, ContextGraph, EntityTable, IntArray, ModelError, Queries
+from kgmlm.graph import ContextGraph
+from kgmlm.kg import BoolArray, ConfigError, EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.machine import keep_memory
 from kgmlm.metrics import check_finite

@@ -20,7 +20,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from kgmlm import digests, files
 from kgmlm.config import Settings, load_settings
 from kgmlm.digests import RESTORE
-from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, KnowledgeGraph, RelationTable, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, RunError
 
 FORMAT = 1
 IDS = ("head", "relation", "tail")

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from kgmlm.config import RescoringSettings, Settings
-from kgmlm.kg import ContextGraph, IntArray, ModelError, Queries, Query
+from kgmlm.graph import ContextGraph
+from kgmlm.kg import IntArray, ModelError, Queries, Query
 from kgmlm.linearization import answer_text, linearize, neighborhood
 from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.tokenization import Encoded, MaskedBatch, SpanTokenizer

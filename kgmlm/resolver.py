@@ -7,7 +7,8 @@ from collections import defaultdict
 from functools import cached_property
 from typing import Any
 
-from kgmlm.kg import KnowledgeGraph, Query, QueryError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import Query, QueryError
 
 
 class Resolver:

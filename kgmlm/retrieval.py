@@ -9,7 +9,7 @@ so there is one FAISS index for each k, over ``(E[t_1], b[t_1], ..., E[t_k], b[t
 are added to what they find, never quantized. Names can be held in fewer dimensions a token: those that lose
 least on the states of real queries. An *entity* index holds entity vectors.
 
-Shortlists are rescored exactly by the ranker. FAISS is optional: it is imported where an index is used.
+Shortlists are rescored exactly by the ranker.
 
 Shapes: B queries, K shortlist, N entities, L span, D decoder width, V vocabulary, d dimensions a token.
 """
@@ -19,11 +19,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,52 +29,24 @@ import numpy.typing as npt
 import torch
 
 from kgmlm import digests, files
-from kgmlm.kg import BoolArray, ConfigError, IntArray, RunError
+from kgmlm.faiss_parts import (
+    Floats,
+    Part,
+    build_part,
+    cause,
+    flat_part,
+    read_index,
+    require_faiss,
+    search_part,
+    unwrapped,
+)
+from kgmlm.kg import ConfigError, IntArray, RunError
 from kgmlm.tokenization import Candidates
 
-Floats = npt.NDArray[np.float32]
 Kind = Literal["likelihood", "entity"]
-BUILDS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
 KINDS: tuple[Kind, ...] = ("likelihood", "entity")
 FORMAT = 1
-_CHUNK = 2**25  # floats of entity vectors made at once: 128 MB
-_POINTS = 40  # training vectors a cell of an inverted file; FAISS wants 39
-_TRAINING = 2**26  # floats of training vectors at most: 256 MB
 FLAT_BELOW = 50_000  # entities of one length: an exact search of so few is quick
-
-
-@cache
-def _installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-def require_faiss() -> Any:
-    """The ``faiss`` module.
-
-    Raises:
-        ConfigError: when it is not installed, or twice: its builds share one name and overwrite each other.
-    """
-    builds = [name for name in BUILDS if _installed(name)]
-    if len(builds) > 1:
-        both = " and ".join(builds)
-        raise ConfigError(f"{both} are both installed and overwrite each other; remove all but one")
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError(
-            f"an index needs FAISS ({error}): pip install '.[cpu]', or '.[gpu]' for a GPU, not both"
-        ) from None
-    return faiss
-
-
-def _reason(error: RuntimeError) -> str:
-    """What FAISS complains of, without where in its source."""
-    last = str(error).strip().splitlines()[-1]
-    return re.sub(r"^.*(\.cpp:\d+|failed): ", "", last)[:160]
 
 
 class Shortlist(NamedTuple):
@@ -146,44 +115,6 @@ class Reduction:
         return cls(np.ascontiguousarray(tokens), (inverse @ axes).float().numpy(), kept)
 
 
-@dataclass
-class Part:
-    """One FAISS index over vectors of the same width, and the entities that they belong to.
-
-    ``index`` is None where there are no vectors.
-    """
-
-    width: int
-    ids: IntArray
-    index: Any
-
-
-def unwrapped(index: Any) -> Any:
-    """The index behind a transform, as its own class."""
-    faiss = require_faiss()
-    index = faiss.downcast_index(index)
-    return unwrapped(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-
-
-def search_parameters(index: Any, effort: int) -> Any:
-    """Settings of one search, which leave the index as it is: cells to visit, or the width of a graph search.
-
-    An index that searches exhaustively has none.
-    """
-    faiss = require_faiss()
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexPreTransform):
-        inner = search_parameters(index.index, effort)
-        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
-    if isinstance(index, faiss.IndexIVFPQ):
-        return faiss.IVFPQSearchParameters(nprobe=min(effort, index.nlist))
-    if isinstance(index, (faiss.IndexIVF, getattr(faiss, "GpuIndexIVF", faiss.IndexIVF))):
-        return faiss.SearchParametersIVF(nprobe=min(effort, index.nlist))
-    if isinstance(index, faiss.IndexHNSW):
-        return faiss.SearchParametersHNSW(efSearch=max(effort, 1))
-    return None
-
-
 def automatic_factory(kind: Kind, count: int) -> str:
     """A FAISS factory string for so many vectors, inner product.
 
@@ -196,75 +127,6 @@ def automatic_factory(kind: Kind, count: int) -> str:
     if count < FLAT_BELOW:
         return "Flat"
     return "SQ8" if kind == "likelihood" else f"IVF{2 ** round(math.log2(2 * math.sqrt(count)))},RaBitQ"
-
-
-def fitting_factory(factory: str, count: int) -> str:
-    """A factory string as it can be made of few vectors: cells and codes need points."""
-    pieces = []
-    for piece in factory.split(","):
-        if piece.startswith("IVF") and piece[3:].isdigit():
-            cells = min(int(piece[3:]), max(1, count // 39))
-            piece = f"IVF{cells}"
-        pieces.append(piece)
-    quantized = any(p.startswith(("PQ", "OPQ")) for p in pieces)
-    return "Flat" if count < 256 or (quantized and count < 10_000) else ",".join(pieces)
-
-
-def build_part(
-    ids: IntArray,
-    width: int,
-    make: Callable[[IntArray], Floats],
-    factory: str,
-    seed: int,
-    advance: Callable[[int], None],
-) -> Part:
-    """A FAISS index of some entities, whose vectors are made a chunk at a time.
-
-    Args:
-        make: rows of ``ids`` to vectors.
-
-    Raises:
-        ConfigError: when FAISS cannot make the factory string for this width.
-    """
-    faiss = require_faiss()
-    if not len(ids):
-        return Part(width, ids, None)
-    wanted = fitting_factory(factory, len(ids))
-    try:
-        faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
-        index = faiss.index_factory(width, wanted, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise ConfigError(f"FAISS cannot make '{factory}' of {width} dimensions: {_reason(error)}") from None
-    if not index.is_trained:
-        cells = getattr(unwrapped(index), "nlist", 0)
-        size = min(len(ids), max(_POINTS * cells, 2**14), _TRAINING // width)
-        rng = np.random.default_rng(seed)
-        try:
-            index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"FAISS cannot train '{wanted}' on {size:,} vectors: {_reason(error)}"
-            ) from None
-    step = max(1, _CHUNK // (4 * width))
-    for start in range(0, len(ids), step):
-        rows = np.arange(start, min(start + step, len(ids)))
-        index.add(make(rows))
-        advance(len(rows))
-    return Part(width, ids, index)
-
-
-def _found(
-    part: Part, query_Bw: Floats, k: int, effort: int, hidden: frozenset[int]
-) -> tuple[IntArray, Floats]:
-    """Ids and scores of one part; what FAISS did not find, or is hidden, is -1 and -inf."""
-    wanted = min(len(part.ids), k + len(hidden))
-    scores, rows = part.index.search(
-        np.ascontiguousarray(query_Bw), wanted, params=search_parameters(part.index, effort)
-    )
-    ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
-    if hidden:
-        ids[np.isin(ids, list(hidden))] = -1
-    return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
 
 
 @dataclass
@@ -324,7 +186,7 @@ class Retriever:
             for parts, hidden in ((self.parts, self.removed), (self.added, frozenset())):
                 if i < len(parts) and parts[i].index is not None:
                     tried = self.effort if effort is None else effort
-                    ids, scores = _found(parts[i], query_Bw, k, tried, hidden)
+                    ids, scores = search_part(parts[i], query_Bw, k, tried, hidden)
                     found_ids.append(ids)
                     found_scores.append(scores + constants_BL[:, i : i + 1])
         count = len(constants_BL)
@@ -342,7 +204,7 @@ class Retriever:
     def without(self, ids: IntArray) -> Retriever:
         """This index with some entities removed; nothing is rebuilt."""
         added = [
-            part if part.index is None else _flat(part.width, [(part, ~np.isin(part.ids, ids))])
+            part if part.index is None else flat_part(part.width, [(part, ~np.isin(part.ids, ids))])
             for part in self.added
         ]
         return replace(self, added=added, removed=self.removed | set(self._built(ids).tolist()))
@@ -362,7 +224,7 @@ class Retriever:
         for i, part in enumerate(added):
             olds = [old for old in self.added[i : i + 1] if old.index is not None]
             pieces = [*olds, *([part] if part.index is not None else [])]
-            joined.append(_flat(part.width, [(p, np.ones(len(p.ids), np.bool_)) for p in pieces]))
+            joined.append(flat_part(part.width, [(p, np.ones(len(p.ids), np.bool_)) for p in pieces]))
         return replace(self, added=joined)
 
     def on_gpu(self) -> Retriever:
@@ -386,7 +248,7 @@ class Retriever:
             except RuntimeError as error:
                 if "not implemented" in str(error):
                     return part
-                raise ConfigError(f"FAISS cannot search this index on a GPU: {_reason(error)}") from None
+                raise ConfigError(f"FAISS cannot search this index on a GPU: {cause(error)}") from None
 
         return replace(self, parts=[moved(part) for part in self.parts])
 
@@ -441,7 +303,7 @@ class Retriever:
                     raise ValueError(f"part {i} has no list of entities")
                 index = None
                 if len(ids):
-                    index = _read_index(faiss, folder / f"part-{i}.faiss")
+                    index = read_index(faiss, folder / f"part-{i}.faiss")
                     if index.ntotal != len(ids) or index.d != width:
                         raise ValueError(f"part {i} has {index.ntotal} vectors for {len(ids)} entities")
                 parts.append(Part(int(width), ids, index))
@@ -459,28 +321,6 @@ class Retriever:
             why = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise RunError(f"{folder} is damaged ({why}); build it again with `kgmlm index`") from None
         return cls(record["kind"], parts, reduction, record)
-
-
-def _flat(width: int, pieces: Sequence[tuple[Part, BoolArray]]) -> Part:
-    """One flat part of what is kept of others."""
-    faiss = require_faiss()
-    ids = np.concatenate([np.zeros(0, np.int64), *(part.ids[keep] for part, keep in pieces)])
-    if not len(ids):
-        return Part(width, ids, None)
-    index = faiss.IndexFlatIP(width)
-    for part, keep in pieces:
-        index.add(part.index.reconstruct_n(0, len(part.ids))[keep])
-    return Part(width, ids, index)
-
-
-def _read_index(faiss: Any, path: Path) -> Any:
-    """Memory-mapped where FAISS can do that for the kind of index, else read."""
-    for flag in (faiss.IO_FLAG_MMAP_IFC, faiss.IO_FLAG_MMAP):
-        try:
-            return faiss.read_index(str(path), flag)
-        except RuntimeError:
-            continue
-    return faiss.read_index(str(path))
 
 
 def likelihood_parts(

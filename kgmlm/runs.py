@@ -38,7 +38,8 @@ import numpy as np
 
 from kgmlm import __version__, digests, files
 from kgmlm.config import Settings, dump_settings
-from kgmlm.kg import KgmlmError, KnowledgeGraph, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import KgmlmError, RunError
 from kgmlm.locks import locked
 from kgmlm.records import (
     FORMAT,
@@ -333,7 +334,7 @@ class Run:
         from kgmlm.modeling import check_vocabulary, load_model
         from kgmlm.ranker import Ranker
         from kgmlm.structure import load_structure
-        from kgmlm.tokenization import load_tokenizer
+        from kgmlm.tokenizer_sources import load_tokenizer
 
         if self.record.get("files") and not (folder / digests.MANIFEST).is_file():
             raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
@@ -408,7 +409,7 @@ class Run:
         """
         from kgmlm.modeling import check_vocabulary, load_model
         from kgmlm.rescoring import Rescorer, Use
-        from kgmlm.tokenization import load_tokenizer
+        from kgmlm.tokenizer_sources import load_tokenizer
 
         folder = self.rescorer_folder
         check_files(folder, read_record(folder), "config.toml")

@@ -23,7 +23,9 @@ import torch
 
 from kgmlm import files
 from kgmlm.config import StructureSettings
-from kgmlm.kg import GroupedAnswers, IntArray, KnowledgeGraph, Queries, RunError
+from kgmlm.filters import GroupedAnswers
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.modeling import reduced_products
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32

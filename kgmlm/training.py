@@ -27,7 +27,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from kgmlm import digests, files
 from kgmlm.config import Settings, StructureSettings, TrainingSettings
-from kgmlm.kg import ConfigError, KnowledgeGraph, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, RunError
 from kgmlm.machine import fast_bf16, keep_memory
 from kgmlm.modeling import (
     Offsets,
@@ -54,7 +55,8 @@ from kgmlm.runs import (
     versions,
 )
 from kgmlm.structure import Structure, train_structure
-from kgmlm.tokenization import SpanTokenizer, load_tokenizer, train_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
 from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]

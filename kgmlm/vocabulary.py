@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kgmlm.config import Settings, TextSettings
-from kgmlm.kg import BoolArray, IntArray, KnowledgeGraph, ModelError, Queries
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import BoolArray, IntArray, ModelError, Queries
 from kgmlm.linearization import get_template
 from kgmlm.tokenization import SpanTokenizer, auto_span_length
 

@@ -13,10 +13,12 @@ from forking import Forker
 
 from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
 from kgmlm.datasets import load_graph
-from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import DataError
 from kgmlm.modeling import SpanModel, create_model
 from kgmlm.ranker import Ranker
-from kgmlm.tokenization import SpanTokenizer, train_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import train_tokenizer
 from kgmlm.vocabulary import Vocabulary, scratch_texts
 
 os.environ["HF_HUB_OFFLINE"] = "1"

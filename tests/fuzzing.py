@@ -34,11 +34,12 @@ from damaging import (
     table_of,
 )
 
-from kgmlm import cli, comparison, files
+from kgmlm import cli, comparison, tables
 from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
-from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, KnowledgeGraph, Query, QueryError, readable
+from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, QueryError, readable
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES
@@ -134,7 +135,7 @@ class Fuzzer:
         self, random: Random, stem: Path, rows: list[list[str]], columns: list[str], header: bool
     ) -> Path:
         """Rows as a file of some format, damaged now and then."""
-        suffix = random.choice(files.SUFFIXES)
+        suffix = random.choice(tables.SUFFIXES)
         rows = changed_rows(random, rows)
         if suffix == ".parquet":
             data = parquet(table_of(rows, columns))
@@ -176,7 +177,7 @@ class Fuzzer:
 
     def _texts(self, random: Random) -> None:
         with self._dataset() as folder:
-            files.write_tsv(folder / "train.tsv", self.toy.labeled(self.toy.triples("train")))
+            tables.write_tsv(folder / "train.tsv", self.toy.labeled(self.toy.triples("train")))
             if random.random() < 0.7:
                 self._write(
                     random, folder / "entities", self._entity_rows(self.toy), list(TEXT_COLUMNS), True
@@ -201,7 +202,7 @@ class Fuzzer:
         }  # fmt: skip
         with self._dataset() as folder:
             (folder / "card.toml").write_bytes(changed_toml(random, tomli_w.dumps(card).encode()))
-            files.write_tsv(folder / "train.tsv", self.toy.labeled(self.toy.triples("train")))
+            tables.write_tsv(folder / "train.tsv", self.toy.labeled(self.toy.triples("train")))
             self._folder_loads(folder)
 
     def _queries(self, random: Random) -> None:

@@ -9,7 +9,8 @@ from kgmlm.cards import read_card
 from kgmlm.checks import ceiling, check_graph, name_groups
 from kgmlm.cli_data import check_tokens
 from kgmlm.datasets import TextColumns, build_graph
-from kgmlm.kg import EntityTable, KnowledgeGraph, both_sides
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import EntityTable, both_sides
 from kgmlm.terminal import print_check
 from kgmlm.tokenization import SpanTokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Cli, refused
 
-from kgmlm.kg import KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
 
 
 def test_data_list_show_and_prepare(cli: Cli) -> None:

@@ -13,7 +13,8 @@ from kgmlm.config import Protocol, RescoringSettings, TextSettings, VectorSettin
 from kgmlm.constraints import IMPOSSIBLE, LEAST, Possible
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import Scope, evaluate, validate
-from kgmlm.kg import IntArray, KnowledgeGraph, Queries, Query
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, Queries, Query
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
 from kgmlm.rescoring import Rescorer, Use

@@ -6,24 +6,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kgmlm.cards import card_names, cards_folder, folder_card, read_card
+from kgmlm.cards import card_names, cards_folder, read_card
 from kgmlm.checks import check_graph
 from kgmlm.datasets import (
     GlossChooser,
     build_graph,
-    describe_split,
     load_graph,
     read_entities,
     read_folder,
     repeated,
-    split_random,
-    split_unseen,
     write_folder,
 )
-from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import DataError
 
 Real = Callable[[str], KnowledgeGraph]
 
@@ -130,111 +127,6 @@ def test_a_folder_with_the_name_of_a_built_in_dataset_is_not_overlooked(
     assert len(load_graph("./toy").entities) == len(load_graph(Path("toy")).entities) == 2
     monkeypatch.chdir(cards_folder())
     assert len(load_graph("toy").entities) == 31
-
-
-def grid(n: int) -> KnowledgeGraph:
-    rows = [[f"e{i}", f"r{(i + j) % 3}", f"e{j}"] for i in range(n) for j in range(n) if i != j]
-    return build_graph("grid", {"train": rows})
-
-
-def test_a_random_split_is_a_partition_that_leaves_nothing_unseen() -> None:
-    graph = grid(12)
-    split = split_random(graph, 0.1, 0.2, seed=3)
-    assert [len(split.splits[s]) for s in ("train", "valid", "test")] == [132 - 13 - 26, 13, 26]
-    assert sorted(map(tuple, split.all_triples.tolist())) == sorted(map(tuple, graph.all_triples.tolist()))
-    assert split.seen_N.all()
-    assert set(split.splits["train"][:, 1]) == {0, 1, 2}
-
-
-def test_a_random_split_depends_on_its_seed_alone() -> None:
-    first, same, other = (split_random(grid(9), 0.1, 0.1, seed=s) for s in (1, 1, 2))
-    assert np.array_equal(first.splits["test"], same.splits["test"])
-    assert not np.array_equal(first.splits["test"], other.splits["test"])
-
-
-def test_a_random_split_makes_only_what_is_missing(toy: KnowledgeGraph) -> None:
-    with pytest.raises(DataError, match="has all of"):
-        split_random(toy, 0.1, 0.1)
-    graph = build_graph(
-        "x", {"train": grid(9).labeled(grid(9).splits["train"]), "test": [["e0", "r0", "e1"]]}
-    )
-    with pytest.raises(DataError, match=r"'x' has a test split already; leave out --test"):
-        split_random(graph, 0.2, 0.9)
-    split = split_random(graph, 0.2)
-    assert len(split.splits["test"]) == 1
-    assert list(split.splits) == ["train", "valid", "test"]
-
-
-@pytest.mark.parametrize(
-    "shares", [(0.0, 0.1), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1), (float("inf"), 0.1)]
-)
-def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
-    with pytest.raises(DataError, match="shares"):
-        split_random(grid(6), *shares)
-
-
-def test_a_small_graph_is_split_into_at_least_one_each() -> None:
-    made = split_random(grid(3), 0.001, 0.001)
-    assert [len(made.splits[s]) for s in ("valid", "test")] == [1, 1]
-    rows = [("a", "r", "b"), ("a", "r", "d"), ("b", "r", "a"), ("c", "r", "b")]
-    for seed in range(20):  # two of the four can be spared, whatever the order
-        made = split_random(build_graph("four", {"train": rows}), 0.25, 0.25, seed)
-        assert [len(made.splits[s]) for s in ("valid", "test")] == [1, 1]
-
-
-def test_a_graph_too_sparse_to_split_says_so() -> None:
-    with pytest.raises(DataError, match="too sparse"):
-        split_random(build_graph("x", {"train": [["a", "r", "b"], ["c", "r", "d"]]}), 0.4, 0.4)
-
-
-def test_an_entity_split_holds_out_entities_as_blp_does(real: Callable[[str], KnowledgeGraph]) -> None:
-    graph = real("wn18rr-v1")
-    split = split_unseen(graph, 0.1, seed=3)
-    assert sorted(map(tuple, split.all_triples.tolist())) == sorted(
-        set(map(tuple, graph.all_triples.tolist()))
-    ), "the same triples, each in one split"
-    train = set(split.splits["train"][:, [0, 2]].ravel().tolist())
-    occurring = set(graph.all_triples[:, [0, 2]].ravel().tolist())
-    new = {s: set(split.splits[s][:, [0, 2]].ravel().tolist()) - train for s in ("valid", "test")}
-    wanted = int(0.1 * len(occurring))
-    for rows in (split.splits["valid"], split.splits["test"]):
-        assert (~split.seen_N[rows[:, [0, 2]]]).any(1).all(), "each held-out triple has an unseen entity"
-    # Test triples may touch validation's entities; validation triples never touch test's.
-    assert len(new["valid"]) == wanted
-    assert len(new["test"] - new["valid"]) == wanted
-    assert occurring == train | new["valid"] | new["test"], "nobody is left alone"
-    before, after = (np.bincount(g.all_triples[:, 1] if g is graph else g.splits["train"][:, 1],
-                                 minlength=len(graph.relations)) for g in (graph, split))  # fmt: skip
-    assert (after >= np.minimum(100, -(-before // 2))).all(), "no relation is used up"
-
-
-def test_an_entity_split_depends_on_its_seed_alone(toy: KnowledgeGraph) -> None:
-    one, same, other = (split_unseen(toy, 0.1, seed) for seed in (1, 1, 2))
-    assert all((one.splits[s] == same.splits[s]).all() for s in one.splits)
-    assert one.labeled(one.splits["test"]) != other.labeled(other.splits["test"])
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 0.5, 2.0, float("nan")])
-def test_an_impossible_share_of_entities_is_refused(toy: KnowledgeGraph, share: float) -> None:
-    with pytest.raises(DataError, match="share"):
-        split_unseen(toy, share)
-
-
-def test_a_chain_has_no_entity_to_hold_out() -> None:
-    graph = build_graph("chain", {"train": [(f"e{i}", "r", f"e{i + 1}") for i in range(20)]})
-    with pytest.raises(DataError, match="sparse"):
-        split_unseen(graph, 0.1)
-
-
-def test_a_split_folder_has_a_card_that_counts_it(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    split = split_unseen(toy, 0.1)
-    write_folder(split, tmp_path / "new", describe_split(split, "toy", "split for a test"))
-    back = load_graph(tmp_path / "new")
-    card = folder_card(tmp_path / "new")
-    assert card is not None
-    assert back.name == "toy-unseen" == card.name
-    assert card.license == read_card("toy").license
-    assert check_graph(back, card.counts)["mismatches"] == {}
 
 
 def entities_file(path: Path, text: str) -> Path:

@@ -21,9 +21,10 @@ from kgmlm.config import (
 from kgmlm.constraints import Possible
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import Evaluation, Scope, choose_rescoring, choose_structure, evaluate, validate
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
-from kgmlm.kg import ConfigError, DataError, KnowledgeGraph, Queries, Target
+from kgmlm.kg import ConfigError, DataError, Queries, Target
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.rescoring import Rescorer
 from kgmlm.structure import train_structure

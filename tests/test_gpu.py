@@ -10,7 +10,7 @@ import torch
 from conftest import Cli
 from test_training import go, losses
 
-from kgmlm.kg import KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.runs import open_run
 from kgmlm.training import resume_run, train
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from kgmlm.config import VectorSettings
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, check_kind, default_kind, open_index, save_index
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
+from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.retrieval import Kind
 from kgmlm.runs import open_run
@@ -119,7 +120,7 @@ def test_what_cannot_be_indexed_is_refused(
     with pytest.raises(ConfigError, match="no entity vectors"):
         build_index(make_ranker(), toy, "entity")
     with monkeypatch.context() as patched:
-        patched.setattr("kgmlm.retrieval._installed", lambda name: name in ("faiss-cpu", "faiss-gpu"))
+        patched.setattr("kgmlm.faiss_parts._installed", lambda name: name in ("faiss-cpu", "faiss-gpu"))
         with pytest.raises(ConfigError, match="faiss-cpu and faiss-gpu are both installed"):
             build_index(make_ranker(), toy, "likelihood")
     monkeypatch.setitem(sys.modules, "faiss", None)

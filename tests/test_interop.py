@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.interop import from_pykeen, to_factory, to_pykeen_model
-from kgmlm.kg import DataError, KnowledgeGraph
+from kgmlm.kg import DataError
 from kgmlm.prediction import open_predictor
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kgmlm.datasets import build_graph
-from kgmlm.kg import ConfigError, KnowledgeGraph, Query
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, Query
 from kgmlm.linearization import TEMPLATES, Linearization, Segment, entity_text, get_template, neighborhood
 
 

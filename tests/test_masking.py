@@ -12,7 +12,8 @@ from conftest import TINY_SETTINGS, Cli
 from families import FAMILIES, build
 
 from kgmlm.config import MaskingSettings, TextSettings
-from kgmlm.kg import TEXT_COLUMNS, EntityTable, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import TEXT_COLUMNS, EntityTable
 from kgmlm.masking import POLICIES, MaskedTextSource, Text
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer

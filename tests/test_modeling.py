@@ -13,7 +13,8 @@ from kgmlm.config import ScratchSettings
 from kgmlm.kg import ModelError
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.modeling import SpanModel, create_model, load_model
-from kgmlm.tokenization import MaskedBatch, SpanTokenizer, load_tokenizer
+from kgmlm.tokenization import MaskedBatch, SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer
 
 
 def batch_of(tokenizer: SpanTokenizer) -> MaskedBatch:

@@ -8,7 +8,8 @@ import torch
 
 from kgmlm.config import StructureSettings, TrainingSettings, VectorSettings
 from kgmlm.constraints import Possible
-from kgmlm.kg import ConfigError, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError
 from kgmlm.objectives import BatchStream, Losses, MaskedLosses, Memory, TextStream, objective
 from kgmlm.ranker import Ranker
 from kgmlm.structure import train_structure

@@ -10,8 +10,9 @@ import torch
 
 import kgmlm
 from kgmlm.config import RescoringSettings, StructureSettings, TextSettings, VectorSettings
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, save_index
-from kgmlm.kg import DataError, EntityTable, KnowledgeGraph, ModelError, Queries, Query, RunError
+from kgmlm.kg import DataError, EntityTable, ModelError, Queries, Query, RunError
 from kgmlm.prediction import Predictor, open_predictor
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.rescoring import Rescorer, Use

@@ -8,7 +8,8 @@ import torch
 
 from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, ModelError, Queries, RelationTable
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, EntityTable, ModelError, Queries, RelationTable
 from kgmlm.ranker import Parts, Ranker, Weights
 from kgmlm.rescoring import Rescorer
 from kgmlm.tokenization import SpanTokenizer

@@ -16,8 +16,9 @@ from conftest import TINY_SETTINGS, Cli, refused, without_digests
 from kgmlm import rescoring
 from kgmlm.config import Protocol, RescoringSettings, Settings, TextSettings, VectorSettings
 from kgmlm.evaluation import choose_rescoring, evaluate
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
-from kgmlm.kg import ConfigError, EntityTable, IntArray, KnowledgeGraph, ModelError, Queries, Query
+from kgmlm.kg import ConfigError, EntityTable, IntArray, ModelError, Queries, Query
 from kgmlm.objectives import RescoringStream
 from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.rescoring import Best, Rescorer, Use, pair_loss

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kgmlm.datasets import build_graph
-from kgmlm.kg import KnowledgeGraph, QueryError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import QueryError
 from kgmlm.resolver import Resolver
 
 

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from kgmlm.faiss_parts import Part
 from kgmlm.kg import ConfigError, RunError
 from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.retrieval import (
-    Part,
     Reduction,
     Retriever,
     automatic_factory,
     entity_parts,
     entity_queries,
-    fitting_factory,
     likelihood_parts,
     likelihood_queries,
 )
@@ -224,16 +223,7 @@ def test_a_damaged_index_is_one_sentence(tmp_path: Path, damaged: str) -> None:
         Retriever.load(tmp_path / "index" / "likelihood")
 
 
-@pytest.mark.parametrize("factory", ["Flatt", "IVF16,PQ7", "IVF16,PQ7x99"])
-def test_a_factory_that_faiss_cannot_make_is_one_sentence(factory: str) -> None:
-    with pytest.raises(ConfigError, match="FAISS cannot") as caught:
-        entity_index(unit_vectors(20_000), factory)
-    assert "\n" not in str(caught.value)
-
-
-def test_few_vectors_are_searched_exhaustively_whatever_was_asked_for() -> None:
-    assert fitting_factory("IVF4096,PQ64", 200) == "Flat"
-    assert fitting_factory("IVF4096,SQ8", 39_000) == "IVF1000,SQ8"
+def test_few_vectors_are_searched_exhaustively_and_many_are_not() -> None:
     assert automatic_factory("entity", 1000) == automatic_factory("likelihood", 1000) == "Flat"
     assert automatic_factory("entity", 1_000_000) == "IVF2048,RaBitQ"
     assert automatic_factory("entity", 5_000_000) == "IVF4096,RaBitQ"

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kgmlm.config import load_settings
-from kgmlm.kg import KnowledgeGraph, ModelError, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ModelError, RunError
 from kgmlm.modeling import load_model
 from kgmlm.ranker import Ranker
 from kgmlm.records import read_graph, write_graph
@@ -26,7 +27,8 @@ from kgmlm.runs import (
     open_run,
     save_model,
 )
-from kgmlm.tokenization import SpanTokenizer, load_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer
 from kgmlm.training import start_run
 
 

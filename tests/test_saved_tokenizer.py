@@ -12,7 +12,8 @@ from kgmlm import digests
 from kgmlm.kg import ModelError
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.saved_tokenizer import SavedTokenizer
-from kgmlm.tokenization import SpanTokenizer, load_tokenizer
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer
 
 ODD = [
     *NAMES,

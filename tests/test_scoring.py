@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import FAMILIES, build
 
-from kgmlm.kg import KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.modeling import SpanModel, SpanOutput
 from kgmlm.ranker import Ranker

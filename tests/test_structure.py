@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
 from kgmlm.evaluation import choose_structure, evaluate, validate
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, Queries, RunError
+from kgmlm.kg import ConfigError, EntityTable, Queries, RunError
 from kgmlm.ranker import Ranker, Retrieval
 from kgmlm.runs import STRUCTURE, open_run
 from kgmlm.structure import (

@@ -20,7 +20,8 @@ from kgmlm.config import (
     load_settings,
 )
 from kgmlm.evaluation import evaluate
-from kgmlm.kg import ConfigError, KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError
 from kgmlm.objectives import Losses, objective
 from kgmlm.ranker import Ranker
 from kgmlm.runs import STRUCTURE, TEACHER, open_run

@@ -9,7 +9,8 @@ import typer
 
 from kgmlm.config import Protocol
 from kgmlm.evaluation import evaluate
-from kgmlm.kg import DataError, KnowledgeGraph, Query
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import DataError, Query
 from kgmlm.prediction import Part, Prediction
 from kgmlm.terminal import (
     PhaseBars,

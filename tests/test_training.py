@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from kgmlm import training
 from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.evaluation import validate
-from kgmlm.kg import ConfigError, EntityTable, KnowledgeGraph, RunError
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.objectives import stream_of
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run

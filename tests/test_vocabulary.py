@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kgmlm.config import TextSettings
-from kgmlm.kg import KnowledgeGraph
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.vocabulary import scratch_texts
 
 

@@ -30,11 +30,12 @@ import typer
 
 from kgmlm import open_predictor, runs
 from kgmlm.datasets import read_entities
+from kgmlm.faiss_parts import require_faiss
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
-from kgmlm.kg import KnowledgeGraph
 from kgmlm.modeling import SpanOutput
 from kgmlm.ranker import Ranker, Retrieval
-from kgmlm.retrieval import Kind, Retriever, require_faiss
+from kgmlm.retrieval import Kind, Retriever
 from kgmlm.scoring import top
 
 QUERIES = 128

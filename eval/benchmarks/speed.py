@@ -57,7 +57,7 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
     from kgmlm.objectives import objective
     from kgmlm.ranker import Ranker
     from kgmlm.scoring import entity_loss
-    from kgmlm.tokenization import load_tokenizer
+    from kgmlm.tokenizer_sources import load_tokenizer
 
     try:
         from kgmlm.vocabulary import Vocabulary

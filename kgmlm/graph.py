@@ -1,0 +1,212 @@
+"""A knowledge graph of several splits, and what a template may see of it.
+
+Shapes: N entities, n triples, E training triples of an entity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from kgmlm.filters import FilterIndex, GroupedAnswers, distinct_triples, grouped
+from kgmlm.kg import (
+    BoolArray,
+    DataError,
+    EntityTable,
+    IntArray,
+    Queries,
+    RelationTable,
+    Target,
+    both_sides,
+)
+
+HUB = 32  # triples of an entity from which on their order is kept
+
+
+@dataclass(frozen=True, eq=False)
+class KnowledgeGraph:
+    """A knowledge graph: texts, relations and the triples of every split, all labels kept.
+
+    Attributes:
+        name: what the graph is called in reports.
+        splits: split name to (n, 3) ids in head, relation, tail order; "train" is always there.
+        sources: file name to sha256, for the record.
+        notes: counts that a reader of texts wants reported.
+    """
+
+    name: str
+    entities: EntityTable
+    relations: RelationTable
+    splits: Mapping[str, IntArray]
+    sources: Mapping[str, str]
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def triples(self, split: str) -> IntArray:
+        """The triples of one split.
+
+        Raises:
+            DataError: when the graph has no such split.
+        """
+        if split not in self.splits:
+            have = ", ".join(self.splits)
+            raise DataError(
+                f"the graph '{self.name}' has no split '{split}' (it has: {have}); "
+                "`kgmlm data split --random` makes the missing ones"
+            )
+        return self.splits[split]
+
+    @cached_property
+    def all_triples(self) -> IntArray:
+        """The triples of all splits, one below the other."""
+        return np.concatenate(list(self.splits.values()))
+
+    @cached_property
+    def seen_N(self) -> BoolArray:
+        """Which entities occur in a training triple."""
+        seen = np.zeros(len(self.entities), np.bool_)
+        seen[self.splits["train"][:, [0, 2]].ravel()] = True
+        return seen
+
+    @cached_property
+    def filter_index(self) -> FilterIndex:
+        """Known answers over all splits: what filtered evaluation takes out."""
+        return FilterIndex(self.all_triples, len(self.entities))
+
+    @cached_property
+    def context(self) -> ContextGraph:
+        """What a template may see."""
+        return ContextGraph(self.entities, self.relations, self.splits["train"])
+
+    def extended(self, more: EntityTable) -> KnowledgeGraph:
+        """The same triples with further entities, which no triple has; ids are kept.
+
+        Raises:
+            DataError: when an entity exists already.
+        """
+        return replace(self, entities=self.entities.extended(more))
+
+    def queries(self, split: str) -> tuple[Queries, IntArray]:
+        """Both queries of each triple of a split (heads first) and, apart, their answers."""
+        return both_sides(self.triples(split))
+
+    def labeled(self, triples: IntArray) -> list[tuple[str, str, str]]:
+        """Ids back to (head, relation, tail) labels."""
+        e, relations = self.entities.column("label"), [r.label for r in self.relations]
+        return [(e[h], relations[r], e[t]) for h, r, t in triples.tolist()]
+
+    def same(self, other: KnowledgeGraph) -> bool:
+        """Whether another graph has the same entities, relations and training triples, by label and id."""
+        return (
+            self.entities.table.column("label").equals(other.entities.table.column("label"))
+            and [r.label for r in self.relations] == [r.label for r in other.relations]
+            and np.array_equal(self.triples("train"), other.triples("train"))
+        )
+
+    def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
+        """Each distinct query of a split once, with all its true answers *in that split*."""
+        queries, answers = self.queries(split)
+        index = self.filter_index
+        keys, offsets, ids = grouped(index.keys(queries), answers, len(self.entities))
+        return index.queries(keys), GroupedAnswers(offsets, ids)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A training triple as one of its entities sees it: ``other`` answers ``(relation, target)``."""
+
+    relation: int
+    target: Target
+    other: int
+
+
+class Telling(NamedTuple):
+    """The training triples of an entity, the most telling first.
+
+    Attributes:
+        relation_E: of each.
+        tail_E: whether the other entity is the tail.
+        other_E: the other entity.
+        place_E: where each stands in :meth:`ContextGraph.edges`.
+    """
+
+    relation_E: IntArray
+    tail_E: BoolArray
+    other_E: IntArray
+    place_E: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class ContextGraph:
+    """All that a template may see: texts and *training* triples, nothing of the other splits."""
+
+    entities: EntityTable
+    relations: RelationTable
+    train: IntArray
+
+    @cached_property
+    def _edges(self) -> tuple[IntArray, IntArray]:
+        """Offsets by entity, and rows (relation, is tail, other)."""
+        queries, others = both_sides(distinct_triples(self.train))
+        order = np.argsort(queries.entity_B, kind="stable")
+        counts = np.bincount(queries.entity_B, minlength=len(self.entities))
+        rows = np.stack([queries.relation_B, queries.tail_B, others], axis=1)[order]
+        return np.concatenate([[0], np.cumsum(counts)]), rows
+
+    @cached_property
+    def degree_N(self) -> IntArray:
+        """Training triples of each entity."""
+        return np.diff(self._edges[0])
+
+    @cached_property
+    def answers(self) -> FilterIndex:
+        """What training triples answer."""
+        return FilterIndex(self.train, len(self.entities))
+
+    @cached_property
+    def surfaces(self) -> list[str]:
+        """Surface of each entity."""
+        return self.entities.column("surface")
+
+    @cached_property
+    def relation_names(self) -> list[str]:
+        """Name of each relation."""
+        return [r.name for r in self.relations]
+
+    def edges(self, entity: int) -> list[Edge]:
+        """The training triples of an entity."""
+        return [
+            Edge(r, "tail" if is_tail else "head", other) for r, is_tail, other in self._rows(entity).tolist()
+        ]
+
+    def _rows(self, entity: int) -> IntArray:
+        offsets, rows = self._edges
+        return rows[offsets[entity] : offsets[entity + 1]]
+
+    def telling(self, entity: int) -> Telling:
+        """The same in order: neighbors of few triples before hubs; among equals texts decide, never ids."""
+        known = self._hubs.get(entity)
+        if known is not None:
+            return known
+        rows_E3 = self._rows(entity)
+        relations, tails, others = rows_E3.T.tolist()
+        degrees = self.degree_N[rows_E3[:, 2]].tolist()
+        surfaces, names = self.surfaces, self.relation_names
+        keys = [
+            (degree, surfaces[other], names[relation], tail)
+            for degree, other, relation, tail in zip(degrees, others, relations, tails, strict=True)
+        ]
+        place_E = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        ordered_E3 = rows_E3[place_E]
+        found = Telling(ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E)
+        if len(keys) >= HUB:
+            self._hubs[entity] = found
+        return found
+
+    @cached_property
+    def _hubs(self) -> dict[int, Telling]:
+        """What is kept of entities whose triples take long to sort."""
+        return {}

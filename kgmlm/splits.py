@@ -1,0 +1,140 @@
+"""Splits of a graph's triples: at random, and by entities that training has not.
+
+Knows no files; the card of what was split is made here and written elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from kgmlm.cards import Card, Counts, find_card
+from kgmlm.filters import distinct_triples
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import SPLITS, DataError
+
+
+def split_random(
+    graph: KnowledgeGraph, valid: float | None = None, test: float | None = None, seed: int = 0
+) -> KnowledgeGraph:
+    """Make the missing splits from training triples, at random but seeded.
+
+    A triple that holds the last training occurrence of an entity or a relation stays in training, so a
+    small or sparse graph may get fewer than asked for.
+
+    Args:
+        valid: share of the training triples, for a graph that has no "valid"; None is a tenth.
+        test: likewise for "test".
+
+    Raises:
+        DataError: when nothing is missing, a share is given of a split that is there, or the shares leave no
+            training triples.
+    """
+    shares = {"valid": valid, "test": test}
+    wanted = {s: 0.1 if share is None else share for s, share in shares.items() if s not in graph.splits}
+    if not wanted:
+        raise DataError(f"'{graph.name}' has all of train, valid and test already")
+    for split, share in shares.items():
+        if split in graph.splits and share is not None:
+            raise DataError(f"'{graph.name}' has a {split} split already; leave out --{split}")
+    if not (min(wanted.values()) > 0 and sum(wanted.values()) < 1):  # no share is NaN either
+        raise DataError("the shares must be above 0 and leave something to train on")
+    train = distinct_triples(graph.splits["train"])
+    left_entities = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))
+    left_relations = np.bincount(train[:, 1], minlength=len(graph.relations))
+    order = iter(np.random.default_rng(seed).permutation(len(train)).tolist())
+    where = np.zeros(len(train), np.int64)
+    for number, share in enumerate(wanted.values(), 1):
+        missing = max(1, round(share * len(train)))
+        for i in order:
+            h, r, t = train[i]
+            if min(left_entities[h], left_entities[t]) > 1 + (h == t) and left_relations[r] > 1:
+                np.subtract.at(left_entities, [h, t], 1)
+                left_relations[r] -= 1
+                where[i] = number
+                missing -= 1
+            if missing == 0:
+                break
+        if not (where == number).any():
+            raise DataError("the graph is too sparse to split: every triple has an entity's only occurrence")
+    splits = dict(graph.splits) | {"train": train[where == 0]}
+    splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
+    ordered = {s: splits[s] for s in SPLITS if s in splits}
+    return KnowledgeGraph(graph.name, graph.entities, graph.relations, ordered, graph.sources, graph.notes)
+
+
+def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:
+    """An entity-inductive split: validation and test have entities that training has not.
+
+    The procedure of BLP (Daza et al., 2021), on the triples of all splits. Entities are taken out in random
+    order, with their triples, as long as each neighbor has more than two neighbors, so that none is left
+    alone, and each relation keeps 100 triples (half of its triples, if that is less). The first half of
+    those taken out are the test entities, with all the triples that they had; the second half, which then
+    have no triple with a test entity left, are the validation entities. An unseen entity may be the head,
+    the tail, or both.
+
+    A small or sparse graph may yield fewer entities than asked for.
+
+    Args:
+        share: of the entities, held out for test and as many for validation.
+
+    Raises:
+        DataError: when the share is out of range or no entity can be held out for each split.
+    """
+    if not 0 < share < 0.5:
+        raise DataError(f"the share of unseen entities must be above 0 and below 0.5, not {share}")
+    triples = distinct_triples(graph.all_triples)
+    left = np.bincount(triples[:, 1], minlength=len(graph.relations))
+    least = np.minimum(100, -(-left // 2))
+    touching: dict[int, set[int]] = defaultdict(set)
+    neighbors: dict[int, Counter[int]] = defaultdict(Counter)
+    for i, (h, _, t) in enumerate(triples.tolist()):
+        for entity, other in {(h, t), (t, h)}:
+            touching[entity].add(i)
+            neighbors[entity][other] += 1
+    wanted = 2 * int(share * len(touching))
+    held: list[tuple[int, set[int]]] = []
+    # Removal only lowers the counts that forbid it, so who is refused once is refused for good: one pass.
+    for entity in np.random.default_rng(seed).permutation(sorted(touching)).tolist():
+        if len(held) == wanted:
+            break
+        removed = np.bincount(triples[list(touching[entity]), 1], minlength=len(left))
+        others = [n for n in neighbors[entity] if n != entity]
+        if any(len(neighbors[n]) <= 2 for n in others) or ((left - removed < least) & (removed > 0)).any():
+            continue
+        left -= removed
+        held.append((entity, set(touching[entity])))
+        for n in others:
+            touching[n] -= touching[entity]
+            del neighbors[n][entity]
+    half = len(held) // 2
+    if not half:
+        raise DataError(f"'{graph.name}' is too small or too sparse to hold out entities")
+    where = np.zeros(len(triples), np.int64)
+    for number, part in ((1, held[half : 2 * half]), (2, held[:half])):
+        where[[i for _, rows in part for i in rows]] = number
+    if len(held) % 2:  # the odd one out goes to neither split, nor may training keep it
+        where[list(held[-1][1])] = -1
+    splits = {s: triples[where == number] for number, s in enumerate(SPLITS)}
+    name = f"{graph.name}-unseen"
+    return KnowledgeGraph(name, graph.entities, graph.relations, splits, graph.sources, graph.notes)
+
+
+def describe_split(graph: KnowledgeGraph, origin: str, how: str) -> Card:
+    """A card for a graph that was split here; license and citation are the origin's, where it has a card."""
+    source = find_card(origin)
+    counts = {s: len(graph.splits.get(s, ())) for s in SPLITS}
+    return Card(
+        name=graph.name,
+        title=f"{source.title if source else graph.name}, {how}",
+        description=f"Made by kgmlm from {source.name if source else graph.name}: {how}.",
+        license=source.license if source else "that of the original data",
+        citation=source.citation if source else "",
+        counts=Counts(
+            entities=len(graph.entities),
+            relations=len(graph.relations),
+            unseen=int((~graph.seen_N).sum()),
+            **counts,
+        ),
+    )
