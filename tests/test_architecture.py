@@ -9,7 +9,7 @@ FILES = (p.relative_to(ROOT / "kgmlm").with_suffix("") for p in (ROOT / "kgmlm")
 MODULES = {".".join(p.parts) for p in FILES if p.name != "__init__"}  # of a package "cli": "cli.train"
 
 MOST = 450  # lines of a module
-STILL_LONG = {"cli", "datasets", "evaluation", "files", "kg", "objectives", "ranker", "retrieval", "runs",
+STILL_LONG = {"datasets", "evaluation", "files", "kg", "objectives", "ranker", "retrieval", "runs",
               "tokenization", "training"}  # fmt: skip
 
 
