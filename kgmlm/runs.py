@@ -104,6 +104,7 @@ def hardware() -> dict[str, Any]:
 def command() -> str:
     """The command line of this process, for the record."""
     script = Path(sys.argv[0])
+    script = script.parent if script.name == "__main__.py" else script  # `python -m kgmlm.cli`
     program = ["kgmlm"] if script.stem in ("kgmlm", "cli") else [script.stem]
     if script.suffix == ".py" and script.stem != "cli":
         program = ["python", script.name if script.is_absolute() else script.as_posix()]

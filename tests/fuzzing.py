@@ -34,12 +34,13 @@ from damaging import (
     table_of,
 )
 
-from kgmlm import cli, comparison, tables
+from kgmlm import comparison, tables
+from kgmlm.cli.ranking import read_queries
 from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
-from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, QueryError, readable
+from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES
@@ -209,12 +210,7 @@ class Fuzzer:
         rows = [[h, r, ""] for h, r, _ in self.toy.labeled(self.toy.triples("test"))]
         with self._dataset() as folder:
             path = self._write(random, folder / "queries", rows, ["head", "relation", "tail"], True)
-            resolver = Resolver(self.toy)
-            for row in cli._rank_rows(path):
-                try:
-                    resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None)
-                except QueryError as error:
-                    raise QueryError(f"{row['line']}: {error}") from None
+            read_queries(path, Resolver(self.toy))
 
     def _config(self, random: Random) -> None:
         path = self.folder / "config.toml"

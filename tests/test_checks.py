@@ -7,7 +7,7 @@ import pytest
 
 from kgmlm.cards import read_card
 from kgmlm.checks import ceiling, check_graph, name_groups
-from kgmlm.cli_data import check_tokens
+from kgmlm.cli.data import check_tokens
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, both_sides

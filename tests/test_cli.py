@@ -88,6 +88,11 @@ def test_no_whole_number_of_the_commands_is_without_an_end() -> None:
         assert option.max < 2**32, (path, option.opts)
 
 
+def test_the_record_has_the_command_as_it_is_typed(toy_run: Path) -> None:
+    """The fixture starts it by ``python -m kgmlm.cli``."""
+    assert open_run(toy_run).record["command"].startswith("kgmlm train --dataset toy ")
+
+
 def test_evaluate_reports_one_object(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "test.json"
     done = cli("evaluate", toy_run, "--json", "--output", out, "--ranks", tmp_path / "r.parquet")

@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kgmlm.cli.options import MOST, Json, Quiet, SkipHeader
 from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transformers, stdout, tell
-
-MOST = 2**32 - 1  # of any number of a command
 
 if TYPE_CHECKING:
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.tokenization import SpanTokenizer
 
 data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
-SkipHeader = Annotated[
-    bool,
-    typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),
-]
 
 
 @data_app.command("list")
@@ -159,6 +151,18 @@ def data_show(
             print(f"{key}: {value}")
 
 
+def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:
+    """Entities of a split that training has not, and triples that have one as head, as tail, as both."""
+    ends = graph.splits[split][:, [0, 2]]
+    new = ~graph.seen_N[ends]
+    return {
+        "entities": len(set(ends[new].tolist())),
+        "head": int((new[:, 0] & ~new[:, 1]).sum()),
+        "tail": int((new[:, 1] & ~new[:, 0]).sum()),
+        "both": int(new.all(1).sum()),
+    }
+
+
 @data_app.command("split")
 @handled
 def data_split(
@@ -211,14 +215,7 @@ def data_split(
     report: dict[str, Any] = card.counts.model_dump()
     tell(", ".join(f"{s} {len(t):,}" for s, t in graph.splits.items()) + f" triples written to {output}")
     for split in ("valid", "test") if unseen_entities is not None else ():
-        ends = graph.splits[split][:, [0, 2]]
-        new = ~graph.seen_N[ends]
-        counts = {
-            "entities": len(set(ends[new].tolist())),
-            "head": int((new[:, 0] & ~new[:, 1]).sum()),
-            "tail": int((new[:, 1] & ~new[:, 0]).sum()),
-            "both": int(new.all(1).sum()),
-        }
+        counts = count_unseen(graph, split)
         report[f"{split}_unseen"] = counts
         tell(
             f"{split}: {counted(counts['entities'], 'unseen entity')}, "

@@ -1,0 +1,77 @@
+"""``kgmlm index``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kgmlm.cli.options import MOST, Device, Json, Kind, Quiet, RunArgument
+from kgmlm.cli.steps import writes_run
+from kgmlm.terminal import handled, print_json, progress_bar, quiet_transformers, tell
+
+
+@handled
+@writes_run("run")
+def index(
+    run: RunArgument,
+    kind: Annotated[
+        Kind | None,
+        typer.Option(
+            help="entity (vectors; by default of runs that have them) or likelihood (what the names say)."
+        ),
+    ] = None,
+    factory: Annotated[str, typer.Option(help='A FAISS factory string such as "IVF4096,PQ64".')] = "auto",
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MOST,
+            help="Of a token in a likelihood index; 0 is all. By default few where entities are many.",
+        ),
+    ] = None,
+    recall: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Search as hard as this recall@10 of exact scoring takes.")
+    ] = 0.99,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Index a run's entities with FAISS, so that `rank` and `evaluate` with --retrieve score only a few.
+
+    How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring:
+    an index of entity vectors is among a million, one of names is not on a CPU.
+    """
+    from kgmlm import runs
+    from kgmlm.indexing import build_index, check_kind, save_index
+
+    opened = runs.open_run(run)
+    default = "entity" if opened.settings.vector.enabled else "likelihood"
+    chosen = check_kind(default if kind is None else kind)
+    quiet_transformers()
+    ranker = opened.ranker(device, rescorer=False)
+    with progress_bar(quiet=quiet) as progress:
+        task = progress.add_task("indexing", total=None)
+        made = build_index(
+            ranker,
+            opened.graph,
+            chosen,
+            factory=factory,
+            dimensions=dimensions,
+            target=recall,
+            advance=lambda n, total: progress.update(task, advance=n, total=total),
+        )
+    made = save_index(opened, made)
+    if as_json:
+        print_json(made.record)
+        return
+    record = made.record
+    print(
+        f"{chosen} index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
+        f"{record['seconds']:.1f} s, recall@10 {record['recall_at_10']:.3f} (effort {record['effort']})"
+    )
+    tell(record["why"])
+    if record["ms_a_query"] > record["exact_ms_a_query"]:
+        tell("exact scoring is quicker among so many entities: leave --retrieve out")
+    if record["recall_at_10"] < recall:
+        tell(f"recall@10 stays under {recall}; more --dimensions or a finer --factory finds more")

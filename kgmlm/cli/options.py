@@ -1,0 +1,72 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+MOST = 2**32 - 1  # of any number of a command
+
+Part = Literal["all", "text", "likelihood", "vector", "structure"]
+Kind = Literal["likelihood", "entity"]
+
+RunArgument = Annotated[Path, typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False)]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
+Scores = Annotated[
+    Part,
+    typer.Option(
+        help="all that a run has; its text, without the structural model; or likelihood, vector or "
+        "structure alone."
+    ),
+]
+Retrieve = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MOST, help="Score only so many entities a query, found by an index (`kgmlm index`)."
+    ),
+]
+IndexKind = Annotated[
+    Kind | None, typer.Option("--index", help="Which index, where a run has both: likelihood or entity.")
+]
+Effort = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST, help="How hard the index tries; by default as hard as when it was built."),
+]
+Rescore = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MOST,
+        help="Rescore so many of the best, in runs with a rescorer (`kgmlm rescore`); by default as many as "
+        "validation chose. 0 is none.",
+    ),
+]
+Precision = Annotated[
+    Literal["fp32", "bf16"],
+    typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."),
+]
+BatchSize = Annotated[
+    int, typer.Option(min=1, max=MOST, help="Queries, or candidates read again, a forward pass.")
+]
+AllowSelf = Annotated[
+    bool,
+    typer.Option(
+        "--allow-self",
+        help="Let the entity that is asked about be its own answer also where no training triple of the "
+        "relation links an entity to itself.",
+    ),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
+]
+MaxSteps = Annotated[
+    int | None, typer.Option(min=1, max=MOST, help="Stop there; the schedule stays laid for all epochs.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+SkipHeader = Annotated[
+    bool,
+    typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),
+]

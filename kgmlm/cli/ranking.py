@@ -1,0 +1,236 @@
+"""``kgmlm rank`` and ``kgmlm linearize``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kgmlm.cli.options import (
+    MOST,
+    AllowSelf,
+    BatchSize,
+    Device,
+    Effort,
+    IndexKind,
+    Json,
+    Quiet,
+    Rescore,
+    Retrieve,
+    RunArgument,
+    Scores,
+    SkipHeader,
+    Verify,
+)
+from kgmlm.cli.steps import Way, read_entities
+from kgmlm.terminal import handled, print_json, print_predictions, progress_bar, quiet_transformers, tell
+
+if TYPE_CHECKING:
+    from kgmlm.kg import Query
+    from kgmlm.resolver import Resolver
+
+
+@handled
+def rank(
+    run: RunArgument,
+    head: Annotated[str | None, typer.Option(help="Rank tails of this head (label or name).")] = None,
+    relation: Annotated[str | None, typer.Option(help="The relation (label or name).")] = None,
+    tail: Annotated[str | None, typer.Option(help="Rank heads of this tail (label or name).")] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Option(
+            help="Many queries: TSV or CSV whose first line names the columns relation and head or tail."
+        ),
+    ] = None,
+    entities: Annotated[
+        Path | None,
+        typer.Option(
+            help="New entities that join the candidates and may be asked about: a table with the columns "
+            "label, name and, if you like, description and surface."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates a query.")] = 10,
+    novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
+    ] = False,
+    scores: Scores = "all",
+    allow_self: AllowSelf = False,
+    rescore: Rescore = None,
+    retrieve: Retrieve = None,
+    index: IndexKind = None,
+    effort: Effort = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    verify: Verify = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
+
+    New entities (--entities) are known by their text alone: nothing is trained.
+    """
+    from kgmlm.resolver import Resolver
+    from kgmlm.runs import open_run
+
+    _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
+    opened = open_run(run, verify=verify)
+    graph = opened.graph
+    if entities is not None:
+        from kgmlm.datasets import read_entities as read_new
+
+        graph = graph.extended(read_new(entities, graph))
+    resolver = Resolver(graph)
+    if queries is None:
+        asked = [resolver.query(relation or "", head, tail)]
+    else:
+        asked = read_queries(queries, resolver)
+    # What needs no model has been said by now, without the seconds that these imports take.
+    from kgmlm.prediction import Predictor
+
+    quiet_transformers()
+    way = Way(scores, allow_self, rescore, retrieve, index, effort, device=device)
+    ranker = way.ranker(opened, graph)
+    predictor = Predictor(graph, ranker.unconstrained() if allow_self else ranker)
+    unread = predictor.ranker.unread()
+    with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
+        read_entities(predictor.ranker, progress, batch_size)
+        predictor.retrieval = way.retrieval(opened, predictor.ranker)
+        task = progress.add_task("ranking", total=len(asked))
+        results = dict(
+            predictor.predict(
+                asked,
+                k,
+                novel=novel,
+                explain=explain,
+                batch_size=batch_size,
+                advance=lambda n: progress.advance(task, n),
+            )
+        )
+    print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=queries is not None)
+
+
+def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool) -> None:
+    """Refuse options that do not go together; ``one`` is the relation, head and tail of a single query."""
+    from kgmlm.kg import QueryError
+
+    if as_json and as_csv:
+        raise QueryError("--json and --csv exclude each other")
+    if explain and as_csv:
+        raise QueryError("--explain goes with a table or --json, not with --csv")
+    if many and one != (None, None, None):
+        raise QueryError("give either --queries or one query, not both")
+    if not many and one[0] is None:
+        raise QueryError("--relation is missing")
+
+
+def read_queries(path: Path, resolver: Resolver) -> list[Query]:
+    """Queries of a file: columns relation and head or tail, or both with one of them empty.
+
+    Raises:
+        DataError: when the file is no such table.
+        QueryError: when a line asks for nothing that there is.
+    """
+    from kgmlm.kg import QueryError
+
+    asked = []
+    for line, row in _rows(path):
+        try:
+            asked.append(resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None))
+        except QueryError as error:
+            raise QueryError(f"{line}: {error}") from None
+    return asked
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where a line of a file is, and its fields by the columns that the first line names."""
+    from kgmlm import files, tables
+    from kgmlm.kg import DataError
+
+    lines = list(tables.parse_lines(files.read_bytes(path), str(path), tables.separator_of(path)))
+    if not lines:
+        raise DataError(
+            f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"
+        )
+    header = lines[0][1]
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise DataError(f"{path}: the column '{twice[0]}' is there twice; keep one")
+    if "relation" not in header or not {"head", "tail"} & set(header):
+        raise DataError(
+            f"{path}: the first line must name the columns relation and head or tail, "
+            f"not: {', '.join(header)}"
+        )
+    for number, fields in lines[1:]:
+        if len(fields) != len(header):
+            raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
+        yield f"{path}:{number}", dict(zip(header, fields, strict=True))
+
+
+@handled
+def linearize(
+    source: Annotated[str, typer.Argument(help="A run folder, a built-in dataset, or a dataset folder.")],
+    relation: Annotated[str, typer.Option(help="The relation (label or name).", show_default=False)],
+    head: Annotated[str | None, typer.Option(help="Ask for tails of this head.")] = None,
+    tail: Annotated[str | None, typer.Option(help="Ask for heads of this tail.")] = None,
+    model: Annotated[str, typer.Option(help="Whose tokenizer, for a dataset.")] = "scratch",
+    template: Annotated[str | None, typer.Option(help="Another template, for a dataset.")] = None,
+    skip_header: SkipHeader = False,
+    as_json: Json = False,
+) -> None:
+    """Print the exact text and tokens that the model sees for a query."""
+    from kgmlm import linearization
+    from kgmlm.config import load_settings
+    from kgmlm.datasets import load_graph
+    from kgmlm.kg import ConfigError, Queries
+    from kgmlm.resolver import Resolver
+    from kgmlm.runs import open_run
+    from kgmlm.tokenization import SpanTokenizer
+    from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
+    from kgmlm.vocabulary import Vocabulary, scratch_texts
+
+    if (Path(source) / "run.json").is_file():
+        run = open_run(source)
+        if template is not None:
+            raise ConfigError("--template is for datasets; a run has its own")
+        graph, settings, vocabulary = run.graph, run.settings, run.vocabulary
+        tokenizer = load_tokenizer(run.model_folder)
+    else:
+        graph = load_graph(source, skip_header=skip_header)
+        settings = load_settings(None, [f"text.template={template}"] if template else [])
+        if model == "scratch":
+            texts = scratch_texts(graph, settings.text)
+            tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
+        else:
+            quiet_transformers()
+            tokenizer = load_tokenizer(model)
+        vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
+    query = Resolver(graph).query(relation, head, tail)
+    (text,) = linearization.linearize(graph.context, Queries.of([query]), settings.text)
+    (encoded,) = tokenizer.encode_queries(
+        [text], vocabulary.span_length, settings.text.max_length, vector=settings.vector.enabled
+    )
+    tokens = tokenizer.tokens(encoded.input_ids)
+    rendered = tokenizer.render(text, encoded)
+    if as_json:
+        print_json(
+            {
+                "text": rendered,
+                "input_ids": encoded.input_ids,
+                "tokens": tokens,
+                "span_start": encoded.span_start,
+                "span_length": encoded.span_length,
+                "vector": encoded.vector,
+                "tokens_cut": encoded.cut,
+            }
+        )
+    else:
+        print(rendered)
+        print(" ".join(tokens))
+        tell(
+            f"{len(tokens)} tokens, a span of {encoded.span_length} from token {encoded.span_start} on"
+            + (" and a mask for the query's vector" if encoded.vector else "")
+            + (f", {encoded.cut} tokens cut" if encoded.cut else "")
+        )
