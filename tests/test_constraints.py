@@ -12,13 +12,15 @@ import torch
 from kgmlm.config import Protocol, RescoringSettings, TextSettings, VectorSettings
 from kgmlm.constraints import IMPOSSIBLE, LEAST, Possible
 from kgmlm.datasets import build_graph
-from kgmlm.evaluation import Scope, evaluate, validate
+from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, Query
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
 from kgmlm.rescoring import Rescorer, Use
 from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
+from kgmlm.scope import Scope
+from kgmlm.tuning import validate
 
 
 def chain(relation: int, length: int) -> list[tuple[int, int, int]]:

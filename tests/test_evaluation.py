@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,60 +8,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from doubles import FakeRanker, fake, run
 
-from kgmlm.config import (
-    Protocol,
-    RescoringSettings,
-    StructureSettings,
-    TextSettings,
-    VectorSettings,
-    load_protocol,
-)
-from kgmlm.constraints import Possible
+from kgmlm.config import Protocol, load_protocol
 from kgmlm.datasets import build_graph
-from kgmlm.evaluation import Evaluation, Scope, choose_rescoring, choose_structure, evaluate, validate
+from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
-from kgmlm.kg import ConfigError, DataError, Queries, Target
+from kgmlm.kg import ConfigError, Queries, Target
 from kgmlm.ranker import MISSED, Ranker, Retrieval
-from kgmlm.rescoring import Rescorer
-from kgmlm.structure import train_structure
-from kgmlm.tokenization import Candidates
 
 PROTOCOLS = Path(__file__).parent.parent / "eval" / "protocols"
-
-
-class FakeRanker:
-    """A double: scores are a function of the query and the entity alone, with ties on purpose."""
-
-    def __init__(self, n: int, kind: str) -> None:
-        self.n, self.kind = n, kind
-        self.possible = Possible.anything(300)
-        offsets = np.arange(n + 1)
-        self.candidates = Candidates(np.zeros(n, np.int64), offsets, np.zeros(n, np.bool_))
-
-    def unconstrained(self) -> FakeRanker:
-        return self
-
-    def score(self, queries: Queries) -> torch.Tensor:
-        if self.kind == "constant":
-            return torch.zeros(len(queries), self.n)
-        seed = queries.entity_B * 7919 + queries.relation_B * 104729 + queries.tail_B
-        ids = np.arange(self.n)
-        return torch.from_numpy(((seed[:, None] * 31 + ids * ids * 17) % 11).astype(np.float32))
-
-    def rank(self, queries: Queries, batch_size: int = 64, advance: Any = None) -> Iterator[Any]:
-        order = np.random.default_rng(0).permutation(len(queries))
-        for start in range(0, len(order), 13):
-            rows = order[start : start + 13]
-            yield rows, self.score(queries[rows])
-            advance(len(rows))
-
-
-def run(graph: KnowledgeGraph, kind: str = "tied", **protocol: Any) -> Evaluation:
-    ranker: Any = FakeRanker(len(graph.entities), kind)
-    return evaluate(ranker, graph, Protocol.model_validate(protocol))
 
 
 def pykeen_metrics(graph: KnowledgeGraph, kind: str) -> dict[str, float]:
@@ -216,21 +173,6 @@ def test_every_rank_is_the_one_of_its_own_triple(toy: KnowledgeGraph) -> None:
         assert evaluation.ranks.optimistic_B[i] == better + 1
 
 
-def test_the_breakdown_counts_every_rank_once(toy: KnowledgeGraph) -> None:
-    parts = run(toy).report["breakdown"]["unseen_position"]
-    total = sum(parts[k]["count"] for k in ("neither", "head", "tail", "both"))
-    assert total == 2 * len(toy.splits["test"])
-    assert [parts[k]["count"] for k in ("neither", "head", "tail", "both", "any")] == [8, 4, 0, 4, 8]
-    roles = run(toy).report["breakdown"]["unseen_role"]
-    assert roles["known"]["count"] == roles["answer"]["count"] == 2
-
-
-def test_relations_are_reported_apart(toy: KnowledgeGraph) -> None:
-    relations = run(toy).report["relations"]
-    assert relations["capital"]["both"]["count"] == 4
-    assert sum(r["tail"]["count"] for r in relations.values()) == len(toy.splits["test"])
-
-
 def test_ranks_are_written_by_label(toy: KnowledgeGraph, tmp_path: Path) -> None:
     evaluation = run(toy)
     evaluation.write_ranks(tmp_path / "ranks" / "test.parquet")
@@ -251,62 +193,10 @@ def test_the_filter_can_be_chosen(toy: KnowledgeGraph) -> None:
         run(toy, filter=("dev",))
 
 
-def rivals(graph: KnowledgeGraph) -> KnowledgeGraph:
-    """The graph with test triples that would filter every wrong answer of validation."""
-    h, r, _ = graph.splits["valid"].T
-    everything = np.arange(len(graph.entities))
-    tails = [(a, b, c) for a, b in zip(h, r, strict=True) for c in everything]
-    return replace(graph, splits={**graph.splits, "test": np.array(tails, np.int64)})
-
-
-@pytest.mark.parametrize("what", ["validate", "vectors", "structure", "rescoring"])
-def test_no_choice_depends_on_test_triples(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, what: str
-) -> None:
-    protocol, found = Protocol(split="valid"), []
-    for graph in (toy, rivals(toy)):
-        ranker = make_ranker(vector=VectorSettings(enabled=what == "vectors"))
-        if what == "structure":
-            ranker.structure = train_structure(toy, StructureSettings(dimension=8, epochs=1))
-            found.append(choose_structure(ranker, graph, protocol))
-        elif what == "rescoring":
-            small = {"rescoring": RescoringSettings(candidates=5, max_length=8)}
-            settings = ranker.settings.model_copy(update=small | {"text": TextSettings(max_length=40)})
-            ranker.rescorer = Rescorer(ranker.context, ranker.tokenizer, ranker.model, settings)
-            found.append(choose_rescoring(ranker, graph, protocol))
-        else:
-            found.append(validate(ranker, graph, protocol))
-    assert found[0] == found[1]
-    choose = {"structure": choose_structure, "rescoring": choose_rescoring}.get(what, validate)
-    with pytest.raises(ConfigError, match="must not know the test triples"):
-        choose(ranker, toy, Protocol(split="valid", filter=("train", "test")))
-    with pytest.raises(ConfigError, match="must not know the test triples"):
-        choose(ranker, toy, Protocol())
-
-
-def test_an_absent_split_is_named(toy: KnowledgeGraph) -> None:
-    with pytest.raises(DataError, match="no split 'dev'"):
-        run(toy, split="dev")
-
-
 def test_a_random_model_is_near_chance(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
     report = evaluate(make_ranker(), toy, Protocol()).report
     assert 0 < report["metrics"]["mrr"] < 0.5
     assert report["queries"] <= 16
-
-
-def test_the_unseen_slice_alone(toy: KnowledgeGraph) -> None:
-    unseen, seen = run(toy, triples="unseen"), run(toy, triples="seen")
-    assert unseen.report["triples"] == seen.report["triples"] == 4
-    whole = run(toy).report["breakdown"]["unseen_position"]
-    assert unseen.report["metrics"]["mrr"] == pytest.approx(whole["any"]["mrr"])
-    assert seen.report["metrics"]["mrr"] == pytest.approx(whole["neither"]["mrr"])
-
-
-def test_candidates_of_the_split_are_its_entities(toy: KnowledgeGraph) -> None:
-    report = run(toy, candidates="split").report
-    assert report["candidates"]["count"] == len(set(toy.splits["test"][:, [0, 2]].ravel().tolist()))
-    assert report["triples_left_out"] == 0
 
 
 @pytest.mark.parametrize("kind", ["tied", "constant"])
@@ -368,108 +258,6 @@ def test_negatives_are_drawn_as_grail_draws_them(toy: KnowledgeGraph) -> None:
     assert (again.ranks.optimistic_B == found.ranks.optimistic_B).all()
 
 
-def test_expected_hits_are_the_mean_over_many_draws(real: Callable[[str], KnowledgeGraph]) -> None:
-    """The closed form draws with replacement; on ranks far from the ends the two agree."""
-    graph = real("umls")
-    expected = run(graph, negatives=9, negatives_by="expectation", filter=("train",)).report["metrics"]
-    figures = ("count", "hits_at_1", "hits_at_3", "hits_at_5", "hits_at_10")
-    assert set(expected) == {f"{side}.expected.{m}" for side in ("head", "tail", "both") for m in figures}
-    ranks = run(graph, filter=("train",)).ranks
-    rng = np.random.default_rng(0)
-    share = (ranks.pessimistic_B - 1) / (ranks.candidates_B - 1)
-    for k in (1, 3, 5):
-        above = rng.binomial(9, share[:, None], size=(len(share), 400))
-        assert expected[f"both.expected.hits_at_{k}"] == pytest.approx((above < k).mean(), abs=0.01)
-    assert expected["both.expected.hits_at_10"] == 1.0
-
-
-def elsewhere(toy: KnowledgeGraph, prefix: str = "new ") -> KnowledgeGraph:
-    """The toy graph over again, as a graph of entities that nobody has seen."""
-    splits = {
-        split: [(prefix + h, r, prefix + t) for h, r, t in toy.labeled(rows)]
-        for split, rows in toy.splits.items()
-    }
-    return build_graph("elsewhere", splits)
-
-
-def test_another_graph_is_all_unseen(toy: KnowledgeGraph) -> None:
-    other = elsewhere(toy)
-    scope = Scope.inductive(toy, other, Protocol(candidates="graph"))
-    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
-    assert report["dataset"] == "elsewhere"
-    assert report["candidates"]["count"] == len(other.entities)
-    assert report["breakdown"]["unseen_position"]["both"]["count"] == 16
-    assert report["breakdown"]["unseen_role"]["both"]["count"] == 16
-    assert "pykeen_comparable" not in report
-
-
-def test_all_candidates_are_both_graphs(toy: KnowledgeGraph) -> None:
-    other = elsewhere(toy)
-    scope = Scope.inductive(toy, other, Protocol(candidates="all"))
-    report = evaluate(fake(scope.graph), scope, Protocol(candidates="all")).report
-    assert report["candidates"]["count"] == len(other.entities) + len(toy.entities)
-    graph_only = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
-    assert graph_only["candidates"]["count"] == len(other.entities)
-
-
-def fake(graph: KnowledgeGraph) -> Any:
-    return FakeRanker(len(graph.entities), "tied")
-
-
-def test_a_run_that_knows_the_answers_is_refused(toy: KnowledgeGraph) -> None:
-    leaky = build_graph("leaky", {"train": [("x", "borders", "y")], "test": [("france", "capital", "paris")]})
-    with pytest.raises(
-        DataError, match=r"1 of the 1 test triples of 'leaky', such as \(france, capital, paris"
-    ):
-        Scope.inductive(toy, leaky, Protocol(), allow_seen_entities=True)
-    with pytest.raises(DataError, match="train triples"):
-        Scope.inductive(toy, toy, Protocol(split="train"))
-
-
-def test_a_run_that_knows_an_entity_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
-    partly = build_graph(
-        "partly",
-        {"train": [("x", "borders", "y")], "test": [("france", "borders", "x"), ("x", "borders", "z")]},
-    )
-    with pytest.raises(DataError, match=r"1 of the 4 entities of 'partly'.*'france'.*--allow-seen-entities"):
-        Scope.inductive(toy, partly, Protocol())
-    scope = Scope.inductive(toy, partly, Protocol(candidates="graph"), allow_seen_entities=True)
-    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
-    parts = report["breakdown"]["unseen_position"]
-    assert (parts["tail"]["count"], parts["both"]["count"]) == (2, 2)
-    assert "pykeen_comparable" not in report, "there is nothing to compare on another graph"
-
-
-def test_what_earlier_graphs_have_was_seen_and_trained(toy: KnowledgeGraph) -> None:
-    rows = [("france", "borders", "x"), *toy.labeled(toy.splits["test"][:3])]
-    before = build_graph("before", {"train": rows})
-    report = evaluate(fake(toy), Scope.of(toy, [before]), Protocol()).report
-    assert report["triples_trained"] == 3
-    fewer = replace(toy, splits={**toy.splits, "train": toy.splits["train"][:1]})
-    plain, later = (evaluate(fake(toy), Scope.of(fewer, e), Protocol()).report for e in ((), [toy]))
-    assert plain["triples_trained"] == later["triples_trained"] == 0
-    counts = [r["breakdown"]["unseen_position"]["any"]["count"] for r in (plain, later)]
-    assert counts[0] > counts[1]
-
-
-def test_what_a_run_was_chosen_on_is_counted(toy: KnowledgeGraph) -> None:
-    chosen_on = toy.labeled(toy.splits["valid"])
-    other = build_graph(
-        "other", {"train": [("x", "borders", "y")], "test": [*chosen_on, ("x", "borders", "z")]}
-    )
-    scope = Scope.inductive(toy, other, Protocol(candidates="graph"), allow_seen_entities=True)
-    found = [evaluate(fake(s.graph), s, Protocol(candidates="graph")).report for s in (scope, Scope.of(toy))]
-    assert [r["triples_validated"] for r in found] == [len(chosen_on), 0]
-    assert [r["triples_trained"] for r in found] == [0, 0]
-
-
-def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
-    other = build_graph("other", {"train": [("x", "r1", "y")], "test": [("y", "r2", "x"), ("x", "r3", "x")]})
-    with pytest.raises(DataError, match=r"'r2' of 'other' nor on 1 other;.*--allow-new-relations"):
-        Scope.inductive(toy, other, Protocol())
-    Scope.inductive(toy, other, Protocol(), allow_new_relations=True)
-
-
 def test_every_protocol_file_is_valid() -> None:
     files = sorted(PROTOCOLS.glob("*.toml"))
     assert {
@@ -492,18 +280,6 @@ def test_the_unseen_protocol_asks_the_triples_that_pykeen_drops(
     report = evaluate(fake(real(name)), real(name), protocol).report
     assert report["triples"] == count
     assert report["breakdown"]["unseen_position"]["any"]["count"] == 2 * count
-
-
-@pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
-def test_grails_unseen_graphs_are_unseen_by_their_own_training_graph_only(
-    real: Callable[[str], KnowledgeGraph], name: str
-) -> None:
-    version = {"wn18rr": "wn18rr-v1", "fb15k237": "fb237-v1"}[name]
-    protocol = Protocol(candidates="graph")
-    scope = Scope.inductive(real(version), real(f"{version}-ind"), protocol)
-    assert not scope.seen_N.any()
-    with pytest.raises(DataError, match="test triples"):
-        Scope.inductive(real(name), real(f"{version}-ind"), protocol)
 
 
 def test_a_missed_answer_ranks_behind_all_that_is_found(

@@ -15,7 +15,7 @@ from conftest import TINY_SETTINGS, Cli, refused, without_digests
 
 from kgmlm import rescoring
 from kgmlm.config import Protocol, RescoringSettings, Settings, TextSettings, VectorSettings
-from kgmlm.evaluation import choose_rescoring, evaluate
+from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, IntArray, ModelError, Queries, Query
@@ -24,6 +24,7 @@ from kgmlm.ranker import MISSED, Ranker, Retrieval
 from kgmlm.rescoring import Best, Rescorer, Use, pair_loss
 from kgmlm.runs import RESCORER, open_run
 from kgmlm.tokenization import Encoded, MaskedBatch
+from kgmlm.tuning import choose_rescoring
 
 TEXT = TextSettings(max_length=40, neighbors=3)
 SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)

@@ -14,7 +14,7 @@ from conftest import Cli, refused
 from safetensors.torch import load_file, save_file
 
 from kgmlm.config import Protocol, StructureSettings, VectorSettings
-from kgmlm.evaluation import choose_structure, evaluate, validate
+from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, Queries, RunError
@@ -27,6 +27,7 @@ from kgmlm.structure import (
     structure_loss,
     train_structure,
 )
+from kgmlm.tuning import choose_structure, validate
 
 SMALL = StructureSettings(dimension=8, epochs=30, batch_size=16)
 
@@ -285,7 +286,7 @@ def test_a_relation_gets_the_weight_that_validation_asks_for(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PRIOR is taken away: the toy graph has few queries a relation."""
-    monkeypatch.setattr("kgmlm.evaluation.PRIOR", 0.01)
+    monkeypatch.setattr("kgmlm.tuning.PRIOR", 0.01)
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     before = evaluate(ranker, toy, Protocol(split="valid")).report["metrics"]["mrr"]
     asked = np.unique(toy.splits["valid"][:, 1]).tolist()
@@ -323,7 +324,7 @@ def test_vectors_get_the_weights_that_validation_asks_for(
 ) -> None:
     ranker, found = make_ranker(vector=VectorSettings(enabled=True)), []
     for prior in (1e6, 0.01):
-        monkeypatch.setattr("kgmlm.evaluation.PRIOR", prior)
+        monkeypatch.setattr("kgmlm.tuning.PRIOR", prior)
         found.append(validate(ranker, toy, Protocol(split="valid")))
         assert ranker.factors_R2 is not None
         assert (len(set(ranker.factors_R2.ravel().tolist())) > 1) == (prior < 1), (

@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 
 from kgmlm import training
 from kgmlm.config import Protocol, Settings, load_settings
-from kgmlm.evaluation import validate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.objectives import stream_of
@@ -36,6 +35,7 @@ from kgmlm.training import (
     start_run,
     train,
 )
+from kgmlm.tuning import validate
 
 BASE = [
     "scratch.hidden_size=32", "scratch.heads=2", "scratch.vocabulary=400", "scratch.dropout=0.1",

@@ -40,10 +40,11 @@ from kgmlm.terminal import (
 
 if TYPE_CHECKING:
     from kgmlm.config import Protocol
-    from kgmlm.evaluation import Evaluation, Scope
+    from kgmlm.evaluation import Evaluation
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
+    from kgmlm.scope import Scope
 
 
 @handled
@@ -151,7 +152,7 @@ def _scope(
     run: Run, other: KnowledgeGraph | None, protocol: Protocol, rescored: bool, allowed: Mapping[str, bool]
 ) -> tuple[Scope, list[str]]:
     """What is asked, and the datasets of earlier runs that are gone, so nothing is checked against them."""
-    from kgmlm.evaluation import Scope
+    from kgmlm.scope import Scope
 
     earlier, gone = run.past(rescored)
     if gone:

@@ -119,9 +119,9 @@ def _choose_structure(
 ) -> dict[str, float]:
     """Train a structural model, if none is lent, choose its weights, and save both in the run."""
     from kgmlm.config import Protocol
-    from kgmlm.evaluation import choose_structure
     from kgmlm.runs import command
     from kgmlm.training import make_structure
+    from kgmlm.tuning import choose_structure
 
     quiet_transformers()
     ranker = run.ranker(device, rescorer=False, structure=False)
@@ -159,8 +159,8 @@ def weigh(
     """
     from kgmlm import files, runs
     from kgmlm.config import Protocol
-    from kgmlm.evaluation import validate
     from kgmlm.kg import RunError
+    from kgmlm.tuning import validate
 
     opened = runs.open_run(run)
     files.check_writable(run / "run.json")
@@ -319,10 +319,10 @@ def _train_rescorer(
 ) -> None:
     """Train the rescorer of a run, in a run folder of its own."""
     from kgmlm.config import Protocol
-    from kgmlm.evaluation import choose_rescoring
     from kgmlm.rescoring import Rescorer
     from kgmlm.runs import RESCORER
     from kgmlm.training import resume_run, start_run
+    from kgmlm.tuning import choose_rescoring
 
     folder = opened.path / RESCORER
     first = opened.ranker(device, rescorer=False)
@@ -366,8 +366,8 @@ def _choose_rescoring(
 ) -> dict[str, float]:
     """Choose how a run's rescorer is used, and keep it in the run's record."""
     from kgmlm.config import Protocol
-    from kgmlm.evaluation import choose_rescoring
     from kgmlm.runs import RESCORER, command, open_run
+    from kgmlm.tuning import choose_rescoring
 
     trained = open_run(run.path / RESCORER)
     training = trained.settings.training

@@ -232,7 +232,7 @@ def _tell_start(run: Run, ranker: Ranker) -> None:
 def _train(run: Run, ranker: Ranker, quiet: bool, options: dict[str, Any]) -> None:
     """Train a run with validation, if its graph has a split for it, and say how it ended."""
     from kgmlm.config import Protocol
-    from kgmlm.evaluation import validate
+    from kgmlm.tuning import validate
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)

@@ -1,0 +1,52 @@
+"""A ranker that reads nothing, for tests of what becomes of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from kgmlm.config import Protocol
+from kgmlm.constraints import Possible
+from kgmlm.evaluation import Evaluation, evaluate
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import Queries
+from kgmlm.tokenization import Candidates
+
+
+class FakeRanker:
+    """A double: scores are a function of the query and the entity alone, with ties on purpose."""
+
+    def __init__(self, n: int, kind: str) -> None:
+        self.n, self.kind = n, kind
+        self.possible = Possible.anything(300)
+        offsets = np.arange(n + 1)
+        self.candidates = Candidates(np.zeros(n, np.int64), offsets, np.zeros(n, np.bool_))
+
+    def unconstrained(self) -> FakeRanker:
+        return self
+
+    def score(self, queries: Queries) -> torch.Tensor:
+        if self.kind == "constant":
+            return torch.zeros(len(queries), self.n)
+        seed = queries.entity_B * 7919 + queries.relation_B * 104729 + queries.tail_B
+        ids = np.arange(self.n)
+        return torch.from_numpy(((seed[:, None] * 31 + ids * ids * 17) % 11).astype(np.float32))
+
+    def rank(self, queries: Queries, batch_size: int = 64, advance: Any = None) -> Iterator[Any]:
+        order = np.random.default_rng(0).permutation(len(queries))
+        for start in range(0, len(order), 13):
+            rows = order[start : start + 13]
+            yield rows, self.score(queries[rows])
+            advance(len(rows))
+
+
+def fake(graph: KnowledgeGraph) -> Any:
+    return FakeRanker(len(graph.entities), "tied")
+
+
+def run(graph: KnowledgeGraph, kind: str = "tied", **protocol: Any) -> Evaluation:
+    ranker: Any = FakeRanker(len(graph.entities), kind)
+    return evaluate(ranker, graph, Protocol.model_validate(protocol))
