@@ -27,7 +27,6 @@ from kgmlm.evaluation import evaluate
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries
-from kgmlm.tokenization import Candidates
 
 RULES = ("constant", "frequency", "mirror", "mirror, then frequency")
 
@@ -39,8 +38,7 @@ class Rule:
         self.rule = rule
         self.possible = Possible.anything(len(graph.relations))
         self.count = len(graph.entities)
-        offsets = np.arange(self.count + 1)
-        self.candidates = Candidates(offsets[:-1], offsets, np.zeros(self.count, np.bool_))
+        self.truncated_N = np.zeros(self.count, np.bool_)
         self.train = FilterIndex(graph.splits["train"], self.count)
         heads, relations, tails = np.unique(graph.splits["train"], axis=0).T
         self.answers = np.zeros((2, len(graph.relations), self.count), np.float32)

@@ -188,7 +188,7 @@ class TrainingSettings(_Strict):
     Attributes:
         objective: "entity", softmax over the scores of all training entities with all true answers
             as targets; "token", the paper's cross-entropy on the gold span; "masked", which adapts a
-            model to the graph's texts (``masking``) before another run begins with it; or "rescore", which
+            model to the graph's texts before another run begins with it; or "rescore", which
             `kgmlm rescore` trains (``rescoring``).
         samples: what an epoch has, of both sides: "queries", each distinct query once; or "triples", each as
             often as it has answers, which is how evaluation asks. The latter learns better what hubs of the

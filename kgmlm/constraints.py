@@ -17,6 +17,7 @@ from kgmlm.filters import distinct_triples
 from kgmlm.kg import BoolArray, IntArray, Queries
 
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
+MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
 IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shortlist misses
 
 

@@ -18,11 +18,12 @@ import torch
 
 from kgmlm import files
 from kgmlm.config import Protocol
+from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import MADE_BY, Ranks, rank_answers
-from kgmlm.ranker import HELD, MISSED, Ranker, Retrieval
+from kgmlm.ranker import HELD, Ranker
 from kgmlm.report import (
     about_candidates,
     about_own_entity,
@@ -34,6 +35,7 @@ from kgmlm.report import (
     metrics_of,
 )
 from kgmlm.scope import Scope, within
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,7 +283,7 @@ def evaluate(
     seconds = time.monotonic() - started
 
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
-    texts, truncated_N = graph.entities.take(main.ids), ranker.candidates.truncated_N[main.ids]
+    texts, truncated_N = graph.entities.take(main.ids), ranker.truncated_N[main.ids]
     report = {
         "dataset": graph.name,
         "split": protocol.split,
@@ -365,7 +367,7 @@ def _scores(
     else those without constraints on what can answer.
     """
     if retrieval is not None:
-        yield from ranker.retrieve_and_rank(queries, retrieval, batch_size, advance)
+        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size, advance)
         return
     if others and ranker.possible.own_B(queries).any():
         yield from ranker.rank_both(queries, batch_size, advance)

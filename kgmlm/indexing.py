@@ -17,7 +17,7 @@ import torch
 from kgmlm.faiss_parts import Part, require_faiss, unwrapped
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, IntArray, Queries, RunError
-from kgmlm.ranker import Ranker, Retrieval, Weights
+from kgmlm.ranker import Ranker
 from kgmlm.retrieval import (
     FLAT_BELOW,
     KINDS,
@@ -29,6 +29,7 @@ from kgmlm.retrieval import (
     likelihood_parts,
 )
 from kgmlm.runs import Run
+from kgmlm.shortlisting import Retrieval, shortlist
 
 STATES = 512  # training queries that a reduction is fitted on
 SAMPLE = 200  # other training queries that recall is measured on
@@ -95,9 +96,9 @@ def build_index(
     done = _counted(advance, count)
     reduction = None
     if kind == "entity":
-        if not ranker.settings.vector.enabled:
+        if ranker.vectors is None:
             raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
-        parts = entity_parts(ranker.vectors.cpu().numpy(), ids, factory, seed, done)
+        parts = entity_parts(ranker.vectors.all.cpu().numpy(), ids, factory, seed, done)
         why = [_why(factory, parts)]
     else:
         if dimensions is None:
@@ -155,8 +156,8 @@ def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
             f"build it anew with `kgmlm index {run.path} --kind {kind}`"
         )
     if kind == "likelihood" and retriever.reduction is None:
-        retriever = replace(retriever, reduction=Reduction.none(*ranker.model.decoder))
-    if ranker.model.device.type == "cuda":
+        retriever = replace(retriever, reduction=Reduction.none(*ranker.reader.model.decoder))
+    if ranker.reader.model.device.type == "cuda":
         retriever = retriever.on_gpu()
     new = np.arange(own, len(ranker.context.entities))
     return added(ranker, retriever, new) if len(new) else retriever
@@ -166,7 +167,7 @@ def _fits(retriever: Retriever, ranker: Ranker, entities: int) -> bool:
     """Whether an index finds entities that there are, by queries of the widths that it will be asked."""
     if any((part.ids >= entities).any() for part in retriever.parts):
         return False
-    count, width = ranker.model.decoder[0].shape
+    count, width = ranker.reader.model.decoder[0].shape
     widths = [part.width for part in retriever.parts]
     if retriever.kind == "entity":
         return widths == [width]
@@ -175,7 +176,7 @@ def _fits(retriever: Retriever, ranker: Ranker, entities: int) -> bool:
         dimensions = reduction.state_Dd.shape[1]
         if reduction.state_Dd.shape[0] != width + 1 or reduction.tokens_Vd.shape != (count, dimensions):
             return False
-    return widths == [dimensions * k for k in range(1, ranker.vocabulary.span_length + 1)]
+    return widths == [dimensions * k for k in range(1, ranker.reader.vocabulary.span_length + 1)]
 
 
 def default_kind(run: Run) -> Kind:
@@ -210,7 +211,8 @@ def open_retrieval(
 def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
     """The index with further entities of the ranker's context; nothing is rebuilt."""
     if retriever.kind == "entity":
-        vectors = ranker.vectors.cpu().numpy()[ids]
+        assert ranker.vectors is not None
+        vectors = ranker.vectors.all.cpu().numpy()[ids]
         (part,) = entity_parts(vectors, np.arange(len(ids)), "Flat")
         return retriever.with_parts([replace(part, ids=ids)])
     assert retriever.reduction is not None
@@ -232,11 +234,12 @@ def _queries(graph: KnowledgeGraph, seed: int) -> tuple[Queries, Queries]:
 
 
 def _reduction(ranker: Ranker, queries: Queries, dimensions: int) -> Reduction:
-    weight_VD, bias_V = ranker.model.decoder
+    weight_VD, bias_V = ranker.reader.model.decoder
     if not dimensions or dimensions > weight_VD.shape[1]:
         return Reduction.none(weight_VD, bias_V)
-    states = torch.cat([span.hidden_BLD.flatten(0, 1).cpu() for _, span in ranker.states(queries)])
-    counts = np.bincount(ranker.candidates.token_ids, minlength=len(weight_VD))
+    readings = ranker.reader.readings(queries)
+    states = torch.cat([reading.span.hidden_BLD.flatten(0, 1).cpu() for _, reading in readings])
+    counts = np.bincount(ranker.reader.names.token_ids, minlength=len(weight_VD))
     return Reduction.of(weight_VD, bias_V, states, counts, dimensions)
 
 
@@ -248,8 +251,9 @@ def _likelihood_parts(
     seed: int,
     advance: Callable[[int], None],
 ) -> list[Part]:
-    length, normalization = ranker.vocabulary.span_length, ranker.settings.scoring.normalization
-    return likelihood_parts(ranker.candidates, ids, reduction, length, normalization, factory, seed, advance)
+    reader = ranker.reader
+    length, normalization = reader.vocabulary.span_length, reader.settings.scoring.normalization
+    return likelihood_parts(reader.names, ids, reduction, length, normalization, factory, seed, advance)
 
 
 def _why(factory: str, parts: list[Part]) -> str:
@@ -266,9 +270,10 @@ def _why(factory: str, parts: list[Part]) -> str:
 def _fingerprint(ranker: Ranker, kind: Kind, count: int) -> str:
     """Of what an index of the first ``count`` entities is made from."""
     if kind == "entity":
-        return fingerprint(ranker.vectors[:count].cpu().numpy())
-    weight_VD, bias_V = (x.detach().cpu().numpy() for x in ranker.model.decoder)
-    names = ranker.candidates
+        assert ranker.vectors is not None
+        return fingerprint(ranker.vectors.all[:count].cpu().numpy())
+    weight_VD, bias_V = (x.detach().cpu().numpy() for x in ranker.reader.model.decoder)
+    names = ranker.reader.names
     offsets = names.offsets[: count + 1]
     return fingerprint(weight_VD, bias_V, names.token_ids[: offsets[-1]], offsets)
 
@@ -276,30 +281,27 @@ def _fingerprint(ranker: Ranker, kind: Kind, count: int) -> str:
 @torch.inference_mode()
 def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> _Tuning:
     """Try efforts, each twice the one before, until rescored shortlists have the target's recall@10."""
-    kept = ranker.weights, ranker.rescorer
-    ranker.rescorer = None
-    ranker.weights = Weights(0.0, 1.0) if retriever.kind == "entity" else Weights()
-    try:
-        count = len(ranker.context.entities)
-        k, top = min(SHORTLIST, count), min(10, count)
-        spans = [span for _, span in ranker.states(queries, max(1, min(64, 2**24 // count)))]
-        score = ranker.scorer()
+    alone = ranker.by("vector" if retriever.kind == "entity" else "likelihood").unconstrained()
+    count = len(ranker.context.entities)
+    k, top = min(SHORTLIST, count), min(10, count)
+    size = max(1, min(64, 2**24 // count))
+    readings = [reading for _, reading in alone.reader.readings(queries, size)]
+    (signal,) = (alone.signals[name] for name in alone.mixture.signals)
+    started = time.perf_counter()
+    least = [signal.score(reading, alone.pool()).topk(top, dim=1).values[:, -1:] for reading in readings]
+    exact = time.perf_counter() - started
+    tried: list[_Try] = []
+    for effort in EFFORTS:
         started = time.perf_counter()
-        least = [score(span).score(ranker.weights).topk(top, dim=1).values[:, -1:] for span in spans]
-        exact = time.perf_counter() - started
-        tried: list[_Try] = []
-        for effort in EFFORTS:
-            started = time.perf_counter()
-            found = [ranker.shortlist(span, Retrieval(retriever, k, effort))[1][:, :top] for span in spans]
-            spent = time.perf_counter() - started
-            # Whichever of equals it found.
-            hits = sum(int((a > b - _TIED).sum()) for a, b in zip(found, least, strict=True))
-            tried.append(_Try(effort, hits / (top * len(queries)), round(1e3 * spent / len(queries), 3)))
-            if tried[-1].recall_at_10 >= target or _exhausted(retriever, effort):
-                break
-        return _Tuning(tried, round(1e3 * exact / len(queries), 3))
-    finally:
-        ranker.weights, ranker.rescorer = kept
+        retrieval = Retrieval(retriever, k, effort)
+        found = [shortlist(alone, reading, retrieval)[1][:, :top] for reading in readings]
+        spent = time.perf_counter() - started
+        # Whichever of equals it found.
+        hits = sum(int((a > b - _TIED).sum()) for a, b in zip(found, least, strict=True))
+        tried.append(_Try(effort, hits / (top * len(queries)), round(1e3 * spent / len(queries), 3)))
+        if tried[-1].recall_at_10 >= target or _exhausted(retriever, effort):
+            break
+    return _Tuning(tried, round(1e3 * exact / len(queries), 3))
 
 
 def _exhausted(retriever: Retriever, effort: int) -> bool:

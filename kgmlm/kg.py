@@ -184,8 +184,8 @@ class EntityTable:
         """Where each entity is in another table, with the same label, surface and description; or -1."""
         found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
         rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-        there = np.flatnonzero(rows_N >= 0)
         for column in ("surface", "description"):
+            there = np.flatnonzero(rows_N >= 0)
             mine = self.table.column(column).take(pa.array(there))
             theirs = other.table.column(column).take(pa.array(rows_N[there]))
             same = pc.equal(mine, theirs).to_numpy()

@@ -20,6 +20,13 @@ def fast_bf16() -> bool:
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
+def only_cpu() -> bool:
+    """Whether there is no accelerator: accelerate joins several CPU processes only when told so."""
+    import torch
+
+    return not torch.accelerator.is_available()
+
+
 @cache
 def keep_memory() -> None:
     """Let this process keep large blocks of memory that it frees, for the next of their kind.

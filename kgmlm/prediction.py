@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import added, open_retrieval
 from kgmlm.kg import EntityTable, IntArray, Queries, Query
-from kgmlm.ranker import MISSED, Ranker, Retrieval
+from kgmlm.pool import Reading
+from kgmlm.ranker import Ranker
 from kgmlm.resolver import Resolver
 from kgmlm.runs import open_run
 from kgmlm.scoring import top
+from kgmlm.shortlisting import Retrieval, shortlist
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,8 +160,8 @@ class Predictor:
     ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
         """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
         if self.retrieval is not None:
-            for rows, span in self.ranker.states(queries, batch_size, advance):
-                ids_BK, scores_BK = self.ranker.shortlist(span, self.retrieval, queries[rows], batch_size)
+            for rows, reading in self.ranker.reader.readings(queries, batch_size, advance):
+                ids_BK, scores_BK = shortlist(self.ranker, reading, self.retrieval, batch_size)
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
                 )
@@ -176,22 +179,27 @@ class Predictor:
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """The same predictions with what their scores are made of."""
         ids = np.array([p.id for p in predictions], np.int64)
-        asked, ranker = Queries.of([query]), self.ranker
-        (values,) = ranker.explain(asked, ids)
-        combine = sum if ranker.settings.scoring.normalization == "sum" else fmean
-        columns = {"likelihood": (ranker.weights.likelihood, [combine(of_tokens) for of_tokens in values])}
-        columns |= ranker.unweighted(asked, ids)
+        asked, ranker, reader = Queries.of([query]), self.ranker, self.ranker.reader
+        reading = Reading(asked, reader.read)
+        (values,) = ranker.likelihood.explain(reading, ids)
+        combine = sum if reader.settings.scoring.normalization == "sum" else fmean
+        columns = {"likelihood": [combine(of_tokens) for of_tokens in values]}
+        further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
+        for name in further:
+            columns[name] = ranker.signals[name].score(reading, ranker.pool(ids))[0].tolist()
+        weights = {name: float(ranker.mixture.of(name, asked)) for name in columns}
+        reranking = ranker.reranking
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
-            parts = {name: Part(weight, column[n]) for name, (weight, column) in columns.items()}
-            if ranker.rescorer is not None and ranker.rescorer.use.k:
+            parts = {name: Part(weights[name], column[n]) for name, column in columns.items()}
+            if reranking is not None and reranking.use.k:
                 before, weight = (
                     sum(part.weight * part.value for part in parts.values()),
-                    ranker.rescorer.use.weight,
+                    reranking.use.weight,
                 )
                 parts["rescoring"] = Part(weight, (p.score - before) / weight)
-            ids_T = ranker.candidates.tokens(p.id).tolist()
-            rows = zip(ranker.tokenizer.tokens(ids_T), ranker.tokenizer.texts(ids_T), ids_T, strict=True)
+            ids_T = reader.names.tokens(p.id).tolist()
+            rows = zip(reader.tokenizer.tokens(ids_T), reader.tokenizer.texts(ids_T), ids_T, strict=True)
             tokens = tuple(
                 {"token": piece, "text": text, "id": token, "position": position, "log_likelihood": value}
                 for position, ((piece, text, token), value) in enumerate(

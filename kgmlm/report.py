@@ -11,7 +11,7 @@ from kgmlm.config import Protocol
 from kgmlm.constraints import Possible
 from kgmlm.kg import BoolArray, EntityTable, IntArray, Queries, RelationTable
 from kgmlm.metrics import HITS_AT, Ranks, expected_hits, flat_metrics, headline, sides, summarize
-from kgmlm.ranker import Retrieval
+from kgmlm.shortlisting import Retrieval
 
 Figures = Callable[[Ranks], dict[str, float]]
 

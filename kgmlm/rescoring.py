@@ -4,7 +4,7 @@ A query's hole is filled with a candidate, its description and its own training 
 it the masked LM says how much more likely "yes" is than "no". Reading the two together sees what one pass a
 query cannot, at many times its cost, so only the K best of a first stage are read.
 
-Shapes: B queries, K candidates of each, N entities, C candidates of a training query, P pairs.
+Shapes: B queries, K candidates of each, N entities, P pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kgmlm.graph import ContextGraph
 from kgmlm.kg import IntArray, ModelError, Queries, Query
 from kgmlm.linearization import answer_text, linearize, neighborhood
 from kgmlm.modeling import SpanModel, SpanOutput
-from kgmlm.tokenization import Encoded, MaskedBatch, SpanTokenizer
+from kgmlm.reader import Reader
+from kgmlm.tokenization import Encoded, SpanTokenizer
 
 WORDS = ("yes", "no")
 _CACHED = 200_000  # candidates' tokens that are kept
@@ -40,7 +41,6 @@ class Rescorer:
 
     Args:
         settings: of the rescorer's own run.
-        use: how many are rescored, and how much that counts.
 
     Raises:
         ModelError: when the tokenizer writes "yes" and "no" alike.
@@ -52,18 +52,21 @@ class Rescorer:
         tokenizer: SpanTokenizer,
         model: SpanModel,
         settings: Settings,
-        use: Use | None = None,
     ) -> None:
         self.context = context
         self.tokenizer = tokenizer
         self.model = model
         self.settings = settings
-        self.use = use or Use(settings.rescoring.candidates, settings.training.temperature)
         yes, no = (ids[-1] for ids in tokenizer.encode_words(WORDS))
         if yes == no:
             raise ModelError("the tokenizer cannot tell 'yes' from 'no', which rescoring is read from")
         self._words = torch.tensor([yes, no])
         self._answers: dict[Query, list[int]] = {}
+
+    @classmethod
+    def of(cls, reader: Reader) -> Rescorer:
+        """One with the model of a reader."""
+        return cls(reader.context, reader.tokenizer, reader.model, reader.settings)
 
     @property
     def rescoring(self) -> RescoringSettings:
@@ -72,7 +75,7 @@ class Rescorer:
 
     def over(self, context: ContextGraph) -> Rescorer:
         """The same over another graph."""
-        return Rescorer(context, self.tokenizer, self.model, self.settings, self.use)
+        return Rescorer(context, self.tokenizer, self.model, self.settings)
 
     def encode(
         self, queries: Queries, ids: Sequence[IntArray], rng: np.random.Generator | None = None
@@ -215,25 +218,3 @@ class Best(NamedTuple):
         leading_BN = self.passed_BN & (scores_BN >= last_B1)
         raised_BN = scores_BN.scatter_add(1, self.columns_BK, gain_BK)
         return torch.where(leading_BN, raised_BN + gain_BK.amax(1, keepdim=True), raised_BN)
-
-
-@dataclass(frozen=True)
-class PairBatch:
-    """A micro-batch of the objective "rescore": of each of B queries a true answer and some wrong ones.
-
-    Attributes:
-        pairs: P texts, query by query, the true answer first.
-        counts_B: candidates of each query.
-    """
-
-    pairs: MaskedBatch
-    counts_B: IntArray
-
-
-def pair_loss(scores_P: torch.Tensor, counts_B: IntArray) -> torch.Tensor:
-    """Cross-entropy of a softmax over each query's candidates, the first of which is true."""
-    columns = np.concatenate([np.arange(n) for n in counts_B])
-    rows = np.repeat(np.arange(len(counts_B)), counts_B)
-    scores_BC = scores_P.new_full((len(counts_B), int(counts_B.max())), -torch.inf)
-    scores_BC[torch.from_numpy(rows), torch.from_numpy(columns)] = scores_P
-    return -scores_BC.log_softmax(1)[:, 0].mean()

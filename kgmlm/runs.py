@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 
     from kgmlm.modeling import SpanModel
     from kgmlm.ranker import Ranker
+    from kgmlm.reranking import Reranking
     from kgmlm.rescoring import Rescorer
-    from kgmlm.structure import Structure
+    from kgmlm.signals.structure import Structure
     from kgmlm.tokenization import Candidates, SpanTokenizer
     from kgmlm.vocabulary import Vocabulary
 
@@ -205,7 +206,7 @@ class Run:
         with files.atomic_folder(self.model_folder) as folder:
             if self.settings.vector.enabled:
                 save_vectors(ranker, folder / VECTORS)
-            save_model(ranker.model, ranker.tokenizer, folder)
+            save_model(ranker.reader.model, ranker.reader.tokenizer, folder)
 
     def save_weights(self, ranker: Ranker, **values: Any) -> Run:
         """Keep other weights of the vectors; ``values`` go into the record.
@@ -229,12 +230,12 @@ class Run:
         if structure or record.get("rescoring") or record.get("weighing"):
             self.update(rescoring=None, weighing=None, structure=structure)
 
-    def save_structure(self, structure: Structure, **values: Any) -> Run:
-        """Keep a structural model beside the text model; ``values`` go into the record.
+    def save_structure(self, structure: Structure, weights_R2: torch.Tensor, **values: Any) -> Run:
+        """Keep a structural model beside the text model, and its weights; ``values`` go into the record.
 
         A rescoring that was chosen for the earlier scores is left out from then on.
         """
-        from kgmlm.structure import save_structure
+        from kgmlm.signals.structure import save_structure
 
         self.update(rescoring=None)
 
@@ -243,20 +244,16 @@ class Run:
 
         known = accepted(read_record(self.path))
         with digests.replacing(self.path / STRUCTURE, known, keep) as temporary:
-            save_structure(structure, temporary)
+            save_structure(structure, weights_R2, temporary)
         return self.update(structure=values)
 
     def lend_structure(self, graph: KnowledgeGraph) -> tuple[Structure, dict[str, Any]]:
         """This run's structural model, else its teacher, and how that was trained, for another run.
 
-        Its weights are 1 again; they were chosen for this run.
-
         Raises:
             RunError: when it has neither, or is a run of another graph.
         """
-        import torch
-
-        from kgmlm.structure import load_structure
+        from kgmlm.signals.structure import load_structure
 
         self._check(STRUCTURE, TEACHER)
         there = [name for name in (STRUCTURE, TEACHER) if (self.path / name).is_file()]
@@ -264,10 +261,10 @@ class Run:
             raise RunError(f"{self.path} has no structural model; `kgmlm fuse {self.path}` trains one")
         if not self.graph.same(graph):
             raise RunError(f"{self.path} is a run of another graph")
-        structure = load_structure(self.path / there[0], self.graph)
+        structure, _ = load_structure(self.path / there[0], self.graph)
         record = self.record.get("structure" if there[0] == STRUCTURE else "teacher") or {}
         keys = ("settings", "minutes", "versions", "hardware", "command")
-        return structure.weighted(torch.ones_like(structure.weights_R2)), {k: record.get(k) for k in keys}
+        return structure, {k: record.get(k) for k in keys}
 
     def teacher(self, device: torch.device) -> Structure | None:
         """The structural model that teaches this run's, if its settings have one.
@@ -275,12 +272,12 @@ class Run:
         Raises:
             RunError: when it is missing or damaged.
         """
-        from kgmlm.structure import load_structure
+        from kgmlm.signals.structure import load_structure
 
         if not self.settings.training.teaching:
             return None
         self._check(TEACHER)
-        return load_structure(self.path / TEACHER, self.graph).to(device)
+        return load_structure(self.path / TEACHER, self.graph)[0].to(device)
 
     def _check(self, *names: str) -> None:
         """See that single files are as they were written."""
@@ -334,7 +331,7 @@ class Run:
 
         from kgmlm.modeling import check_vocabulary, load_model
         from kgmlm.ranker import Ranker
-        from kgmlm.structure import load_structure
+        from kgmlm.signals.structure import load_structure
         from kgmlm.tokenizer_sources import load_tokenizer
 
         if self.record.get("files") and not (folder / digests.MANIFEST).is_file():
@@ -351,8 +348,9 @@ class Run:
             model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
         except (RuntimeError, AssertionError) as error:
             raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
-        ranker = Ranker(self.graph.context, load_tokenizer(folder), model, self.settings, self.vocabulary)
-        check_vocabulary(model, ranker.tokenizer, folder)
+        tokenizer = load_tokenizer(folder)
+        ranker = Ranker.fresh(self.graph.context, tokenizer, model, self.settings, self.vocabulary)
+        check_vocabulary(model, tokenizer, folder)
         if (folder / VECTORS).is_file() and not self.settings.vector.enabled:
             raise RunError(
                 f"{self.path / 'config.toml'} is damaged: 'vector.enabled' is false, yet there are vectors; "
@@ -362,10 +360,10 @@ class Run:
             self.path / NAMES,
             len(self.graph.entities),
             self.vocabulary.span_length,
-            len(ranker.tokenizer.tokenizer),
+            len(tokenizer.tokenizer),
         )
         if names is not None:
-            ranker.adopt_names(names)
+            ranker.reader.adopt_names(names)
         if self.settings.vector.enabled and folder == self.model_folder and not (folder / VECTORS).is_file():
             raise RunError(f"{folder / VECTORS} is missing; it belongs to the model beside it")
         if (folder / VECTORS).is_file():
@@ -373,10 +371,11 @@ class Run:
         if structure and folder == self.model_folder:
             self._check(STRUCTURE)
         if structure and folder == self.model_folder and (self.path / STRUCTURE).is_file():
-            ranker.structure = load_structure(self.path / STRUCTURE, self.graph).to(ranker.model.device)
-            ranker.weights = ranker.weights._replace(structure=1.0)
+            found, weights_R2 = load_structure(self.path / STRUCTURE, self.graph)
+            ranker.signals["structure"] = found.to(model.device)
+            ranker.mixture = ranker.mixture.weighed("structure", weights_R2, float(weights_R2.mean()))
         if rescorer and folder == self.model_folder and self.record.get("rescoring"):
-            ranker.rescorer = self.rescorer(ranker.model.device)
+            ranker.reranking = self.reranking(model.device)
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
     def copy_rescorer(self, other: Run) -> None:
@@ -403,27 +402,34 @@ class Run:
         return folder
 
     def rescorer(self, device: torch.device) -> Rescorer:
-        """The trained rescorer of this run, used as was chosen on validation.
+        """The trained rescorer of this run.
 
         Raises:
             RunError: when it is missing or damaged.
         """
         from kgmlm.modeling import check_vocabulary, load_model
-        from kgmlm.rescoring import Rescorer, Use
+        from kgmlm.rescoring import Rescorer
         from kgmlm.tokenizer_sources import load_tokenizer
 
         folder = self.rescorer_folder
         check_files(folder, read_record(folder), "config.toml")
-        use = self.record.get("rescoring") or {}
         model, tokenizer = load_model(folder / "model"), load_tokenizer(folder / "model")
         check_vocabulary(model, tokenizer, folder / "model")
-        return Rescorer(
-            self.graph.context,
-            tokenizer,
-            model.to(device),
-            read_settings(folder),
-            Use(int(use["k"]), float(use["weight"])) if use else None,
-        )
+        return Rescorer(self.graph.context, tokenizer, model.to(device), read_settings(folder))
+
+    def reranking(self, device: torch.device) -> Reranking:
+        """The rescorer of this run, used as was chosen on validation, or not yet.
+
+        Raises:
+            RunError: when it is missing or damaged.
+        """
+        from kgmlm.ranker import unit
+        from kgmlm.reranking import Reranking
+        from kgmlm.rescoring import Use
+
+        use = self.record.get("rescoring") or {"k": 0, "weight": 0.0}
+        how = Use(int(use["k"]), float(use["weight"]))
+        return Reranking(self.rescorer(device), how, unit("vector", self.settings))
 
 
 def save_names(names: Candidates, path: Path) -> None:
@@ -473,11 +479,13 @@ def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates 
 
 def save_vectors(ranker: Ranker, path: Path) -> None:
     """Vectors of the run's own entities, in order, and the weights of likelihood and vectors."""
-    weights = {k: repr(v) for k, v in ranker.weights._asdict().items()}
-    tensors = {"vectors": ranker.vectors.cpu().contiguous()}
-    if ranker.factors_R2 is not None:
-        tensors["factors"] = ranker.factors_R2
-    files.write_tensors(path, tensors, weights)
+    mixture, vectors = ranker.mixture, ranker.vectors
+    assert vectors is not None
+    averages = {name: mixture.averages.get(name, 0.0) for name in ("likelihood", "vector", "structure")}
+    tensors = {"vectors": vectors.all.cpu().contiguous()}
+    if averages["vector"] and averages["likelihood"]:
+        tensors["factors"] = mixture.tables["vector"] / averages["vector"]
+    files.write_tensors(path, tensors, {name: repr(weight) for name, weight in averages.items()})
 
 
 def load_vectors(ranker: Ranker, path: Path) -> None:
@@ -489,26 +497,31 @@ def load_vectors(ranker: Ranker, path: Path) -> None:
     import torch
     from safetensors import safe_open
 
-    from kgmlm.ranker import Weights
+    from kgmlm.mixture import Mixture
 
+    assert ranker.vectors is not None
+    names = ("likelihood", "vector")
     try:
         with safe_open(path, "pt") as opened:
             vectors = opened.get_tensor("vectors")
             factors = opened.get_tensor("factors") if "factors" in opened.keys() else None  # noqa: SIM118
-            weights = {k: float(v) for k, v in opened.metadata().items() if k in Weights._fields}
+            weights = {k: float(v) for k, v in opened.metadata().items() if k in names}
         if any(t is not None and t.dtype != torch.float32 for t in (vectors, factors)):
             raise ValueError("its vectors or weights are not float32")
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(f"{path} cannot be read: {why}") from None
-    expected = (len(ranker.context.entities), ranker.model.decoder[0].shape[1])
+    expected = (len(ranker.context.entities), ranker.reader.model.decoder[0].shape[1])
     if tuple(vectors.shape) != expected:
         raise RunError(f"{path} has vectors of shape {tuple(vectors.shape)}; the run needs {expected}")
     expected = (len(ranker.context.relations), 2)
     if factors is not None and tuple(factors.shape) != expected:
         raise RunError(f"{path} has weights of shape {tuple(factors.shape)}; the run needs {expected}")
-    ranker.weights, ranker.factors_R2 = Weights(**weights), factors
-    ranker.adopt(ranker.context.entities, vectors)
+    ranker.mixture = Mixture.even({**dict.fromkeys(names, 0.0), **weights}, len(ranker.context.relations))
+    if factors is not None:
+        average = ranker.mixture.averages["vector"]
+        ranker.mixture = ranker.mixture.weighed("vector", average * factors, average)
+    ranker.vectors.adopt(ranker.context.entities, vectors)
 
 
 def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
@@ -648,7 +661,9 @@ def create_run(
         names: the tokens of all entities, so that opening the run need not tokenize them again.
         teacher: a structural model that is to teach the run's, and how it was trained.
     """
-    from kgmlm.structure import save_structure
+    import torch
+
+    from kgmlm.signals.structure import save_structure
 
     check_output(path, overwrite)
     tokens = vocabulary.softmax_tokens
@@ -675,7 +690,7 @@ def create_run(
             save_names(names, folder / NAMES)
         files.write_atomic(folder / "config.toml", dump_settings(settings))
         if teacher:
-            save_structure(teacher[0], folder / TEACHER)
+            save_structure(teacher[0], torch.ones(len(graph.relations), 2), folder / TEACHER)
         record["files"] = digests.as_json(digests.of_folder(folder))
         files.write_json(folder / "run.json", record)
     return Run(path, graph, settings, record)

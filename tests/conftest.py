@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from forking import Forker
 
 from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
@@ -76,9 +77,15 @@ def make_ranker(
         )
         surfaces = toy.entities.column("surface")
         vocabulary = Vocabulary.fit(toy_tokenizer, surfaces, toy.seen_N, settings)
-        return Ranker(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
+        return Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
 
     return make
+
+
+def vectors_of(ranker: Ranker) -> torch.Tensor:
+    """The vectors of all entities of a ranker that has some."""
+    assert ranker.vectors is not None
+    return ranker.vectors.all
 
 
 def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:

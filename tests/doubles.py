@@ -13,7 +13,6 @@ from kgmlm.constraints import Possible
 from kgmlm.evaluation import Evaluation, evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import Queries
-from kgmlm.tokenization import Candidates
 
 
 class FakeRanker:
@@ -22,8 +21,7 @@ class FakeRanker:
     def __init__(self, n: int, kind: str) -> None:
         self.n, self.kind = n, kind
         self.possible = Possible.anything(300)
-        offsets = np.arange(n + 1)
-        self.candidates = Candidates(np.zeros(n, np.int64), offsets, np.zeros(n, np.bool_))
+        self.truncated_N = np.zeros(n, np.bool_)
 
     def unconstrained(self) -> FakeRanker:
         return self

@@ -19,6 +19,7 @@ from random import Random
 import pandas as pd
 import pyarrow as pa
 import tomli_w
+import torch
 from damaging import (
     ODD,
     changed_array,
@@ -38,6 +39,7 @@ from kgmlm import comparison, tables
 from kgmlm.cli.ranking import read_queries
 from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
+from kgmlm.embedding import train_structure
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
 from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
@@ -45,8 +47,8 @@ from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES
 from kgmlm.runs import STRUCTURE, VECTORS, checkpoints, open_run
-from kgmlm.structure import train_structure
-from kgmlm.training import resume_run, start_run, train
+from kgmlm.starting import resume_run, start_run
+from kgmlm.training import train
 
 
 class Unfair(AssertionError):
@@ -109,7 +111,8 @@ class Fuzzer:
 
     def _complete(self, run: Path) -> None:
         opened = open_run(run)
-        opened.save_structure(train_structure(opened.graph, StructureSettings(dimension=4, epochs=1)))
+        structure = train_structure(opened.graph, StructureSettings(dimension=4, epochs=1))
+        opened.save_structure(structure, torch.ones(len(opened.graph.relations), 2))
         ranker = open_run(run).ranker("cpu")
         for kind in INDEXES:
             save_index(opened, build_index(ranker, opened.graph, kind))

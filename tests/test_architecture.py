@@ -9,7 +9,7 @@ FILES = (p.relative_to(ROOT / "kgmlm").with_suffix("") for p in (ROOT / "kgmlm")
 MODULES = {".".join(p.parts) for p in FILES if p.name != "__init__"}  # of a package "cli": "cli.train"
 
 MOST = 450  # lines of a module
-STILL_LONG = {"objectives", "ranker", "runs", "training"}
+STILL_LONG = {"runs"}
 
 
 def test_the_map_lists_exactly_the_modules_that_exist() -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from kgmlm.config import Protocol, RescoringSettings, TextSettings, VectorSettings
-from kgmlm.constraints import IMPOSSIBLE, LEAST, Possible
+from kgmlm.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, Query
+from kgmlm.pool import Pool, Reading
 from kgmlm.prediction import Predictor
-from kgmlm.ranker import MISSED, Parts, Ranker, Retrieval, Weights
+from kgmlm.ranker import Ranker, unit
+from kgmlm.reader import Reader
+from kgmlm.reranking import Reranking, best_of
 from kgmlm.rescoring import Rescorer, Use
 from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
 from kgmlm.scope import Scope
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tuning import validate
 
 
@@ -82,16 +87,20 @@ def _scores(ranker: Ranker, queries: Queries) -> torch.Tensor:
     return scores
 
 
-class Copycat(Ranker):
+class Copycat:
     """Likes the entity that is asked about best, then the others by their ids."""
 
-    def parts(
-        self, queries: Queries, entity_ids: IntArray | None = None, *args: object, **kwargs: object
-    ) -> Iterator[tuple[IntArray, Parts]]:
-        count = len(self.context.entities)
-        scores = -torch.arange(count, dtype=torch.float32).repeat(len(queries), 1)
+    name: ClassVar[str] = "likelihood"
+    reads: ClassVar[bool] = False
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        queries = reading.queries
+        scores = -torch.arange(pool.count, dtype=torch.float32).repeat(len(queries), 1)
         scores[np.arange(len(queries)), queries.entity_B] = 1
-        yield np.arange(len(queries)), Parts(scores, None)
+        return scores
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Copycat:
+        return self
 
 
 @pytest.fixture
@@ -111,8 +120,9 @@ def looped() -> KnowledgeGraph:
 
 @pytest.fixture
 def copycat(looped: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Ranker:
-    base = make_ranker()
-    return Copycat(looped.context, base.tokenizer, base.model, base.settings, base.vocabulary)
+    base = make_ranker().reader
+    made = Ranker.fresh(looped.context, base.tokenizer, base.model, base.settings, base.vocabulary)
+    return made.but(signals={"likelihood": Copycat()})
 
 
 def test_evaluation_with_and_without(looped: KnowledgeGraph, copycat: Ranker) -> None:
@@ -136,7 +146,6 @@ def test_another_graph_goes_by_the_run(looped: KnowledgeGraph, copycat: Ranker) 
     unseen = build_graph("unseen", {"train": [["x", "next", "y"]], "test": [["y", "next", "z"]]})
     scope = Scope.inductive(looped, unseen, Protocol(candidates="graph"))
     ranker = copycat.over(scope.graph.context)
-    assert type(ranker) is Ranker
     assert ranker.possible.own_B(scope.graph.queries("test")[0]).all()
     # On its own the graph, with one triple of the relation, would forbid nothing.
     assert not Possible.learn(scope.graph.splits["train"], 1).loop_free_R.any()
@@ -147,8 +156,8 @@ def test_weights_are_chosen_under_the_constraint(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     protocol = Protocol(split="valid", max_triples=0)
-    plain = validate(ranker, toy, protocol)
-    ruled = validate(forbid(ranker), toy, protocol)
+    _, plain = validate(ranker, toy, protocol)
+    ranker.mixture, ruled = validate(forbid(ranker), toy, protocol)
     assert ruled["mrr_vector"] > plain["mrr_vector"]  # an untrained model's vectors are nearest to their own
     own = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
     assert ruled["mrr"] == pytest.approx(own, abs=1e-6)
@@ -166,14 +175,15 @@ def test_ranking_leaves_it_out(make_ranker: Callable[..., Ranker], toy: Knowledg
 
 def test_a_shortlist_gives_it_no_place(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
     ranker = forbid(make_ranker())
-    reduction = Reduction.none(*ranker.model.decoder)
+    reader = ranker.reader
+    reduction = Reduction.none(*reader.model.decoder)
     count = len(ranker.context.entities)
     parts = likelihood_parts(
-        ranker.candidates, np.arange(count), reduction, ranker.vocabulary.span_length, "mean", "Flat", 0,
+        reader.names, np.arange(count), reduction, reader.vocabulary.span_length, "mean", "Flat", 0,
         lambda n: None,
     )  # fmt: skip
     retrieval = Retrieval(Retriever("likelihood", parts, reduction, {"effort": 1, "factory": "Flat"}), 5)
-    for rows, scores, exact in ranker.retrieve_and_rank(queries, retrieval):
+    for rows, scores, exact in retrieve_and_rank(ranker, queries, retrieval):
         own = (np.arange(len(rows)), queries.entity_B[rows])
         assert (scores[own] == IMPOSSIBLE).all()
         assert (exact[own] == IMPOSSIBLE).all()
@@ -185,12 +195,13 @@ def test_rescoring_never_reads_it(make_ranker: Callable[..., Ranker], queries: Q
     ranker = make_ranker(text=TextSettings(max_length=40))  # the model has 64 positions
     plain = _scores(ranker, queries)
     forbid(ranker)
-    _, ids_BK = ranker.best(queries, _scores(ranker, queries), 5)
+    _, ids_BK = best_of(ranker.context, queries, _scores(ranker, queries), 5, ranker.pool())
     assert not (ids_BK == queries.entity_B[:, None]).any()
     # The same with a rescorer: unconstrained scores are those of a ranker without the constraint.
     short = {"rescoring": RescoringSettings(max_length=20)}
-    settings = ranker.settings.for_rescoring().model_copy(update=short)
-    ranker.rescorer = Rescorer(ranker.context, ranker.tokenizer, ranker.model, settings, Use(5, 1.0))
+    settings = ranker.reader.settings.for_rescoring().model_copy(update=short)
+    rescorer = Rescorer(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    ranker.reranking = Reranking(rescorer, Use(5, 1.0), unit("vector", ranker.reader.settings))
     ((_, ruled, free),) = ranker.rank_both(queries, len(queries))
     ((_, expected),) = ranker.unconstrained().rank(queries, batch_size=len(queries))
     torch.testing.assert_close(free, expected)
@@ -200,7 +211,8 @@ def test_rescoring_never_reads_it(make_ranker: Callable[..., Ranker], queries: Q
 
 def test_plain_scores_stay_plain(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
     ranker = forbid(make_ranker())
-    assert ranker.weights == Weights()
+    assert ranker.mixture.averages == {"likelihood": 1.0}
+    assert (ranker.mixture.tables["likelihood"] == 1).all()
     query = toy.unique_queries("train")[0][0]
     for p in dict(Predictor(toy, ranker).predict([query], 5, explain=True))[0]:
         assert p.tokens is not None

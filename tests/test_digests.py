@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Cli, refused, without_digests
 
 from kgmlm import digests
 from kgmlm.config import StructureSettings
+from kgmlm.embedding import train_structure
 from kgmlm.kg import RunError
 from kgmlm.runs import STRUCTURE, VECTORS, Run, open_run
-from kgmlm.structure import Structure, train_structure
+from kgmlm.signals.structure import Structure
 
 
 def changed(path: Path) -> None:
@@ -96,7 +98,7 @@ def fused(toy_run: Path, tmp_path: Path) -> tuple[Run, Structure]:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
     structure = train_structure(run.graph, StructureSettings(dimension=4, epochs=1))
-    return run.save_structure(structure, minutes=1), structure
+    return run.save_structure(structure, torch.ones(len(run.graph.relations), 2), minutes=1), structure
 
 
 def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, Structure]) -> None:
@@ -112,7 +114,7 @@ def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, Structur
     ):
         with pytest.raises(RunError, match=r"structure\.safetensors is missing.*kgmlm fuse .*--overwrite"):
             act()
-    run.save_structure(structure)
+    run.save_structure(structure, torch.ones(len(run.graph.relations), 2))
     open_run(run.path, verify=True)
 
 
@@ -127,6 +129,7 @@ def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
         (run.path / STRUCTURE).unlink()
         run.update(files={k: v for k, v in run.record["files"].items() if k != STRUCTURE})
     other = train_structure(run.graph, StructureSettings(dimension=8, epochs=1))
+    weights_R2 = torch.ones(len(run.graph.relations), 2)
 
     class Killed(BaseException):
         pass
@@ -143,12 +146,12 @@ def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(Killed):
-        run.save_structure(other)
+        run.save_structure(other, weights_R2)
     monkeypatch.undo()
     assert changes[1:] == ["run.json", STRUCTURE, "run.json"][:moment]
     opened = open_run(run.path, verify=True)
     opened.ranker("cpu")
-    opened.save_structure(other)
+    opened.save_structure(other, weights_R2)
     assert len(open_run(run.path, verify=True).record["files"][STRUCTURE]) == 1
 
 
@@ -156,7 +159,7 @@ def test_weights_of_vectors_are_replaced_with_their_digest(toy_vector_run: Path,
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
     ranker = run.ranker("cpu")
-    ranker.weights = ranker.weights._replace(vector=0.125)
+    ranker.mixture = ranker.mixture.evenly("vector", 0.125)
     run.save_weights(ranker, command="weigh")
     again = open_run(run.path, verify=True).ranker("cpu")
-    assert again.weights.vector == 0.125
+    assert again.mixture.averages["vector"] == 0.125

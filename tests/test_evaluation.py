@@ -11,13 +11,15 @@ import torch
 from doubles import FakeRanker, fake, run
 
 from kgmlm.config import Protocol, load_protocol
+from kgmlm.constraints import MISSED
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
 from kgmlm.kg import ConfigError, Queries, Target
-from kgmlm.ranker import MISSED, Ranker, Retrieval
+from kgmlm.ranker import Ranker
+from kgmlm.shortlisting import Retrieval
 
 PROTOCOLS = Path(__file__).parent.parent / "eval" / "protocols"
 

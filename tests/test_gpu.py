@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Cli
-from test_training import go, losses
+from trainings import go, losses
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.runs import open_run
-from kgmlm.training import resume_run, train
+from kgmlm.starting import resume_run
+from kgmlm.training import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

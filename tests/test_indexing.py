@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import vectors_of
 
 from kgmlm.config import VectorSettings
+from kgmlm.constraints import MISSED
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, check_kind, default_kind, open_index, save_index
 from kgmlm.kg import ConfigError, EntityTable, RunError
-from kgmlm.ranker import MISSED, Ranker, Retrieval
+from kgmlm.ranker import Ranker
 from kgmlm.retrieval import Kind
 from kgmlm.runs import open_run
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank, shortlist
 
 pytest.importorskip("faiss")
 
@@ -35,19 +38,19 @@ def test_a_shortlist_of_all_is_the_exact_ranking(
     assert index.record["recall_at_10"] == 1
     assert "exhaustively" in index.record["why"]
     queries, _ = toy.queries("test")
-    for _, shortlisted, exact in ranker.retrieve_and_rank(queries, Retrieval(index, 99)):
+    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
-    for (_, span), (_, _, exact) in zip(
-        ranker.states(queries), ranker.retrieve_and_rank(queries, Retrieval(index, 5)), strict=True
+    for (_, reading), (_, _, exact) in zip(
+        ranker.reader.readings(queries), retrieve_and_rank(ranker, queries, Retrieval(index, 5)), strict=True
     ):
-        ids, scores = ranker.shortlist(span, Retrieval(index, 5))
+        ids, scores = shortlist(ranker, reading, Retrieval(index, 5))
         assert (scores.diff(dim=1) <= 0).all()
         torch.testing.assert_close(scores, exact.gather(1, torch.from_numpy(ids)), atol=1e-4, rtol=1e-4)
         if kind == "likelihood":
-            ranker.use("likelihood")
-            _, scores = ranker.shortlist(span, Retrieval(index, 5))
+            alone = ranker.by("likelihood").unconstrained()
+            _, scores = shortlist(alone, reading, Retrieval(index, 5))
             with torch.inference_mode():
-                best = ranker.scores(span, ranker.table(None)).topk(5).values
+                best = ranker.likelihood.scores(reading.span, ranker.likelihood.table(None)).topk(5).values
             torch.testing.assert_close(scores, best, atol=1e-4, rtol=1e-4)
 
 
@@ -55,7 +58,7 @@ def test_what_a_shortlist_lacks_is_missed(make_ranker: Callable[..., Ranker], to
     ranker = make_ranker()
     index = build_index(ranker, toy, "likelihood")
     queries, _ = toy.queries("test")
-    for _, shortlisted, exact in ranker.retrieve_and_rank(queries, Retrieval(index, 4)):
+    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 4)):
         assert ((shortlisted > MISSED).sum(1) == 4).all()
         assert shortlisted.isfinite().all()
         assert (shortlisted.argmax(1) == exact.argmax(1)).all()
@@ -86,13 +89,13 @@ def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path
     for kind in ("likelihood", "entity"):
         index = open_index(run, extended, check_kind(kind))
         assert len(index) == len(wider.entities)
-        for _, shortlisted, exact in extended.retrieve_and_rank(queries, Retrieval(index, 99)):
+        for _, shortlisted, exact in retrieve_and_rank(extended, queries, Retrieval(index, 99)):
             torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        ranker.model.decoder[0].mul_(2)
+        ranker.reader.model.decoder[0].mul_(2)
     with pytest.raises(RunError, match="another model or other entities"):
         open_index(run, ranker, "likelihood")
-    ranker.forget_vectors()
+    ranker.forget()
     with pytest.raises(RunError, match="another model or other entities"):
         open_index(run, ranker, "entity")
 
@@ -104,9 +107,10 @@ def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: P
     graph = trained.graph.extended(EntityTable(["p1", "p2"], ["Paris", "Paris"]))
     ranker = trained.ranker("cpu", graph=graph)
     run = replace(trained, graph=graph)
-    vectors = ranker.vectors.clone()
+    vectors = vectors_of(ranker).clone()
     vectors[-1, 0] += 1e-6  # as another batch may round it
-    ranker.adopt(graph.entities, vectors)
+    assert ranker.vectors is not None
+    ranker.vectors.adopt(graph.entities, vectors)
     save_index(run, build_index(ranker, graph, "entity"))
     wider = ranker.over(graph.extended(EntityTable(["q1"], ["Atlantis"])).context)
     assert len(open_index(run, wider, "entity")) == len(graph.entities) + 1

@@ -44,3 +44,9 @@ def test_an_error_is_one_readable_line_whatever_it_speaks_of() -> None:
     assert len(long) <= LONGEST + 1
     assert long.startswith("file.tsv:1: ")
     assert long.endswith("; mend it")
+
+
+def test_an_entity_is_in_another_table_only_with_the_same_texts() -> None:
+    ours = EntityTable(["a", "b", "c", "d"], ["A", "B", "C", "D"], ["1", "2", "3", "4"])
+    theirs = EntityTable(["d", "c", "b", "x"], ["D", "C", "other", "X"], ["4", "other", "2", ""])
+    assert ours.rows_in(theirs).tolist() == [-1, -1, -1, 0]

@@ -1,36 +1,31 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import StructureSettings, TrainingSettings, VectorSettings
-from kgmlm.constraints import Possible
+from kgmlm.config import RescoringSettings, TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
-from kgmlm.objectives import BatchStream, Losses, MaskedLosses, Memory, TextStream, objective
+from kgmlm.objectives import OBJECTIVES, Task, check_teaching, objective
+from kgmlm.objectives.ranking import RankingStream
 from kgmlm.ranker import Ranker
-from kgmlm.structure import train_structure
+
+VECTOR = VectorSettings(enabled=True, offset_rate=0.01)  # a memory and offsets, where an objective has them
 
 
 def training(**values: object) -> TrainingSettings:
     return TrainingSettings.model_validate({"batch_size": 8, "epochs": 6, **values})
 
 
-def test_entities_unseen_in_training_are_no_negatives(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
-) -> None:
-    ranker = make_ranker()
-    stream = BatchStream(ranker, toy, training(), (0, 1))
-    assert Losses(ranker, toy, training(), stream).entities.tolist() == np.flatnonzero(toy.seen_N).tolist()
-
-
 def test_the_stream_has_every_query_once_an_epoch(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
-    stream = BatchStream(make_ranker(), toy, training(epochs=2), (0, 1))
+    stream = RankingStream(Task(make_ranker(), toy, training(epochs=2)))
     rows = [b.rows.tolist() for b in stream.from_position(0)]
     assert len(rows) == 2 * stream.per_epoch
     for epoch in (rows[: stream.per_epoch], rows[stream.per_epoch :]):
@@ -43,7 +38,7 @@ def test_the_stream_has_every_query_once_an_epoch(
 def test_the_stream_has_every_triple_twice_an_epoch_where_triples_are_asked(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
-    stream = BatchStream(make_ranker(), toy, training(epochs=1, samples="triples"), (0, 1))
+    stream = RankingStream(Task(make_ranker(), toy, training(epochs=1, samples="triples")))
     rows = [b.rows.tolist() for b in stream.from_position(0)]
     assert len(rows) == stream.per_epoch
     assert len(stream) == 2 * len(np.unique(toy.triples("train"), axis=0)) > len(stream.queries)
@@ -54,89 +49,119 @@ def test_the_stream_has_every_triple_twice_an_epoch_where_triples_are_asked(
 
 def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
     ranker = make_ranker()
-    parts = [BatchStream(ranker, toy, training(epochs=1), (r, 3)) for r in range(3)]
+    parts = [RankingStream(Task(ranker, toy, training(epochs=1), (r, 3))) for r in range(3)]
     rows = [[b.rows.tolist() for b in part.from_position(0)] for part in parts]
     assert len({len(r) for r in rows}) == 1, "every process has as many batches"
     flat = [i for part in rows for batch in part for i in batch]
     assert len(flat) == len(set(flat))
 
 
-def test_every_step_reads_an_answer_of_each_query(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
-) -> None:
-    ranker = make_ranker(vector=VectorSettings(enabled=True))
-    stream = BatchStream(ranker, toy, training(epochs=2), (0, 1))
-    read = []
-    for batch in stream.from_position(0):
-        positions, answers = stream.answers.take(batch.rows)
-        answered = positions[np.isin(answers, batch.entity_ids)]
-        assert set(answered.tolist()) == set(range(len(batch.rows)))
-        assert sum(len(part.span_start_B) for part in batch.entities) == len(batch.entity_ids)
-        read.append(batch.entity_ids.tolist())
-    again = [b.entity_ids.tolist() for b in stream.from_position(1)]
-    assert again == read[1:], "a function of seed and position"
+@pytest.fixture
+def task_of(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Callable[..., Task]:
+    """A task for any objective; without entity vectors, as rescorers are, for those that rescore."""
+
+    def make(name: str, **values: object) -> Task:
+        chosen = training(objective=name, epochs=2, **values)
+        ranker = make_ranker(TextSettings(max_length=40, neighbors=3), VECTOR)
+        if name != "rescore":
+            return Task(ranker, toy, chosen)
+        small = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
+        settings = ranker.reader.settings.model_copy(update={"rescoring": small}).for_rescoring()
+        reader = Ranker.fresh(
+            ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings, ranker.reader.vocabulary
+        )
+        return Task(reader, toy, chosen, first=ranker)
+
+    return make
 
 
-def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
-    memory = Memory(4, 10, 2, torch.device("cpu"))
-    first, second = torch.arange(6.0).view(3, 2), -torch.arange(4.0).view(2, 2)
-    memory.joined(np.array([1, 2, 3]), first)
-    column_N, ids_M, vectors = memory.joined(np.array([3, 5]), second)
-    np.testing.assert_array_equal(ids_M, [3, 5, 1, 2])
-    assert column_N.tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
-    torch.testing.assert_close(vectors, torch.cat([second, first[:2]]))
-    vectors = memory.joined(np.array([7]), first[:1]).vectors_MD
-    assert len(vectors) == 5
-    vectors = memory.joined(np.array([8]), first[:1]).vectors_MD
-    assert len(vectors) == 5, "the oldest is forgotten"
-    assert column_N[2] == -1
+def parts(batch: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a batch."""
+    if is_dataclass(batch):
+        batch = tuple(vars(batch).values())
+    if isinstance(batch, tuple):
+        for part in batch:
+            yield from parts(part)
+    elif batch is not None:
+        yield torch.as_tensor(batch)
 
 
-def test_each_objective_has_its_stream_and_loss(
+def same(some: Any, others: Any) -> bool:
+    """Whether two batches are alike to the last bit."""
+    return all(torch.equal(a, b) for a, b in zip(parts(some), parts(others), strict=True))
+
+
+def test_settings_name_exactly_the_objectives_that_there_are() -> None:
+    assert get_args(TrainingSettings.model_fields["objective"].annotation) == tuple(OBJECTIVES)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_stream_is_a_function_of_seed_and_position(task_of: Callable[..., Task], name: str) -> None:
+    stream = OBJECTIVES[name].stream(task_of(name, seed=3))
+    whole = list(stream.from_position(0))
+    assert len(whole) == 2 * stream.per_epoch
+    assert not same(whole[0], whole[1])
+    assert not same(whole[0], whole[stream.per_epoch])
+    again = OBJECTIVES[name].stream(task_of(name, seed=3))
+    for position in (1, stream.per_epoch - 1, stream.per_epoch, stream.per_epoch + 3):
+        rest = list(again.from_position(position))
+        assert all(same(a, b) for a, b in zip(whole[position:], rest, strict=True))
+    assert not same(next(OBJECTIVES[name].stream(task_of(name, seed=4)).from_position(0)), whole[0])
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_loss_is_finite_and_so_are_its_gradients(task_of: Callable[..., Task], name: str) -> None:
+    task = task_of(name)
+    stream = OBJECTIVES[name].stream(task)
+    losses = OBJECTIVES[name].losses(task, stream)
+    loss = losses(task.ranker.reader.model, next(stream.from_position(0)))
+    assert loss.ndim == 0
+    assert loss.isfinite()
+    loss.backward()
+    gradients = [p.grad for p in task.ranker.reader.model.parameters() if p.grad is not None]
+    assert gradients
+    assert all(g.isfinite().all() for g in gradients)
+    assert any(g.any() for g in gradients)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_loss_goes_on_from_its_state(task_of: Callable[..., Task], name: str) -> None:
+    kind, task, twin = OBJECTIVES[name], task_of(name), task_of(name)
+    stream = kind.stream(task)
+    losses, restored = (kind.losses(t, kind.stream(t)) for t in (task, twin))
+    first, second = list(stream.from_position(0))[:2]
+    losses(task.ranker.reader.model, first)
+    if losses.offsets is not None:
+        for parameter in losses.offsets.parameters():
+            torch.nn.init.normal_(parameter)
+    kept = {key: tensor.clone() for key, tensor in losses.state().items()}
+    expected = losses(task.ranker.reader.model, second)
+    restored.restore(kept)
+    assert restored.state().keys() == kept.keys()
+    assert all(torch.equal(tensor, kept[key]) for key, tensor in restored.state().items())
+    assert torch.equal(restored(twin.ranker.reader.model, second), expected)
+    assert all(torch.equal(tensor, losses.state()[key]) for key, tensor in restored.state().items())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_only_what_ranks_entities_is_taught(name: str) -> None:
+    kind, taught = OBJECTIVES[name], training(objective=name, teaching=1.0)
+    check_teaching(training(objective=name))
+    if kind.teachable:
+        check_teaching(taught)
+    else:
+        with pytest.raises(ConfigError, match=f"goes with the objective 'entity', not '{name}'"):
+            check_teaching(taught)
+
+
+def test_a_run_has_the_objective_of_its_settings(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     ranker = make_ranker()
-    stream, losses = objective(ranker, toy, training(objective="masked"), (0, 1))
-    assert isinstance(stream, TextStream)
-    assert isinstance(losses, MaskedLosses)
-    assert losses.state() == {}
     found = []
     for name in ("entity", "token"):
         stream, losses = objective(ranker, toy, training(objective=name), (0, 1))
-        found.append(losses(ranker.model, next(stream.from_position(0))).item())
+        found.append(losses(ranker.reader.model, next(stream.from_position(0))).item())
     assert found[0] != found[1]
     with pytest.raises(ConfigError, match="kgmlm rescore"):
         objective(ranker, toy, training(objective="rescore"), (0, 1))
-
-
-@pytest.mark.parametrize(
-    "vector", [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, offset_rate=0.01)]
-)
-@pytest.mark.parametrize("teaching", [0.0, 1.0])
-def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings, teaching: float
-) -> None:
-    """Changing the scores of own entities alone changes the loss where they are negatives, else not."""
-    losses = {}
-    for own_entity in ("negative", "left out"):
-        ranker = make_ranker(vector=vector)
-        ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
-        chosen = training(own_entity=own_entity, teaching=teaching)
-        stream = BatchStream(ranker, toy, chosen, (0, 1))
-        teacher = train_structure(toy, StructureSettings(dimension=4, epochs=1)) if teaching else None
-        made = Losses(ranker, toy, chosen, stream, teacher)
-        rows = np.arange(len(stream.queries))
-        answers = made.answers.take(rows)
-        at = (torch.from_numpy(answers[0]), torch.from_numpy(made._column_N[answers[1]]))
-        scores = torch.randn(len(rows), len(made.entities), generator=torch.Generator().manual_seed(0))
-        own = (rows, made._column_N[stream.queries.entity_B])
-        moved = scores.clone()
-        moved[own] += 3
-        taught = made._taught(rows, made.entities)
-        left = made._left_out(rows, made._column_N)
-        losses[own_entity] = [made._loss(x, taught, at, 0.25, left).item() for x in (scores, moved)]
-        batch = next(stream.from_position(0))
-        assert torch.isfinite(made(ranker.model, batch))
-    assert losses["negative"][0] != losses["negative"][1]
-    assert losses["left out"][0] == losses["left out"][1]
-    assert losses["left out"][0] < losses["negative"][0]

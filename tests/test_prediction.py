@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import vectors_of
 
 import kgmlm
 from kgmlm.config import RescoringSettings, StructureSettings, TextSettings, VectorSettings
+from kgmlm.embedding import train_structure
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, ModelError, Queries, Query, RunError
 from kgmlm.prediction import Predictor, open_predictor
-from kgmlm.ranker import Ranker, Retrieval
+from kgmlm.ranker import Ranker
+from kgmlm.reranking import Reranking
 from kgmlm.rescoring import Rescorer, Use
 from kgmlm.runs import open_run
-from kgmlm.structure import train_structure
+from kgmlm.shortlisting import Retrieval
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,7 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
         assert mean == pytest.approx(p.score, abs=1e-5)
         assert p.parts["likelihood"].weight == 1
         assert p.parts["likelihood"].value == pytest.approx(mean)
-        pieces = predictor.ranker.tokenizer.tokens([t["id"] for t in p.tokens])
+        pieces = predictor.ranker.reader.tokenizer.tokens([t["id"] for t in p.tokens])
         assert pieces == [t["token"] for t in p.tokens]
         assert p.name.startswith("".join(t["text"] for t in p.tokens).strip()), "cut to the span"
 
@@ -94,17 +97,18 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
     text, scoring = TextSettings(max_length=40), {"normalization": "sum"} if case == "sum" else {}
     ranker = make_ranker(text, VectorSettings(enabled=True), **scoring)
     if case.startswith("structure"):
-        structure = train_structure(toy, StructureSettings(dimension=8, epochs=1))
-        ranker.structure = structure.weighted(structure.weights_R2 * ("nothing" not in case) * 0.5)
-        ranker.weights = ranker.weights._replace(structure=1.0)
+        ranker.signals["structure"] = train_structure(toy, StructureSettings(dimension=8, epochs=1))
+        table_R2 = torch.full((len(toy.relations), 2), 0.0 if "nothing" in case else 0.5)
+        ranker.mixture = ranker.mixture.weighed("structure", table_R2, 0.5)
     if "vectors that" in case:
-        ranker.factors_R2 = torch.zeros(len(toy.relations), 2)
+        ranker.mixture = ranker.mixture.weighed("vector", torch.zeros(len(toy.relations), 2), 5.0)
     if case == "rescored":
         small = {"rescoring": RescoringSettings(max_length=16), "text": text}
-        settings = ranker.settings.model_copy(update=small)
-        ranker.rescorer = Rescorer(ranker.context, ranker.tokenizer, ranker.model, settings, Use(5, 2.0))
+        settings = ranker.reader.settings.model_copy(update=small)
+        rescorer = Rescorer(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+        ranker.reranking = Reranking(rescorer, Use(5, 2.0), 5.0)
     if case.endswith("alone"):
-        ranker.use(case.split()[0].removesuffix("s"))
+        ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     ((_, found),) = Predictor(toy, ranker).predict([query], k=31, explain=True)
     for p in found:
@@ -136,19 +140,21 @@ def test_scores_that_are_no_numbers_are_refused(
     ranker = make_ranker(TextSettings(max_length=40), VectorSettings(enabled=True))
     retrieval = None
     if damaged == "rescorer":
-        small = ranker.settings.model_copy(update={"rescoring": RescoringSettings(max_length=16)})
-        model = copy.deepcopy(ranker.model)
+        small = ranker.reader.settings.model_copy(update={"rescoring": RescoringSettings(max_length=16)})
+        model = copy.deepcopy(ranker.reader.model)
         model.decoder[0].data.fill_(float("nan"))
-        ranker.rescorer = Rescorer(ranker.context, ranker.tokenizer, model, small)
+        rescorer = Rescorer(ranker.context, ranker.reader.tokenizer, model, small)
+        ranker.reranking = Reranking(rescorer, Use(5, 1.0), 1.0)
     if damaged.endswith("by index"):
         pytest.importorskip("faiss")
         retrieval = Retrieval(build_index(ranker, toy, "entity"), 31)
     if damaged.startswith("vector"):
-        vectors = ranker.vectors.clone()
+        vectors = vectors_of(ranker).clone()
         vectors[3] = float("nan")
-        ranker.adopt(ranker.context.entities, vectors)
+        assert ranker.vectors is not None
+        ranker.vectors.adopt(ranker.context.entities, vectors)
     if damaged.startswith("model"):
-        for weights in ranker.model.parameters():
+        for weights in ranker.reader.model.parameters():
             weights.data.fill_(float("nan"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     with pytest.raises(ModelError, match="scores are not finite"):

@@ -5,13 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from conftest import vectors_of
 
 from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, EntityTable, ModelError, Queries, RelationTable
-from kgmlm.ranker import Parts, Ranker, Weights
-from kgmlm.rescoring import Rescorer
+from kgmlm.mixture import Mixture
+from kgmlm.ranker import Ranker, unit
+from kgmlm.reranking import Reranking
+from kgmlm.rescoring import Rescorer, Use
 from kgmlm.tokenization import SpanTokenizer
 
 
@@ -37,11 +40,11 @@ def test_a_restricted_softmax_is_frozen_on_training_tokens(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     ranker = make_ranker(softmax="entities")
-    tokens = ranker.vocabulary.softmax_tokens
+    tokens = ranker.reader.vocabulary.softmax_tokens
     assert tokens is not None
     seen = np.flatnonzero(toy.seen_N)
-    assert set(tokens) == set(ranker.candidates.take(seen).token_ids)
-    unseen = ranker.candidates.take(np.flatnonzero(~toy.seen_N))
+    assert set(tokens) == set(ranker.reader.names.take(seen).token_ids)
+    unseen = ranker.reader.names.take(np.flatnonzero(~toy.seen_N))
     assert set(unseen.token_ids) - set(tokens), "the unseen names have tokens of their own"
     scores_of(ranker, toy.queries("test")[0])
 
@@ -51,9 +54,9 @@ def test_the_span_is_fixed_by_training_entities(
 ) -> None:
     ranker = make_ranker()
     seen = np.flatnonzero(toy.seen_N)
-    assert ranker.vocabulary.span_length == ranker.candidates.take(seen).lengths_N.max()
-    assert make_ranker(span_length=2).vocabulary.span_length == 2
-    assert make_ranker(span_length=2).candidates.truncated_N.any()
+    assert ranker.reader.vocabulary.span_length == ranker.reader.names.take(seen).lengths_N.max()
+    assert make_ranker(span_length=2).reader.vocabulary.span_length == 2
+    assert make_ranker(span_length=2).reader.names.truncated_N.any()
 
 
 @pytest.mark.parametrize("vectors", [False, True])
@@ -115,12 +118,13 @@ def test_an_entity_vector_is_a_function_of_its_text(
     ranker = make_ranker(vector=VectorSettings(enabled=True, max_length=32))
     graph = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Atlantis"], ["a lost city", "a lost city"]))
     fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
-    wider.adopt(toy.entities, ranker.vectors)
+    assert wider.vectors is not None
+    wider.vectors.adopt(toy.entities, vectors_of(ranker))
     assert wider.unread() == 2
     assert fresh.unread() == len(graph.entities)
-    torch.testing.assert_close(wider.vectors, fresh.vectors, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(wider.vectors[-1], wider.vectors[-2])
-    norms = wider.vectors.norm(dim=1)
+    torch.testing.assert_close(vectors_of(wider), vectors_of(fresh), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(wider)[-2])
+    norms = vectors_of(wider).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
 
 
@@ -129,17 +133,15 @@ def test_relations_weigh_vectors_by_themselves(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     queries, _ = toy.queries("test")
-    alone = {}
-    for scores in ("likelihood", "vector"):
-        ranker.use(scores)
-        alone[scores] = scores_of(ranker, queries)
-    factors = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
-    ranker.weights, ranker.factors_R2 = Weights(1.0, 0.5), factors
-    factor_B = torch.tensor([factors[q.relation, int(q.target == "head")] for q in queries])
-    expected = alone["likelihood"] + 0.5 * factor_B[:, None] * alone["vector"]
-    torch.testing.assert_close(scores_of(ranker, queries), expected, atol=1e-5, rtol=1e-5)
-    ranker.weights = Weights(0.0, 1.0)
-    torch.testing.assert_close(scores_of(ranker, queries), alone["vector"], atol=1e-5, rtol=1e-5)
+    alone = {name: scores_of(ranker.by(name), queries) for name in ("likelihood", "vector")}
+    table_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    weighed = ranker.but(mixture=ranker.mixture.weighed("vector", table_R2, 0.5))
+    weight_B = torch.tensor([table_R2[q.relation, int(q.target == "head")] for q in queries])
+    expected = alone["likelihood"] + weight_B[:, None] * alone["vector"]
+    torch.testing.assert_close(scores_of(weighed, queries), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        scores_of(weighed.by("vector"), queries), alone["vector"], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_rescoring_is_on_the_scale_of_the_scores(
@@ -147,53 +149,53 @@ def test_rescoring_is_on_the_scale_of_the_scores(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     small = {"rescoring": RescoringSettings(neighbors=2, max_length=16), "text": TextSettings(max_length=40)}
-    settings = ranker.settings.model_copy(update=small)
-    ranker.rescorer = Rescorer(toy.context, ranker.tokenizer, ranker.model, settings)
+    settings = ranker.reader.settings.model_copy(update=small)
+    rescorer = Rescorer(toy.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    one = unit("vector", ranker.reader.settings)
+    reranking = Reranking(rescorer, Use(3, 1.0), one)
     queries, _ = toy.queries("test")
     ids_BK = np.tile([3, 1, 4], (len(queries), 1))
-    plain = ranker.read(queries, ids_BK)
-    torch.testing.assert_close(plain, ranker.rescorer.score(queries, ids_BK))
-    unit = ranker.default_weights(ranker.settings).vector
-    ranker.weights = Weights(1.0, 2 * unit)
-    ranker.factors_R2 = torch.full((len(toy.relations), 2), 4.0)
-    torch.testing.assert_close(ranker.read(queries, ids_BK), plain * (1 + 2 * 4) / (1 + 2))
-    ranker.factors_R2[:] = 1.0
-    torch.testing.assert_close(ranker.read(queries, ids_BK), plain)
+    plain = reranking.read(queries, ids_BK, ranker.mixture)
+    torch.testing.assert_close(plain, rescorer.score(queries, ids_BK))
+    table_R2 = torch.full((len(toy.relations), 2), 8 * one)
+    weighed = ranker.mixture.weighed("vector", table_R2, 2 * one)
+    torch.testing.assert_close(reranking.read(queries, ids_BK, weighed), plain * (1 + 8) / (1 + 2))
+    even = ranker.mixture.evenly("vector", 2 * one)
+    torch.testing.assert_close(reranking.read(queries, ids_BK, even), plain)
 
 
 def test_weights_of_relations_go_along_to_another_graph(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
-    ranker.factors_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    table_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    ranker.mixture = ranker.mixture.weighed("vector", table_R2, 1.0)
     names = [toy.relations[2].label, "unheard of", toy.relations[0].label]
     triples = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
     other = KnowledgeGraph("other", toy.entities, RelationTable(names, names), {"train": triples}, {})
-    factors = ranker.over(other.context).factors_R2
-    assert factors is not None
-    assert factors.tolist() == [[4, 5], [1, 1], [0, 1]]
+    assert ranker.over(other.context).mixture.tables["vector"].tolist() == [[4, 5], [1, 1], [0, 1]]
 
 
-def test_a_score_is_the_weighted_sum_of_its_parts(
+def test_a_score_is_the_weighted_sum_of_what_signals_say(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     queries, _ = toy.queries("test")
     ids = np.array([4, 1, 7])
-    ranker.weights = Weights(1.0, 3.0)
+    ranker.mixture = ranker.mixture.evenly("vector", 3.0)
     both = scores_of(ranker, queries)
-    ((rows, parts),) = ranker.parts(queries, ids)
-    assert parts.likelihood_BN is not None
-    assert parts.vector_BN is not None
-    expected = parts.likelihood_BN + 3 * parts.vector_BN
+    ((rows, _, said),) = ranker.said(queries, ranker.pool(ids))
+    expected = said["likelihood"] + 3 * said["vector"]
     torch.testing.assert_close(both[rows][:, ids], expected, atol=1e-5, rtol=1e-5)
-    for scores, part in (("likelihood", parts.likelihood_BN), ("vector", parts.vector_BN)):
-        ranker.use(scores)
-        torch.testing.assert_close(scores_of(ranker, queries)[rows][:, ids], part, atol=1e-5, rtol=1e-5)
+    for name, part in said.items():
+        torch.testing.assert_close(
+            scores_of(ranker.by(name), queries)[rows][:, ids], part, atol=1e-5, rtol=1e-5
+        )
+    torch.testing.assert_close(scores_of(ranker, queries), both)  # asking by one signal changes nobody
     with pytest.raises(ConfigError, match="no entity vectors"):
-        make_ranker().use("vector")
+        make_ranker().by("vector")
     with pytest.raises(ConfigError, match="not 'names'"):
-        ranker.use("names")
+        ranker.by("names")
 
 
 def test_over_other_entities_known_names_are_not_tokenized_again(
@@ -202,8 +204,8 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
     ranker = make_ranker()
     more = EntityTable(["x1", "x2"], ["Atlantis", "New Georgia"], ["a lost island", ""])
     context = toy.extended(more).context
-    expected = make_ranker().over(context).candidates
-    assert len(ranker.candidates) == len(toy.entities)
+    expected = make_ranker().over(context).reader.names
+    assert len(ranker.reader.names) == len(toy.entities)
     read: list[str] = []
     plain = SpanTokenizer.encode_words
 
@@ -212,14 +214,15 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
         return plain(self, texts)
 
     monkeypatch.setattr(SpanTokenizer, "encode_words", encode_words)
-    found = ranker.over(context).candidates
+    found = ranker.over(context).reader.names
     assert read == ["Atlantis", "New Georgia"]
     for name in ("token_ids", "offsets", "truncated_N"):
         assert np.array_equal(getattr(found, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), -1e31])
-def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float) -> None:
+def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float, toy: KnowledgeGraph) -> None:
     """What a shortlist lacks has a finite score below all others, and is left out of answers."""
+    mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
     with pytest.raises(ModelError, match="scores are not finite"):
-        Parts(torch.tensor([[0.0, score]]), None).score(Weights())
+        mixture.combine({"likelihood": torch.tensor([[0.0, score]])}, toy.queries("test")[0][:1])

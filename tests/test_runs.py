@@ -27,9 +27,9 @@ from kgmlm.runs import (
     open_run,
     save_model,
 )
+from kgmlm.starting import start_run
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer
-from kgmlm.training import start_run
 
 
 def test_a_graph_survives_the_run_folder(toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
     assert run.record["command"].count(str(toy_run)) == text.count(str(toy_run)) == 1, (
         "a record, not a path to use"
     )
-    assert len(run.ranker("cpu").candidates) == len(run.graph.entities)
+    assert len(run.ranker("cpu").reader.names) == len(run.graph.entities)
 
 
 def test_a_new_model_leaves_out_a_rescoring_chosen_for_the_old_one(toy_run: Path, tmp_path: Path) -> None:
@@ -294,18 +294,18 @@ def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
     (tmp_path / "model" / "tokenizer.json").mkdir(parents=True)
     ranker = make_ranker()
     with pytest.raises(OSError, match="the tokenizer cannot be written"):
-        save_model(ranker.model, ranker.tokenizer, tmp_path / "model")
+        save_model(ranker.reader.model, ranker.reader.tokenizer, tmp_path / "model")
 
 
 def test_a_run_keeps_the_tokens_of_its_names(
     toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = open_run(toy_run).ranker()
-    made = expected.tokenizer.candidates(
-        toy.entities.column("surface"), expected.vocabulary.span_length, False
+    made = expected.reader.tokenizer.candidates(
+        toy.entities.column("surface"), expected.reader.vocabulary.span_length, False
     )
     monkeypatch.setattr(SpanTokenizer, "candidates", lambda *args: pytest.fail("tokenized again"))
-    found = open_run(toy_run).ranker().candidates
+    found = open_run(toy_run).ranker().reader.names
     for name in ("token_ids", "offsets", "truncated_N"):
         assert np.array_equal(getattr(found, name), getattr(made, name))
     monkeypatch.undo()
@@ -313,7 +313,7 @@ def test_a_run_keeps_the_tokens_of_its_names(
     shutil.copytree(toy_run, older)
     without_digests(older)
     (older / NAMES).unlink()
-    assert np.array_equal(open_run(older).ranker().candidates.token_ids, made.token_ids)
+    assert np.array_equal(open_run(older).ranker().reader.names.token_ids, made.token_ids)
 
 
 @pytest.mark.parametrize(

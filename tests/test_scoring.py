@@ -183,16 +183,18 @@ def test_the_token_loss_is_cross_entropy_on_the_gold_span(
     ranker = make_ranker()
     queries, answers = toy.queries("train")
     queries, answers = queries[:4], answers[:4]
-    batch = ranker.tokenizer.collate(ranker.encode(queries))
-    table = ranker.table(answers)
+    batch = ranker.reader.tokenizer.collate(ranker.reader.encode(queries))
+    table = ranker.likelihood.table(answers)
     with torch.no_grad():
-        full = ranker.model.mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT).logits
+        full = ranker.reader.model.mlm(
+            input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT
+        ).logits
         expected = []
         for b, answer in enumerate(answers):
-            gold = torch.from_numpy(ranker.candidates.tokens(answer))
+            gold = torch.from_numpy(ranker.reader.names.tokens(answer))
             at = batch.span_start_B[b] + torch.arange(len(gold))
             expected.append(torch.nn.functional.cross_entropy(full[b, at], gold))
-        scores = ranker.scores(ranker.model(batch), table)
+        scores = ranker.likelihood.scores(ranker.reader.model(batch), table)
         loss = token_loss(scores, (torch.arange(4), torch.arange(4)))
     torch.testing.assert_close(loss, torch.stack(expected).mean(), atol=1e-5, rtol=1e-5)
 
@@ -208,18 +210,19 @@ def test_a_shortlist_has_the_scores_of_all_candidates(
     ranker = make_ranker(normalization=normalization, end_of_name=True)
     queries, _ = toy.queries("test")
     ids = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 7))
-    for rows, span, parts in ranker.scored(queries):
-        log_z = ranker.normalizer(span)
+    for rows, reading, said in ranker.said(queries):
+        span = reading.span
+        log_z = ranker.likelihood.normalizer(span)
         arguments = (
-            ranker.model,
+            ranker.reader.model,
             span,
             log_z,
-            ranker.candidates,
+            ranker.reader.names,
             ids[rows],
-            ranker.settings.scoring.normalization,
+            ranker.reader.settings.scoring.normalization,
         )
         few = score_shortlist(*arguments)
-        assert parts.likelihood_BN is not None
-        torch.testing.assert_close(few, parts.likelihood_BN.gather(1, torch.from_numpy(ids[rows])))
+        assert said["likelihood"] is not None
+        torch.testing.assert_close(few, said["likelihood"].gather(1, torch.from_numpy(ids[rows])))
         monkeypatch.setattr("kgmlm.scoring._GATHERED", 1)
         torch.testing.assert_close(score_shortlist(*arguments), few)

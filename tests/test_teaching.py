@@ -19,15 +19,19 @@ from kgmlm.config import (
     VectorSettings,
     load_settings,
 )
+from kgmlm.embedding import train_structure
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ConfigError
-from kgmlm.objectives import Losses, objective
+from kgmlm.kg import ConfigError, IntArray
+from kgmlm.objectives import objective
+from kgmlm.objectives.ranking import EntityLosses
+from kgmlm.pool import Pool, Reading
 from kgmlm.ranker import Ranker
 from kgmlm.runs import STRUCTURE, TEACHER, open_run
 from kgmlm.scoring import teaching_loss
-from kgmlm.structure import Structure, train_structure
-from kgmlm.training import resume_run, start_run, train
+from kgmlm.signals.structure import Structure
+from kgmlm.starting import resume_run, start_run
+from kgmlm.training import train
 
 SMALL = StructureSettings(dimension=8, batch_size=16)
 TEACHING = ("--set", "training.teaching=1", "--set", "structure.dimension=8")
@@ -49,19 +53,20 @@ def test_every_softmax_over_entities_is_taught(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], structure: Structure, vector: VectorSettings
 ) -> None:
     ranker = make_ranker(vector=vector)
-    found, taught = [], []
+    found, taught = [], list[tuple[int, IntArray]]()
 
     class Counting(Structure):
-        def score(self, queries, entity_ids=None):  # type: ignore[no-untyped-def]
-            taught.append((len(queries), entity_ids))
-            return super().score(queries, entity_ids)
+        def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+            assert pool.ids is not None
+            taught.append((len(reading.queries), pool.ids))
+            return super().score(reading, pool)
 
     teacher = Counting(**vars(structure))
     for teaching in (0.0, 1.0, 3.0):
         chosen = TrainingSettings(batch_size=8, teaching=teaching)
         stream, losses = objective(ranker, toy, chosen, (0, 1), teacher=teacher if teaching else None)
-        assert isinstance(losses, Losses)
-        found.append(losses(ranker.model, next(stream.from_position(0))).item())
+        assert isinstance(losses, EntityLosses)
+        found.append(losses(ranker.reader.model, next(stream.from_position(0))).item())
     assert found[0] < found[1]
     assert found[2] - found[0] == pytest.approx(3 * (found[1] - found[0]), rel=1e-4)
     assert {b for b, _ in taught} == {8}
@@ -87,7 +92,7 @@ def test_what_is_taught_comes_nearer_to_its_teacher(
         scores_BN = torch.zeros(len(queries), len(seen))
         for at, part_bN in ranker.rank(queries, seen):
             scores_BN[torch.from_numpy(at)] = part_bN
-        taught_BN = structure.score(queries, seen)
+        taught_BN = structure.score(Reading(queries), Pool(len(toy.entities), seen))
         apart[teaching] = teaching_loss(scores_BN, taught_BN, answers, chosen.training.temperature).item()
     assert apart[5] < 0.7 * apart[0]
 
@@ -111,8 +116,8 @@ def test_what_was_taught_ranks_by_text_alone(toy: KnowledgeGraph, tmp_path: Path
     before = evaluate(run.ranker(), toy, Protocol()).report
     (tmp_path / "run" / TEACHER).unlink()
     ranker = run.ranker()
-    assert ranker.structure is None
-    assert ranker.weights.structure == 0
+    assert "structure" not in ranker.signals
+    assert "structure" not in ranker.mixture.signals
     assert evaluate(ranker, toy, Protocol()).report["metrics"] == before["metrics"]
 
 

@@ -78,12 +78,11 @@ class Constant:
 
     def __init__(self, graph: KnowledgeGraph) -> None:
         from kgmlm.constraints import Possible
-        from kgmlm.tokenization import Candidates
 
         n = len(graph.entities)
         self.n = n
         self.possible = Possible.anything(len(graph.relations))
-        self.candidates = Candidates(np.zeros(n, np.int64), np.arange(n + 1), np.zeros(n, np.bool_))
+        self.truncated_N = np.zeros(n, np.bool_)
 
     def rank(self, queries, batch_size, advance):  # type: ignore[no-untyped-def]
         import torch

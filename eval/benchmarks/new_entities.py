@@ -52,7 +52,7 @@ def main(
         new = read_entities(path, predictor.graph)
         read = time.perf_counter()
         wider = predictor.with_entities(new)
-        candidates = wider.ranker.candidates
+        candidates = wider.ranker.reader.names
         tokenized = time.perf_counter()
     query = wider.graph.queries("train")[0][0]
     list(wider.predict([query], k=10))

@@ -33,10 +33,13 @@ from kgmlm.datasets import read_entities
 from kgmlm.faiss_parts import require_faiss
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
+from kgmlm.kg import Queries
 from kgmlm.modeling import SpanOutput
-from kgmlm.ranker import Ranker, Retrieval
+from kgmlm.pool import Reading
+from kgmlm.ranker import Ranker
 from kgmlm.retrieval import Kind, Retriever
 from kgmlm.scoring import top
+from kgmlm.shortlisting import Retrieval, shortlist
 
 QUERIES = 128
 SINGLE = 64  # of them, timed one by one
@@ -60,7 +63,7 @@ def compose(path: Path, run: Path, count: int, seed: int) -> None:
     opened = runs.open_run(run)
     surfaces = opened.graph.entities.column("surface")
     words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
-    tokens = opened.ranker("cpu").tokenizer.candidates(words, None, end_of_name=False).lengths_N
+    tokens = opened.ranker("cpu").reader.tokenizer.candidates(words, None, end_of_name=False).lengths_N
     words = [w for w, n in zip(words, tokens.tolist(), strict=True) if n == 1]
     taken = set(surfaces)
     rng = np.random.default_rng(seed)
@@ -136,11 +139,17 @@ def recalls(
     for first, k in ((10, 100), (100, 1000)):
         hits = total = 0
         for span, scores_BM in zip(spans, best, strict=True):
-            _, scores_BK = ranker.shortlist(span, Retrieval(retriever, k))
+            _, scores_BK = shortlist(ranker, reading_of(span), Retrieval(retriever, k))
             hits += int((scores_BK[:, :first] > scores_BM[:, first - 1 : first] - 1e-4).sum())
             total += first * len(scores_BM)
         found[f"recall_at_{first}"] = round(hits / total, 4)
     return found
+
+
+def reading_of(span: SpanOutput) -> Reading:
+    """States as a shortlist takes them; of one relation, by which nothing is weighed here."""
+    nothing = np.zeros(len(span.hidden_BLD), np.int64)
+    return Reading(Queries(nothing, nothing, nothing > 0), span=span)
 
 
 def peak_mb() -> int:
@@ -156,24 +165,24 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
     wider = predictor
     if plan.new is not None:
         wider = predictor.with_entities(read_entities(plan.new, predictor.graph))
-    ranker: Ranker = wider.ranker
+    ranker: Ranker = wider.ranker.unconstrained()
     graph: KnowledgeGraph = wider.graph
     count = len(graph.entities)
-    ranker.use("vector" if plan.kind == "entity" else "likelihood")
+    ranker = ranker.by("vector" if plan.kind == "entity" else "likelihood")
     queries, _ = predictor.graph.unique_queries("train")
     rows = np.random.default_rng(plan.seed + 1).choice(
         len(queries), min(QUERIES, len(queries)), replace=False
     )
     encoding = time.perf_counter()
-    spans = [span for _, span in predictor.ranker.states(queries[rows], BATCH)]
+    spans = [reading.span for _, reading in predictor.ranker.reader.readings(queries[rows], BATCH)]
     encoded = 1e3 * (time.perf_counter() - encoding) / len(rows)
     started += time.perf_counter() - encoding
     if plan.kind == "likelihood":
-        pairs = ranker.table(None)
-        tokens = {"tokens_a_name": round(float(ranker.candidates.lengths_N.mean()), 2)}
+        pairs = ranker.likelihood.table(None)
+        tokens = {"tokens_a_name": round(float(ranker.reader.names.lengths_N.mean()), 2)}
     else:
-        vectors_ND = made_up_vectors(predictor.ranker.vectors, count, plan.seed)
-        ranker.adopt(graph.entities, vectors_ND)
+        vectors_ND = made_up_vectors(predictor.ranker.vectors.all, count, plan.seed)
+        ranker.vectors.adopt(graph.entities, vectors_ND)
         tokens = {}
     table: list[dict[str, Any]] = []
 
@@ -183,7 +192,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
 
     def exact(span: SpanOutput) -> torch.Tensor:
         if plan.kind == "likelihood":
-            scores_BN = ranker.scores(span, pairs)
+            scores_BN = ranker.likelihood.scores(span, pairs)
         else:
             assert span.vector_BD is not None
             scores_BN = span.vector_BD @ vectors_ND.T
@@ -229,7 +238,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         mb=round(record["bytes"] / 1e6, 1),
         bytes_an_entity=round(record["bytes"] / count, 1),
         effort=record["effort"],
-        **timed(lambda span: ranker.shortlist(span, Retrieval(index, 100)), spans),
+        **timed(lambda span: shortlist(ranker, reading_of(span), Retrieval(index, 100)), spans),
         **recalls(ranker, index, spans, best),
         why=record["why"],
     )

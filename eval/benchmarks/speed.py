@@ -75,7 +75,8 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
     settings = load_settings(RECIPE)
     model, tokenizer = load_model(model_path), load_tokenizer(model_path)
     vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
-    ranker = Ranker(graph.context, tokenizer, model, settings, vocabulary)
+    ranker = getattr(Ranker, "fresh", Ranker)(graph.context, tokenizer, model, settings, vocabulary)
+    likelihood = getattr(ranker, "likelihood", ranker)  # an older checkout has all in one
     stream, losses = objective(ranker, graph, settings.training, (0, 1))
     model.set_dropout(0.0)
     model.train()
@@ -103,7 +104,7 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
                 hidden = torch.randn_like(span.hidden_BLD).requires_grad_()
                 at = torch.arange(len(hidden))
                 with costs(f"of it likelihoods, {precision}"):
-                    scores = ranker.scores(SpanOutput(hidden), losses.table)
+                    scores = likelihood.scores(SpanOutput(hidden), losses.table)
                     entity_loss(scores, (at, at), 0.25).backward()
                 with costs("of it the optimizer"):
                     optimizer.step()
@@ -123,21 +124,27 @@ def evaluation_parts(ranker: Any, graph: Any, steps: int, costs: Costs) -> None:
 
     queries, answers = graph.queries("test")
     chosen = np.random.default_rng(0).permutation(len(queries))[: 64 * (steps + 1)]
-    table = ranker._all
+    reader, likelihood = getattr(ranker, "reader", ranker), getattr(ranker, "likelihood", ranker)
+    table = likelihood._all
+    padded = getattr(reader, "padded", None) or reader._padded
     for rows in chosen.reshape(-1, 64):
         with costs("evaluation: queries"):
-            ((at, span),) = ranker.states(queries[rows])
+            if reader is ranker:
+                ((at, span),) = ranker.states(queries[rows])
+            else:
+                ((at, reading),) = reader.readings(queries[rows])
+                span = reading.span
         with torch.inference_mode():
             with costs("evaluation: likelihoods"):
-                scores = ranker.scores(span, table)
+                scores = likelihood.scores(span, table)
             with costs("evaluation: filter and ranks"):
                 known = graph.filter_index.lookup(queries[rows[at]])
                 known_at = (torch.from_numpy(known[0]), torch.from_numpy(known[1]))
                 rank_answers(scores, torch.from_numpy(answers[rows[at]]), known_at)
-            encoded = ranker.encode_entities(rows % len(graph.entities))
+            encoded = reader.encode_entities(rows % len(graph.entities))
             with costs("evaluation: entity texts"):
-                for _, batch in ranker._padded(encoded, 64):
-                    ranker.model(batch)
+                for _, batch in padded(encoded, 64):
+                    reader.model(batch)
 
 
 def others(model_path: str, graph: Any, steps: int, costs: Costs) -> None:

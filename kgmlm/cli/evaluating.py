@@ -172,7 +172,7 @@ def _evaluate(
 
     quiet_transformers()
     ranker = way.ranker(run, scope.graph)
-    if ranker.weights.structure and (run.record.get("structure") or {}).get("outdated"):
+    if "structure" in ranker.mixture.signals and (run.record.get("structure") or {}).get("outdated"):
         tell(f"weights of structure were chosen for other scores: kgmlm fuse {run.path} --from {run.path}")
     tell_not_rescored(run, way)
     with progress_bar(quiet=quiet) as progress:
@@ -199,16 +199,18 @@ def whole_report(
         unchecked: datasets of earlier runs that could not be checked for leaks.
     """
     from kgmlm import runs
+    from kgmlm.signals import SIGNALS
 
+    counting = ranker.mixture.signals
     keys = ("model", "began_from", "teacher", "seed", "step", "status", "minutes", "sources", "versions",
             "hardware", "command")  # fmt: skip
     return {
         **evaluation.report,
         "trained_on": run.graph.name,
         "unchecked": list(unchecked),
-        "scores": ranker.weights._asdict(),
-        "structure": run.record.get("structure") if ranker.weights.structure else None,
-        "weighing": run.record.get("weighing") if ranker.weights.vector else None,
+        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
+        "structure": run.record.get("structure") if "structure" in counting else None,
+        "weighing": run.record.get("weighing") if "vector" in counting else None,
         "rescoring": _rescoring(run, ranker),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
@@ -220,10 +222,10 @@ def whole_report(
 
 def _rescoring(run: Run, ranker: Ranker) -> dict[str, Any] | None:
     """What a report says of rescoring."""
-    if ranker.rescorer is None or not ranker.rescorer.use.k:
+    if ranker.reranking is None or not ranker.reranking.use.k:
         return None
     record = run.record["rescoring"]
-    return {**record, **asdict(ranker.rescorer.use)}
+    return {**record, **asdict(ranker.reranking.use)}
 
 
 def ranks_name(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kgmlm.config import Settings, StructureSettings
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
-    from kgmlm.structure import Structure
+    from kgmlm.signals.structure import Structure
 
 
 @handled
@@ -120,22 +120,22 @@ def _choose_structure(
     """Train a structural model, if none is lent, choose its weights, and save both in the run."""
     from kgmlm.config import Protocol
     from kgmlm.runs import command
-    from kgmlm.training import make_structure
-    from kgmlm.tuning import choose_structure
+    from kgmlm.starting import make_structure
+    from kgmlm.tuning import weigh_structure
 
     quiet_transformers()
     ranker = run.ranker(device, rescorer=False, structure=False)
     with progress_bar(quiet=quiet) as progress:
         bars = PhaseBars(progress)
-        on = ranker.model.device
+        on = ranker.reader.model.device
         bar = partial(bars, "training structure")
         structure, values = lent or make_structure(run.graph, settings, bar, on)
-        ranker.structure = structure.to(on)
+        ranker.signals["structure"] = structure = structure.to(on)
         read_entities(ranker, progress, batch_size)
         protocol = Protocol(split="valid", max_triples=max_triples)
-        valid = choose_structure(ranker, run.graph, protocol, bars, batch_size)
-    assert ranker.structure is not None
-    run.save_structure(ranker.structure, **values | {"valid": valid, "chosen_by": command()})
+        mixture, valid = weigh_structure(ranker, run.graph, protocol, bars, batch_size)
+    values |= {"valid": valid, "chosen_by": command()}
+    run.save_structure(structure, mixture.tables["structure"], **values)
     tell_rescoring_outdated(run)
     return valid
 
@@ -172,7 +172,7 @@ def weigh(
     ranker = Way(scores="text", rescore=0, precision=precision, device=device).ranker(opened, opened.graph)
     with progress_bar(quiet=quiet) as progress:
         protocol = Protocol(split="valid", max_triples=max_triples)
-        valid = validate(ranker, opened.graph, protocol, PhaseBars(progress))
+        ranker.mixture, valid = validate(ranker, opened.graph, protocol, PhaseBars(progress))
     opened.save_weights(ranker, valid=valid, precision=precision, command=runs.command())
     if as_json:
         print_json(valid)
@@ -319,9 +319,11 @@ def _train_rescorer(
 ) -> None:
     """Train the rescorer of a run, in a run folder of its own."""
     from kgmlm.config import Protocol
-    from kgmlm.rescoring import Rescorer
+    from kgmlm.ranker import unit
+    from kgmlm.reranking import Reranking
+    from kgmlm.rescoring import Rescorer, Use
     from kgmlm.runs import RESCORER
-    from kgmlm.training import resume_run, start_run
+    from kgmlm.starting import resume_run, start_run
     from kgmlm.tuning import choose_rescoring
 
     folder = opened.path / RESCORER
@@ -340,10 +342,10 @@ def _train_rescorer(
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
     def validation(current: Ranker, advance: PhaseBars) -> dict[str, float]:
-        first.rescorer = Rescorer(current.context, current.tokenizer, current.model, current.settings)
-        first.reduce(training.precision == "bf16")
-        found = choose_rescoring(first, opened.graph, protocol, advance)
-        first.rescorer = None
+        rescorer = Rescorer.of(current.reader)
+        reranking = Reranking(rescorer, Use(0, 0.0), unit("vector", opened.settings))
+        rescorer.model.reduce(training.precision == "bf16")
+        _, found = choose_rescoring(first.but(reranking=reranking), opened.graph, protocol, advance)
         return found
 
     outcome = train_under_bar(
@@ -372,13 +374,13 @@ def _choose_rescoring(
     trained = open_run(run.path / RESCORER)
     training = trained.settings.training
     ranker = run.ranker(device, rescorer=False)
-    ranker.rescorer = run.rescorer(ranker.model.device)
+    ranker.reranking = run.reranking(ranker.reader.model.device)
     ranker.reduce(training.precision == "bf16")
     most = training.eval_triples if max_triples is None else max_triples
     with progress_bar(quiet=quiet) as progress:
         read_entities(ranker, progress, 64)
         protocol = Protocol(split="valid", max_triples=most, seed=training.seed)
-        valid = choose_rescoring(ranker, run.graph, protocol, PhaseBars(progress), candidates)
+        _, valid = choose_rescoring(ranker, run.graph, protocol, PhaseBars(progress), candidates)
     keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
     run.update(
         rescoring={

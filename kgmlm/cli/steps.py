@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kgmlm.graph import KnowledgeGraph
-    from kgmlm.ranker import Ranker, Retrieval
+    from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
+    from kgmlm.shortlisting import Retrieval
     from kgmlm.training import Outcome
 
 
@@ -81,20 +82,21 @@ class Way:
         from kgmlm.kg import ConfigError
 
         ranker = run.ranker(self.device, graph=graph, rescorer=self.rescores)
-        ranker.use(self.scores)
+        ranker = ranker.by(self.scores)
         if self.rescore:
-            if ranker.rescorer is None:
+            if ranker.reranking is None:
                 raise ConfigError(
                     f"{run.path} has no rescorer; `kgmlm rescore {run.path}` trains one"
                     if self.rescores
                     else f"--rescore goes with --scores all or text, not {self.scores}"
                 )
-            if not ranker.rescorer.use.k:
+            if not ranker.reranking.use.k:
                 raise ConfigError(
                     f"{run.path}: validation chose not to rescore, so there is no weight to rescore with; "
                     f"`kgmlm rescore {run.path} --from {run.path}` chooses anew"
                 )
-            ranker.rescorer.use = replace(ranker.rescorer.use, k=self.rescore)
+            use = replace(ranker.reranking.use, k=self.rescore)
+            ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
         ranker.reduce(self.precision == "bf16")
         return ranker
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kgmlm.config import Settings
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
-    from kgmlm.structure import Structure
+    from kgmlm.signals.structure import Structure
 
 
 @handled
@@ -155,8 +155,9 @@ def _resume(
         raise RunError(
             f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
         )
+    from kgmlm.checkpoints import latest_checkpoint
     from kgmlm.datasets import load_graph
-    from kgmlm.training import latest_checkpoint, resume_run
+    from kgmlm.starting import resume_run
 
     quiet_transformers()
     if dataset is not None and not load_graph(dataset, skip_header=skip_header).same(run.graph):
@@ -181,7 +182,7 @@ def _start(
     from kgmlm.config import StructureSettings
     from kgmlm.datasets import load_graph
     from kgmlm.runs import open_run
-    from kgmlm.training import make_structure, start_run
+    from kgmlm.starting import make_structure, start_run
 
     quiet_transformers()
     graph = load_graph(dataset, skip_header=skip_header)
@@ -214,15 +215,15 @@ def _tell_start(run: Run, ranker: Ranker) -> None:
         f"{graph.name}: {counted(len(graph.entities), 'entity')}, "
         f"{counted(len(graph.relations), 'relation')}, "
         f"{counted(len(graph.splits['train']), 'training triple')}; "
-        f"span of {counted(ranker.vocabulary.span_length, 'token')}"
+        f"span of {counted(ranker.reader.vocabulary.span_length, 'token')}"
     )
     if twice := repeated(graph.splits["train"]):
         tell(f"{counted(twice, 'duplicate training triple')} count{'s' * (twice == 1)} once")
-    unknown = ranker.tokenizer.unknown(ranker.candidates)
+    unknown = ranker.reader.tokenizer.unknown(ranker.reader.names)
     if len(unknown):
         example = graph.entities[int(unknown[0])].surface
         tell(
-            f"{len(unknown):,} of {len(ranker.candidates):,} names have something that the model has "
+            f"{len(unknown):,} of {len(ranker.reader.names):,} names have something that the model has "
             f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
         )
     if taught := run.record["teacher"]:
@@ -232,13 +233,13 @@ def _tell_start(run: Run, ranker: Ranker) -> None:
 def _train(run: Run, ranker: Ranker, quiet: bool, options: dict[str, Any]) -> None:
     """Train a run with validation, if its graph has a split for it, and say how it ended."""
     from kgmlm.config import Protocol
-    from kgmlm.tuning import validate
+    from kgmlm.tuning import validating
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
     def validation(current: Ranker, advance: PhaseBars) -> dict[str, float]:
-        return validate(current, run.graph, protocol, advance)
+        return validating(run.graph, protocol, advance)(current)
 
     written = _written(run)
     outcome = train_under_bar(

@@ -1,11 +1,8 @@
-"""A structural model beside the text: ComplEx, trained by PyKEEN, as one more scorer.
-
-It knows entities by their training triples alone and nothing of their texts. What it has never seen it is
-neutral about: such a candidate gets the mean over the entities that it knows, such a query scores all alike.
+"""Training of the structural model: ComplEx by PyKEEN's loop, with a loss of our own.
 
 PyKEEN takes seconds to import, so it is imported inside :func:`train_structure` only.
 
-Shapes: B queries, N entities of a graph, S entities seen in training, R relations, D real numbers an entity.
+Shapes: B queries, S entities seen in training, R relations, D real numbers an entity, T answers.
 """
 
 from __future__ import annotations
@@ -14,96 +11,20 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kgmlm import files
 from kgmlm.config import StructureSettings
 from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.kg import RunError
 from kgmlm.modeling import reduced_products
+from kgmlm.signals.structure import Structure, complex_product, relation_rows
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
-
-
-@dataclass(frozen=True, eq=False)
-class Structure:
-    """ComplEx embeddings over a graph, and how much they count for each relation.
-
-    Attributes:
-        entities_SD: real parts, then imaginary parts.
-        relations_RD: rows 2r for (head, r, ?) and 2r + 1, the reciprocal relation, for (?, r, tail).
-        weights_R2: of relation r for tails, then heads; a query's structural scores are multiplied by it.
-        rows_N: where each entity of the graph is in ``entities_SD``; -1 where training has not seen it.
-        relation_rows: which relation each relation of the graph is; -1 where training has not seen it.
-    """
-
-    entities_SD: torch.Tensor
-    relations_RD: torch.Tensor
-    weights_R2: torch.Tensor
-    rows_N: torch.Tensor
-    relation_rows: IntArray
-
-    def over(self, rows_N: IntArray, relation_rows: IntArray) -> Structure:
-        """The same over another graph.
-
-        Args:
-            rows_N: which entity of this graph each entity of the other is; -1 for none.
-            relation_rows: the same for relations.
-        """
-        mine = np.append(self.rows_N.cpu().numpy(), -1)
-        relations = np.append(self.relation_rows, -1)
-        rows = torch.from_numpy(mine[rows_N]).to(self.rows_N.device)
-        return replace(self, rows_N=rows, relation_rows=relations[relation_rows])
-
-    def weighted(self, weights_R2: torch.Tensor) -> Structure:
-        """The same with other weights."""
-        return replace(self, weights_R2=weights_R2.to(self.weights_R2.device))
-
-    def to(self, device: torch.device) -> Structure:
-        """The same on a device."""
-        names = ("entities_SD", "relations_RD", "weights_R2", "rows_N")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
-
-    def score(self, queries: Queries, entity_ids: IntArray | None = None) -> torch.Tensor:
-        """Weighted scores ``(B, N)``; those of a query whose entity or relation is unknown are 0.
-
-        Args:
-            entity_ids: candidates, ``(N,)`` or a row of each query's own, ``(B, N)``; None is all.
-        """
-        query_BD, weight_B = self._queries(queries)
-        mean_B = query_BD @ self.entities_SD.mean(0)
-        rows = self.rows_N if entity_ids is None else self.rows_N[self._tensor(entity_ids)]
-        if rows.ndim == 1:
-            known_BN = (query_BD @ self.entities_SD.T)[:, rows]
-        else:
-            known_BN = (self.entities_SD[rows] @ query_BD[:, :, None])[:, :, 0]
-        return weight_B[:, None] * torch.where(rows < 0, mean_B[:, None], known_BN)
-
-    def _tensor(self, values: IntArray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.entities_SD.device)
-
-    def _queries(self, queries: Queries) -> tuple[torch.Tensor, torch.Tensor]:
-        """What an answer's embedding is multiplied by ``(B, D)``, and each query's weight."""
-        entity_B = self.rows_N[self._tensor(queries.entity_B)]
-        relation_B = self._tensor(self.relation_rows[queries.relation_B])
-        side_B = self._tensor(1 - queries.tail_B.astype(np.int64))
-        known_B = (entity_B >= 0) & (relation_B >= 0)
-        product_BD = complex_product(self.entities_SD[entity_B], self.relations_RD[2 * relation_B + side_B])
-        return product_BD, torch.where(known_B, self.weights_R2[relation_B, side_B], 0.0)
-
-
-def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
-    (a_real, a_imaginary), (b_real, b_imaginary) = a.chunk(2, -1), b.chunk(2, -1)
-    real = a_real * b_real - a_imaginary * b_imaginary
-    return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)
 
 
 @contextmanager
@@ -124,7 +45,7 @@ def train_structure(
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
 ) -> Structure:
-    """Train ComplEx with reciprocal relations on the training triples; all weights are 1.
+    """Train ComplEx with reciprocal relations on the training triples.
 
     Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
     no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
@@ -246,16 +167,9 @@ def train_structure(
     return Structure(
         entities_SD,
         relations_RD,
-        torch.ones(len(graph.relations), 2),
         torch.from_numpy(rows_N),
-        _relation_rows(graph),
+        relation_rows(graph),
     )
-
-
-def _relation_rows(graph: KnowledgeGraph) -> IntArray:
-    """Of each relation its own number, -1 where training has no triple of it."""
-    numbers = np.arange(len(graph.relations))
-    return np.where(np.isin(numbers, graph.splits["train"][:, 1]), numbers, -1)
 
 
 def _tables(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,43 +212,3 @@ def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
     real, imaginary = embeddings.chunk(2, -1)
     # The square root has no slope at 0, where an embedding may begin.
     return (real.square() + imaginary.square() + 1e-20).pow(1.5).sum(-1)
-
-
-def save_structure(structure: Structure, path: Path) -> None:
-    """Write embeddings and weights as safetensors."""
-    tensors = {
-        "entities": structure.entities_SD,
-        "relations": structure.relations_RD,
-        "weights": structure.weights_R2,
-        "rows": structure.rows_N,
-    }
-    files.write_tensors(path, {k: v.cpu().contiguous() for k, v in tensors.items()})
-
-
-def load_structure(path: Path, graph: KnowledgeGraph) -> Structure:
-    """What :func:`save_structure` saved for a graph.
-
-    Raises:
-        RunError: when the file is damaged or of another graph.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        t = load_file(path)
-        structure = Structure(t["entities"], t["relations"], t["weights"], t["rows"], _relation_rows(graph))
-        rows = structure.rows_N
-        floats = (structure.entities_SD, structure.relations_RD, structure.weights_R2)
-        if any(x.dtype != torch.float32 or x.ndim != 2 for x in floats):
-            raise ValueError("its embeddings or weights are not rows of float32")
-        if structure.entities_SD.shape[1] != structure.relations_RD.shape[1] or floats[0].shape[1] % 2:
-            raise ValueError("its entities and relations are not of the same width")
-        if rows.dtype != torch.int64 or rows.ndim != 1 or not ((rows >= -1) & (rows < len(floats[0]))).all():
-            raise ValueError("it names entities that it does not have")
-    except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunError(f"{path} cannot be read: {why}") from None
-    expected = (len(graph.entities), (len(graph.relations), 2), 2 * len(graph.relations))
-    found = (len(rows), tuple(structure.weights_R2.shape), len(structure.relations_RD))
-    if found != expected:
-        raise RunError(f"{path} is of another graph; `kgmlm fuse {path.parent}` makes one anew")
-    return structure

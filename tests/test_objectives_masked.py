@@ -14,7 +14,7 @@ from families import FAMILIES, build
 from kgmlm.config import MaskingSettings, TextSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TEXT_COLUMNS, EntityTable
-from kgmlm.masking import POLICIES, MaskedTextSource, Text
+from kgmlm.objectives.masked import POLICIES, MaskedTextSource, Text
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer
 
@@ -78,7 +78,7 @@ def test_texts_are_of_training_alone(source: Callable[..., MaskedTextSource], to
     assert [text.answer is None for text in texts] == [True] * int(toy.seen_N.sum()) + [False] * len(
         toy.splits["train"]
     )
-    decode = made.ranker.tokenizer.tokenizer.decode
+    decode = made.ranker.reader.tokenizer.tokenizer.decode
     written = [str(decode(text.input_ids)) for text in texts]
     surfaces = toy.entities.column("surface")
     unseen = [surfaces[i] for i in np.flatnonzero(~toy.seen_N)]
@@ -103,12 +103,16 @@ def test_what_is_hidden_is_what_has_to_be_guessed(
 ) -> None:
     made = source(policy, neighbors=0, share=0.3)
     texts = made.encode(np.arange(len(made)), np.random.default_rng(0))
-    mask_id = made.ranker.tokenizer.mask_id
+    mask_id = made.ranker.reader.tokenizer.mask_id
     replaced = masked = same = total = 0
     for seed in range(15):
         batch = made.mask(texts, np.random.default_rng(seed))
-        plain = made.ranker.tokenizer.collate(
-            [type(e)(t.input_ids, 0, 0, 0) for t in texts for e in made.ranker.encode(made.queries[:1])]
+        plain = made.ranker.reader.tokenizer.collate(
+            [
+                type(e)(t.input_ids, 0, 0, 0)
+                for t in texts
+                for e in made.ranker.reader.encode(made.queries[:1])
+            ]
         ).input_ids_BT
         assert torch.equal(plain[batch.rows_M, batch.columns_M], batch.labels_M)
         untouched = torch.ones_like(plain, dtype=torch.bool)
@@ -136,18 +140,18 @@ def test_similar_words_are_other_words_of_names(source: Callable[..., MaskedText
     tokens = torch.from_numpy(made.words_W)
     assert (similar_V[tokens] != tokens).all()
     assert set(similar_V.tolist()) <= set(made.words_W.tolist())
-    begins_V = torch.from_numpy(made.ranker.tokenizer.begins_word_V)
+    begins_V = torch.from_numpy(made.ranker.reader.tokenizer.begins_word_V)
     assert (begins_V[similar_V] == begins_V).float().mean() > 0.9
-    weight_VD = torch.nn.functional.normalize(made.ranker.model.decoder[0].detach(), dim=-1)
+    weight_VD = torch.nn.functional.normalize(made.ranker.reader.model.decoder[0].detach(), dim=-1)
     token = int(tokens[3])
     alike = [int(t) for t in tokens if t != token and begins_V[t] == begins_V[token]]
     best = max(alike, key=lambda t: float(weight_VD[t] @ weight_VD[token]))
     assert int(similar_V[token]) == best
     wider = source("similar")  # as of models whose embeddings are padded to a round number
-    weight, bias = wider.ranker.model.decoder
+    weight, bias = wider.ranker.reader.model.decoder
     padded = torch.nn.functional.pad(weight, (0, 0, 0, 3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(wider.ranker.model), "decoder", property(lambda self: (padded, bias)))
+        patch.setattr(type(wider.ranker.reader.model), "decoder", property(lambda self: (padded, bias)))
         assert torch.equal(wider.similar_V, similar_V)
 
 
@@ -159,7 +163,7 @@ def test_a_long_name_is_cut_to_the_span(make_ranker: Callable[..., Ranker], toy:
     ranker = make_ranker()
     made = MaskedTextSource(ranker.over(long.context), long, MaskingSettings(), 0)
     texts = made.encode(np.arange(len(made)), np.random.default_rng(0))
-    assert max(len(text.input_ids) for text in texts) <= ranker.settings.text.max_length
+    assert max(len(text.input_ids) for text in texts) <= ranker.reader.settings.text.max_length
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Texts to adapt a masked LM to: training entities and training triples written out, some tokens hidden.
+"""The objective "masked": training entities and training triples written out, some of the tokens hidden.
+
+It adapts a masked LM to the texts of a graph before another run begins with it.
 
 What is hidden is a policy: a function of a text's words that is named in :data:`POLICIES`. Entities and
 triples outside training are never read.
@@ -17,8 +19,11 @@ import torch
 
 from kgmlm.config import MaskingSettings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, IntArray, Queries
+from kgmlm.kg import BoolArray, FloatArray, IntArray, Queries
 from kgmlm.linearization import entity_text
+from kgmlm.modeling import SpanOutput
+from kgmlm.objectives.contract import Objective, Stateless
+from kgmlm.objectives.streams import BatchStream, Task
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import Candidates, Encoded, MaskedTexts
 
@@ -108,17 +113,19 @@ class MaskedTextSource:
     @cached_property
     def names(self) -> Candidates:
         """Tokens of the names."""
-        return self.ranker.tokenizer.candidates(self.surfaces, self.ranker.vocabulary.span_length, False)
+        return self.ranker.reader.tokenizer.candidates(
+            self.surfaces, self.ranker.reader.vocabulary.span_length, False
+        )
 
     @cached_property
     def _begins_V(self) -> BoolArray:
-        return self.ranker.tokenizer.begins_word_V
+        return self.ranker.reader.tokenizer.begins_word_V
 
     def encode(self, numbers: IntArray, rng: np.random.Generator) -> list[Text]:
         """Some texts, in the order asked for; ``rng`` draws which neighbors a triple's text leaves out."""
         texts: list[Text | None] = [None] * len(numbers)
         count = len(self.entities)
-        tokenizer, settings = self.ranker.tokenizer, self.ranker.settings.text
+        tokenizer, settings = self.ranker.reader.tokenizer, self.ranker.reader.settings.text
         of_entities = np.flatnonzero(numbers < count)
         written = [
             entity_text(self.ranker.context, i, settings.descriptions)
@@ -130,7 +137,7 @@ class MaskedTextSource:
             texts[at] = self._text(encoded, [])
         of_triples = np.flatnonzero(numbers >= count)
         rows = numbers[of_triples] - count
-        written = self.ranker.linearize(self.queries[rows], rng)
+        written = self.ranker.reader.linearize(self.queries[rows], rng)
         lengths = self.names.lengths_N[self.answers[rows]]
         for length in np.unique(lengths):
             alike = np.flatnonzero(lengths == length)
@@ -141,7 +148,7 @@ class MaskedTextSource:
 
     def _text(self, encoded: Encoded, answer: list[int]) -> Text:
         """A text with its hole filled, and where its words are."""
-        tokenizer = self.ranker.tokenizer
+        tokenizer = self.ranker.reader.tokenizer
         ids, start = list(encoded.input_ids), encoded.span_start
         ids[start : start + len(answer)] = answer
         first, end = len(tokenizer.prefix), len(ids) - len(tokenizer.suffix)
@@ -151,7 +158,7 @@ class MaskedTextSource:
 
     def mask(self, texts: Sequence[Text], rng: np.random.Generator) -> MaskedTexts:
         """Hide tokens of B texts by the policy, and pad them."""
-        tokenizer, policy = self.ranker.tokenizer, self.settings.policy
+        tokenizer, policy = self.ranker.reader.tokenizer, self.settings.policy
         batch = tokenizer.collate([Encoded(t.input_ids, 0, 0, 0) for t in texts])
         input_ids_BT = batch.input_ids_BT.clone()
         rows, columns, whole = [], [], []
@@ -188,7 +195,7 @@ class MaskedTextSource:
         As MacBERT replaces words by similar ones, told here by the cosine of the model's own embeddings as
         they were before the adaptation. A word's beginning stays one.
         """
-        weight_VD = self.ranker.model.decoder[0].detach().float().cpu()
+        weight_VD = self.ranker.reader.model.decoder[0].detach().float().cpu()
         weight_VD = torch.nn.functional.normalize(weight_VD, dim=-1)
         words_W = torch.from_numpy(self.words_W)
         begins_V = torch.from_numpy(self._begins_V)
@@ -199,3 +206,40 @@ class MaskedTextSource:
             cosines[begins_V[ids][:, None] != begins_V[words_W][None]] -= 2.0
             found.append(words_W[cosines.argmax(1)])
         return torch.cat(found)
+
+
+class TextStream(BatchStream[Text, MaskedTexts]):
+    """Micro-batches of masked texts: training entities and training triples."""
+
+    def __init__(self, task: Task) -> None:
+        masking = task.ranker.reader.settings.masking
+        self.source = MaskedTextSource(task.ranker, task.graph, masking, task.settings.seed)
+        super().__init__(task, np.arange(len(self.source)))
+
+    def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Text]:
+        return self.source.encode(rows, rng)
+
+    def _length(self, encoded: Text) -> int:
+        return len(encoded.input_ids)
+
+    def _batch(self, rows: IntArray, encoded: list[Text], chances: FloatArray) -> MaskedTexts:
+        """Hide tokens, drawn by the batch's own numbers in [0, 1)."""
+        return self.source.mask(encoded, np.random.default_rng((chances * 2**32).astype(np.int64)))
+
+
+class MaskedLosses(Stateless):
+    """Cross-entropy of the hidden tokens, each alike."""
+
+    def __init__(self, task: Task, stream: TextStream) -> None:
+        self.ranker = task.ranker
+
+    def __call__(self, model: Callable[..., SpanOutput], batch: MaskedTexts) -> torch.Tensor:
+        """The loss of one micro-batch, a scalar."""
+        batch = batch.to(self.ranker.reader.model.device)
+        weight_VD, bias_V = self.ranker.reader.model.decoder
+        hidden_MD = model(batch).hidden_BLD[0]
+        logits_MV = torch.nn.functional.linear(hidden_MD, weight_VD.float(), bias_V.float())
+        return torch.nn.functional.cross_entropy(logits_MV, batch.labels_M)
+
+
+MASKED = Objective(TextStream, MaskedLosses, keeps_last=True)

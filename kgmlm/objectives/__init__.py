@@ -1,0 +1,107 @@
+"""What a training step reads and what it minimizes, by objective.
+
+The stream of micro-batches is a function of the seed and of the position in it; a loss is a function of a
+batch and of a memory that checkpoints keep. To add an objective: a file beside these with an
+:class:`Objective`, a line in :data:`OBJECTIVES`, and its name in ``TrainingSettings.objective``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kgmlm.config import TrainingSettings
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError
+from kgmlm.objectives.contract import Losses, Objective
+from kgmlm.objectives.masked import MASKED
+from kgmlm.objectives.pairs import RESCORE
+from kgmlm.objectives.ranking import ENTITY, TOKEN
+from kgmlm.objectives.streams import BatchStream, Task
+from kgmlm.ranker import Ranker
+from kgmlm.signals.structure import Structure
+
+__all__ = [
+    "OBJECTIVES",
+    "BatchStream",
+    "Losses",
+    "Objective",
+    "Task",
+    "check_teaching",
+    "objective",
+    "stream_of",
+]
+
+OBJECTIVES: dict[str, Objective[Any]] = {
+    "entity": ENTITY,
+    "token": TOKEN,
+    "masked": MASKED,
+    "rescore": RESCORE,
+}
+
+
+def check_teaching(settings: TrainingSettings) -> None:
+    """Refuse to teach an objective that cannot be taught.
+
+    Raises:
+        ConfigError: when the settings ask for it.
+    """
+    if settings.teaching and not OBJECTIVES[settings.objective].teachable:
+        names = " or ".join(f"'{name}'" for name, kind in OBJECTIVES.items() if kind.teachable)
+        raise ConfigError(f"training.teaching goes with the objective {names}, not '{settings.objective}'")
+
+
+def _checked_stream(task: Task) -> BatchStream[Any, Any]:
+    """The stream of a task's objective, as :func:`stream_of` says."""
+    stream: BatchStream[Any, Any] = OBJECTIVES[task.settings.objective].stream(task)
+    batches, processes = math.ceil(len(stream) / stream.settings.batch_size), task.share[1]
+    if processes > batches:
+        raise ConfigError(
+            f"an epoch has only {batches} batches for {processes} processes; start fewer, or lower "
+            "training.batch_size"
+        )
+    there_are = math.ceil(task.settings.epochs) * stream.per_epoch
+    if task.settings.accumulation > there_are:
+        raise ConfigError(
+            f"training.accumulation {task.settings.accumulation}: training has only {there_are} batches; "
+            "give more training.epochs or less of it"
+        )
+    return stream
+
+
+def stream_of(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    settings: TrainingSettings,
+    share: tuple[int, int],
+    first: Ranker | None = None,
+) -> BatchStream[Any, Any]:
+    """The stream of a run's objective; arguments as of :func:`objective`.
+
+    Raises:
+        ConfigError: when training has fewer batches than processes, or than are accumulated.
+    """
+    return _checked_stream(Task(ranker, graph, settings, share, first))
+
+
+def objective(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    settings: TrainingSettings,
+    share: tuple[int, int],
+    first: Ranker | None = None,
+    teacher: Structure | None = None,
+) -> tuple[BatchStream[Any, Any], Losses]:
+    """The stream and the loss of a run's objective.
+
+    Args:
+        share: (rank, world size) of this process.
+        first: what the objective "rescore" rescores.
+        teacher: what a teachable objective learns of as well.
+
+    Raises:
+        ConfigError: as :func:`stream_of` says, or when the objective "rescore" has nothing to rescore.
+    """
+    task = Task(ranker, graph, settings, share, first, teacher)
+    stream = _checked_stream(task)
+    return stream, OBJECTIVES[settings.objective].losses(task, stream)

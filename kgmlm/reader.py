@@ -1,0 +1,239 @@
+"""Texts to states: the only place where context, text, tokens and model meet, and the only padding loop.
+
+Shapes: B queries, E entities, N entities of the graph, D decoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from kgmlm.config import Settings
+from kgmlm.graph import ContextGraph
+from kgmlm.kg import EntityTable, IntArray, ModelError, Queries
+from kgmlm.linearization import Linearization, entity_text, get_template, linearize
+from kgmlm.machine import keep_memory
+from kgmlm.modeling import Offsets, SpanModel, SpanOutput
+from kgmlm.pool import Reading
+from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer
+from kgmlm.vocabulary import Vocabulary
+
+_TEXTS = 8192  # entity texts tokenized at once
+_BATCHES = 64  # batches of queries tokenized at once
+
+
+class Reader:
+    """Reads queries and entities of a graph with a masked LM.
+
+    Args:
+        context: texts and training triples.
+        vocabulary: span length and softmax tokens, frozen with the run.
+
+    Raises:
+        ModelError: when texts are to be longer than the model has positions.
+    """
+
+    def __init__(
+        self,
+        context: ContextGraph,
+        tokenizer: SpanTokenizer,
+        model: SpanModel,
+        settings: Settings,
+        vocabulary: Vocabulary,
+    ) -> None:
+        self.context = context
+        self.tokenizer = tokenizer
+        self.model = model
+        self.settings = settings
+        self.vocabulary = vocabulary
+        get_template(settings.text.template)  # a name that there is
+        limit = model.positions
+        lengths = {"text.max_length": settings.text.max_length}
+        if settings.vector.enabled:
+            lengths["vector.max_length"] = settings.vector.max_length
+        if settings.training.objective == "rescore":
+            together = settings.text.max_length + settings.rescoring.max_length
+            lengths["text.max_length and rescoring.max_length together are"] = together
+        for key, length in lengths.items():
+            if limit is not None and length > limit:
+                raise ModelError(
+                    f"{key} {length}: more than the model's {limit} positions; give it less with --set"
+                )
+
+    def over(self, context: ContextGraph) -> Reader:
+        """The same over other entities; names that are known are not tokenized again."""
+        twin = Reader(context, self.tokenizer, self.model, self.settings, self.vocabulary)
+        if "names" in vars(self):
+            twin.adopt_names(self._renamed(context))
+        return twin
+
+    def _renamed(self, context: ContextGraph) -> Candidates:
+        rows_N = context.entities.rows_in(self.context.entities)
+        new = np.flatnonzero(rows_N < 0)
+        rows_N[new] = len(self.names) + np.arange(len(new))
+        surfaces = context.entities.table.column("surface").take(pa.array(new))
+        return self.names.joined(self._tokens_of(surfaces)).take(rows_N)
+
+    def _tokens_of(self, surfaces: pa.ChunkedArray) -> Candidates:
+        return self.tokenizer.candidates(
+            surfaces, self.vocabulary.span_length, self.settings.scoring.end_of_name
+        )
+
+    @cached_property
+    def names(self) -> Candidates:
+        """The tokens of all entities of the context."""
+        return self._tokens_of(self.context.entities.table.column("surface"))
+
+    def adopt_names(self, names: Candidates) -> None:
+        """Take over the tokens of all entities of the context instead of making them."""
+        vars(self)["names"] = names
+
+    def linearize(self, queries: Queries, rng: np.random.Generator | None = None) -> list[Linearization]:
+        """The text of B queries.
+
+        Args:
+            rng: in training, draws which neighbors are left out.
+        """
+        return linearize(self.context, queries, self.settings.text, rng)
+
+    def encode(self, queries: Queries, rng: np.random.Generator | None = None) -> list[Encoded]:
+        """The tokens of B queries, cut to ``text.max_length``; ``rng`` as in :meth:`linearize`."""
+        return self.tokenizer.encode_queries(
+            self.linearize(queries, rng),
+            self.vocabulary.span_length,
+            self.settings.text.max_length,
+            vector=self.settings.vector.enabled,
+        )
+
+    def encode_entities(self, entity_ids: IntArray) -> list[Encoded]:
+        """The tokens that vectors of entities are read from, cut to ``vector.max_length``."""
+        descriptions = self.settings.text.descriptions
+        texts = [entity_text(self.context, i, descriptions) for i in entity_ids.tolist()]
+        return self.tokenizer.encode_queries(texts, 0, self.settings.vector.max_length, vector=True)
+
+    def padded(self, encoded: Sequence[Encoded], batch_size: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
+        """Padded batches with their rows, long texts first so that memory peaks at once."""
+        order = np.argsort([-len(e.input_ids) for e in encoded], kind="stable")
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            batch = self.tokenizer.collate([encoded[i] for i in rows])
+            yield rows, batch.to(self.model.device)
+
+    @torch.inference_mode()
+    def read(self, queries: Queries) -> SpanOutput:
+        """The states of B queries in one batch, in their order."""
+        self.model.eval()
+        states: SpanOutput = self.model(self.tokenizer.collate(self.encode(queries)).to(self.model.device))
+        return states
+
+    @torch.inference_mode()
+    def readings(
+        self,
+        queries: Queries,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+        *,
+        text: bool = True,
+    ) -> Iterator[tuple[IntArray, Reading]]:
+        """Queries in batches and in no set order: (rows of ``queries``, reading).
+
+        Args:
+            advance: called with the number of queries done, for progress bars.
+            text: False makes no forward pass before it is asked for one.
+        """
+        if not text:
+            for start in range(0, len(queries), batch_size):
+                rows = np.arange(start, min(start + batch_size, len(queries)))
+                yield rows, Reading(queries[rows], self.read)
+                advance(len(rows))
+            return
+        self.model.eval()
+        keep_memory()
+        for start in range(0, len(queries), _BATCHES * batch_size):  # bounds what is encoded at once
+            encoded = self.encode(queries[start : start + _BATCHES * batch_size])
+            for rows, batch in self.padded(encoded, batch_size):
+                yield rows + start, Reading(queries[rows + start], span=self.model(batch))
+                advance(len(rows))
+
+
+class EntityVectors:
+    """Unit vectors of all entities of a reader's graph, each read once, when they are first asked for.
+
+    Attributes:
+        offsets: added to the vectors read from entities' texts while they are trained; saved vectors have
+            them in.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.offsets: Offsets | None = None
+        self._vectors_ND: torch.Tensor | None = None
+        self._read_N = np.zeros(len(reader.context.entities), np.bool_)
+
+    def over(self, reader: Reader) -> EntityVectors:
+        """Those of another graph's entities; what is read of the same label and text is taken over."""
+        twin = EntityVectors(reader)
+        if self._vectors_ND is not None and self._read_N.all():
+            twin.adopt(self.reader.context.entities, self._vectors_ND)
+        return twin
+
+    @property
+    def all(self) -> torch.Tensor:
+        """Vectors ``(N, D)`` of all entities; those not read yet are read now."""
+        self.read()
+        assert self._vectors_ND is not None
+        return self._vectors_ND
+
+    def adopt(self, entities: EntityTable, vectors_MD: torch.Tensor) -> None:
+        """Take over the vectors of M entities that this model has read: those of the same label and text."""
+        known = self.reader.context.entities
+        vectors_ND = vectors_MD.to(self.reader.model.device)
+        read_N = np.ones(len(known), np.bool_)
+        if entities is not known:
+            rows_N = known.rows_in(entities)
+            read_N = rows_N >= 0
+            there, rows = (torch.from_numpy(x) for x in (np.flatnonzero(read_N), rows_N[read_N]))
+            adopted_ND = self._none()
+            adopted_ND[there.to(adopted_ND.device)] = vectors_ND[rows.to(vectors_ND.device)]
+            vectors_ND = adopted_ND
+        self._vectors_ND, self._read_N = vectors_ND, read_N
+
+    def _none(self) -> torch.Tensor:
+        """Zeros ``(N, D)``; NumPy's take no memory until they are written."""
+        shape = (len(self._read_N), self.reader.model.decoder[0].shape[1])
+        return torch.from_numpy(np.zeros(shape, np.float32)).to(self.reader.model.device)
+
+    def forget(self) -> None:
+        """Read all entities again: the model has changed."""
+        self._vectors_ND = None
+        self._read_N = np.zeros_like(self._read_N)
+
+    @property
+    def unread(self) -> int:
+        """How many entities' texts :meth:`read` would read."""
+        return len(self._read_N) - int(self._read_N.sum())
+
+    @torch.inference_mode()
+    def read(self, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None) -> None:
+        """Read the vectors of all entities that have none yet: one forward pass each.
+
+        Args:
+            advance: called with the number of entities done, for progress bars.
+        """
+        model = self.reader.model
+        model.eval()
+        if self._vectors_ND is None:
+            self._vectors_ND = self._none()
+        missing = np.flatnonzero(~self._read_N)
+        for start in range(0, len(missing), _TEXTS):
+            part = missing[start : start + _TEXTS]
+            for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
+                ids = torch.from_numpy(part[rows]).to(model.device)
+                vectors = model(batch).vector_BD
+                self._vectors_ND[ids] = vectors if self.offsets is None else self.offsets(ids, vectors)
+                advance(len(rows))
+        self._read_N[:] = True

@@ -1,0 +1,75 @@
+"""For how many steps a run is trained, and at what learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kgmlm.checkpoints import State
+from kgmlm.config import TrainingSettings
+from kgmlm.runs import Run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For how many steps a run is trained.
+
+    Attributes:
+        laid: steps that the schedule is laid for.
+        total: steps after which the run has ended.
+        last: the step to stop at.
+        every: steps from one validation to the next.
+        epochs: how often the stream is gone through at most.
+    """
+
+    laid: int
+    total: int
+    last: int
+    every: int
+    epochs: int
+
+    @classmethod
+    def of(cls, settings: TrainingSettings, per_epoch: int, state: State, max_steps: int | None) -> Plan:
+        """The plan of a run whose epochs have ``per_epoch`` micro-batches; its state says if it is ending."""
+        accumulation = settings.accumulation
+        laid = max(1, int(settings.epochs * per_epoch) // accumulation)
+        total = laid if state.decay_from < 0 else state.decay_from + state.decay_steps
+        between = min(settings.eval_every * per_epoch, accumulation * (total + 1.0))  # or inf
+        every = max(1, int(between) // accumulation)
+        return cls(
+            laid, total, min(total, max_steps or total), every, math.ceil(total * accumulation / per_epoch)
+        )
+
+
+def peak_learning_rate(run: Run) -> float:
+    """The run's peak learning rate; "auto" is higher for models from scratch."""
+    rate = run.settings.training.learning_rate
+    if rate == "auto":
+        return 2e-3 if run.record["model"] == "scratch" else 3e-4
+    return rate
+
+
+def rate_factor(settings: TrainingSettings, total: int, state: State) -> Callable[[int], float]:
+    """What the peak learning rate is multiplied by at each step of a run.
+
+    Args:
+        total: steps that the schedule is laid for.
+        state: whether and from where on the rate falls to nothing ahead of time.
+    """
+    warmup = round(settings.warmup * total)
+
+    def laid(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        if settings.schedule == "constant":
+            return 1.0
+        return max(0.0, (total - step) / max(1, total - warmup))
+
+    def factor(step: int) -> float:
+        if state.decay_from < 0 or step < state.decay_from:
+            return laid(step)
+        left = state.decay_from + state.decay_steps - step
+        return laid(state.decay_from) * max(0.0, left / state.decay_steps)
+
+    return factor

@@ -1,0 +1,111 @@
+"""Shortlists: what an index finds, scored exactly.
+
+Shapes: B queries, K candidates of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kgmlm.constraints import MISSED
+from kgmlm.kg import IntArray, Queries
+from kgmlm.metrics import check_finite
+from kgmlm.pool import Pool, Reading
+from kgmlm.ranker import Ranker
+from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
+
+MORE = 100  # entities that an index is asked for beyond a shortlist
+
+
+class Retrieval(NamedTuple):
+    """An index, how many entities it is asked for, and how hard it tries (None: as hard as when built)."""
+
+    retriever: Retriever
+    k: int
+    effort: int | None = None
+
+
+@torch.inference_mode()
+def shortlist(
+    ranker: Ranker, reading: Reading, retrieval: Retrieval, batch_size: int = 64
+) -> tuple[IntArray, torch.Tensor]:
+    """The K best that an index finds, scored exactly: ids and scores ``(B, K)``, best first.
+
+    The index is asked for some more, since its own scores are approximate. It finds by one signal; the others
+    and a rescorer only score what it found. Equal scores keep the order of their ids. Where there are fewer
+    than K, ids are -1 and scores :data:`~kgmlm.constraints.MISSED`.
+
+    Args:
+        batch_size: pairs that a rescorer reads at once.
+    """
+    queries = reading.queries
+    ids_BK = _found(ranker, reading, retrieval)
+    ids_BK[ranker.possible.forbidden(queries, ids_BK)] = -1  # what cannot answer takes no place
+    pool = Pool(len(ranker.context.entities), ids_BK)
+    mixture = ranker.mixture
+    said = {n: s.score(reading, pool) for n, s in ranker.signals.items() if n in mixture.signals}
+    scores_BK = mixture.combine(said, queries)
+    scores_BK[torch.from_numpy(~pool.there).to(scores_BK.device)] = MISSED
+    ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
+    if ranker.reranking is None:
+        return ids_BK, scores_BK
+    scores_BK = ranker.rescored(queries, scores_BK, Pool(pool.count, ids_BK), batch_size)
+    return _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK))
+
+
+def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
+    """Ids ``(B, K)`` that an index finds, -1 where it finds fewer."""
+    retriever, span = retrieval.retriever, reading.span
+    if retriever.kind == "entity":
+        assert span.vector_BD is not None
+        check_finite(span.vector_BD)
+        asked = entity_queries(span.vector_BD)
+    else:
+        assert retriever.reduction is not None
+        normalizer_BL = ranker.likelihood.normalizer(span)
+        check_finite(normalizer_BL)
+        normalization = ranker.reader.settings.scoring.normalization
+        asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
+    most = min(retrieval.k + MORE, max(1, len(ranker.context.entities)))
+    return retriever.search(*asked, most, retrieval.effort).ids_BK
+
+
+def _order(ids_BK: IntArray, scores_BK: torch.Tensor) -> IntArray:
+    """Best first, equal scores by id."""
+    return np.lexsort((ids_BK, -scores_BK.cpu().numpy()))
+
+
+def _taken(ids_BK: IntArray, scores_BK: torch.Tensor, order: IntArray) -> tuple[IntArray, torch.Tensor]:
+    """Ids and scores in an order of each row's own."""
+    return np.take_along_axis(ids_BK, order, 1), scores_BK.gather(
+        1, torch.from_numpy(order).to(scores_BK.device)
+    )
+
+
+def retrieve_and_rank(
+    ranker: Ranker,
+    queries: Queries,
+    retrieval: Retrieval,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    """Scores by shortlist and exactly, from the same forward passes, to compare the two.
+
+    Yields:
+        (rows, scores ``(b, N)`` in which all that the shortlist lacks is
+        :data:`~kgmlm.constraints.MISSED`, exact scores).
+    """
+    for rows, reading, said in ranker.said(queries, None, batch_size, advance):
+        asked = queries[rows]
+        exact_BN = ranker.rescored(asked, ranker.combined(asked, said), None, batch_size)
+        ids_BK, scores_BK = shortlist(ranker, reading, retrieval, batch_size)
+        scores_BN = torch.full_like(exact_BN, MISSED)
+        found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
+        ids = torch.from_numpy(ids_BK).to(exact_BN.device)
+        where = found.nonzero()[:, 0]
+        scores_BN[where, ids[found]] = scores_BK[found]
+        yield rows, ranker.possible.applied(scores_BN, asked), exact_BN

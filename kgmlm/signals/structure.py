@@ -1,0 +1,137 @@
+"""A structural model beside the text: ComplEx embeddings (Trouillon et al., 2016) as one more signal.
+
+It knows entities by their training triples alone and nothing of their texts. What it has never seen it is
+neutral about: such a candidate gets the mean over the entities that it knows, such a query scores all alike.
+
+Shapes: B queries, N entities of a graph, S entities seen in training, R relations, D real numbers an entity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from kgmlm import files
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.mixture import sides
+from kgmlm.pool import Pool, Reading
+from kgmlm.reader import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """ComplEx embeddings over a graph.
+
+    Attributes:
+        entities_SD: real parts, then imaginary parts.
+        relations_RD: rows 2r for (head, r, ?) and 2r + 1, the reciprocal relation, for (?, r, tail).
+        rows_N: where each entity of the graph is in ``entities_SD``; -1 where training has not seen it.
+        relation_rows: which relation each relation of the graph is; -1 where training has not seen it.
+    """
+
+    name: ClassVar[str] = "structure"
+    reads: ClassVar[bool] = False
+
+    entities_SD: torch.Tensor
+    relations_RD: torch.Tensor
+    rows_N: torch.Tensor
+    relation_rows: IntArray
+
+    def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> Structure:
+        """The same for another graph.
+
+        Args:
+            reader: not needed; no text is read.
+            entity_rows: which entity of this graph each entity of the other is; -1 for none.
+            relation_rows: the same for relations.
+        """
+        mine = np.append(self.rows_N.cpu().numpy(), -1)
+        relations = np.append(self.relation_rows, -1)
+        rows = torch.from_numpy(mine[entity_rows]).to(self.rows_N.device)
+        return replace(self, rows_N=rows, relation_rows=relations[relation_rows])
+
+    def to(self, device: torch.device) -> Structure:
+        """The same on a device."""
+        names = ("entities_SD", "relations_RD", "rows_N")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        """Scores ``(B, N)`` or ``(B, K)``; those of a query whose entity or relation is unknown are 0."""
+        query_BD, known_B = self._queries(reading.queries)
+        mean_B = query_BD @ self.entities_SD.mean(0)
+        rows = self.rows_N if pool.ids is None else self.rows_N[self._tensor(pool.filled)]
+        if rows.ndim == 1:
+            known_BN = (query_BD @ self.entities_SD.T)[:, rows]
+        else:
+            known_BN = (self.entities_SD[rows] @ query_BD[:, :, None])[:, :, 0]
+        return torch.where(known_B[:, None], torch.where(rows < 0, mean_B[:, None], known_BN), 0.0)
+
+    def _tensor(self, values: IntArray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.entities_SD.device)
+
+    def _queries(self, queries: Queries) -> tuple[torch.Tensor, torch.Tensor]:
+        """What an answer's embedding is multiplied by ``(B, D)``, and which queries are known."""
+        entity_B = self.rows_N[self._tensor(queries.entity_B)]
+        relation_B = self._tensor(self.relation_rows[queries.relation_B])
+        side_B = sides(queries).to(relation_B.device)
+        product_BD = complex_product(self.entities_SD[entity_B], self.relations_RD[2 * relation_B + side_B])
+        return product_BD, (entity_B >= 0) & (relation_B >= 0)
+
+
+def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
+    (a_real, a_imaginary), (b_real, b_imaginary) = a.chunk(2, -1), b.chunk(2, -1)
+    real = a_real * b_real - a_imaginary * b_imaginary
+    return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)
+
+
+def relation_rows(graph: KnowledgeGraph) -> IntArray:
+    """Of each relation its own number, -1 where training has no triple of it."""
+    numbers = np.arange(len(graph.relations))
+    return np.where(np.isin(numbers, graph.splits["train"][:, 1]), numbers, -1)
+
+
+def save_structure(structure: Structure, weights_R2: torch.Tensor, path: Path) -> None:
+    """Write embeddings, and what they count for each relation and side, as safetensors."""
+    tensors = {
+        "entities": structure.entities_SD,
+        "relations": structure.relations_RD,
+        "weights": weights_R2,
+        "rows": structure.rows_N,
+    }
+    files.write_tensors(path, {k: v.cpu().contiguous() for k, v in tensors.items()})
+
+
+def load_structure(path: Path, graph: KnowledgeGraph) -> tuple[Structure, torch.Tensor]:
+    """What :func:`save_structure` saved for a graph.
+
+    Raises:
+        RunError: when the file is damaged or of another graph.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        t = load_file(path)
+        structure = Structure(t["entities"], t["relations"], t["rows"], relation_rows(graph))
+        weights_R2 = t["weights"]
+        rows = structure.rows_N
+        floats = (structure.entities_SD, structure.relations_RD, weights_R2)
+        if any(x.dtype != torch.float32 or x.ndim != 2 for x in floats):
+            raise ValueError("its embeddings or weights are not rows of float32")
+        if structure.entities_SD.shape[1] != structure.relations_RD.shape[1] or floats[0].shape[1] % 2:
+            raise ValueError("its entities and relations are not of the same width")
+        if rows.dtype != torch.int64 or rows.ndim != 1 or not ((rows >= -1) & (rows < len(floats[0]))).all():
+            raise ValueError("it names entities that it does not have")
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"{path} cannot be read: {why}") from None
+    expected = (len(graph.entities), (len(graph.relations), 2), 2 * len(graph.relations))
+    found = (len(rows), tuple(weights_R2.shape), len(structure.relations_RD))
+    if found != expected:
+        raise RunError(f"{path} is of another graph; `kgmlm fuse {path.parent}` makes one anew")
+    return structure, weights_R2

@@ -1,0 +1,146 @@
+"""How training begins: a new run is laid, with its teacher, or an interrupted one is opened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kgmlm import digests
+from kgmlm.checkpoints import latest_checkpoint
+from kgmlm.config import Settings, StructureSettings
+from kgmlm.embedding import train_structure
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import RunError
+from kgmlm.machine import only_cpu
+from kgmlm.modeling import check_vocabulary, create_model, load_model
+from kgmlm.objectives import OBJECTIVES, check_teaching, stream_of
+from kgmlm.ranker import Ranker
+from kgmlm.runs import (
+    ENDED,
+    Run,
+    check_output,
+    command,
+    create_run,
+    hardware,
+    model_address,
+    open_run,
+    versions,
+)
+from kgmlm.signals.structure import Structure
+from kgmlm.tokenization import SpanTokenizer
+from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
+from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
+
+
+def make_structure(
+    graph: KnowledgeGraph,
+    settings: StructureSettings,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+    device: torch.device | None = None,
+) -> tuple[Structure, dict[str, Any]]:
+    """Train a structural model, and say how for the record; arguments as of ``train_structure``."""
+    started = time.monotonic()
+    structure = train_structure(graph, settings, advance, device)
+    return structure, {
+        "settings": settings.model_dump(mode="json"),
+        "minutes": round((time.monotonic() - started) / 60, 2),
+        "versions": versions(),
+        "hardware": hardware(),
+        "command": command(),
+    }
+
+
+def start_run(
+    path: Path,
+    graph: KnowledgeGraph,
+    model_name: str,
+    settings: Settings,
+    *,
+    overwrite: bool = False,
+    teach: Callable[[], tuple[Structure, Mapping[str, Any]]] | None = None,
+) -> tuple[Run, Ranker]:
+    """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
+
+    Args:
+        model_name: "scratch", a Hugging Face name, or a folder.
+        teach: makes the teacher of a run whose settings have ``training.teaching``; by default
+            :func:`make_structure`. It is called when all else is ready, before anything is written.
+
+    Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
+
+    Raises:
+        ConfigError: when an objective is to be taught that cannot be, or there are too few batches.
+        ModelError: when the model cannot be used.
+        ModelError: when a query does not fit ``text.max_length``, too.
+        RunError: when the folder is in the way.
+    """
+    from accelerate import PartialState
+
+    check_teaching(settings.training)
+    teaching = settings.training.teaching
+
+    # All wait while one of several processes trains the teacher.
+    processes = PartialState(cpu=only_cpu(), timeout=timedelta(days=1))
+    if processes.is_main_process:
+        check_output(path, overwrite)
+    seed = settings.training.seed
+    model_name = model_address(model_name)
+    if model_name == "scratch":
+        texts = scratch_texts(graph, settings.text)
+        tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
+        model = create_model(
+            len(tokenizer.tokenizer),
+            tokenizer.pad_id,
+            settings.scratch,
+            settings.text.max_length,
+            seed,
+            spare=settings.rescoring.max_length,
+        )
+    else:
+        model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
+        check_vocabulary(model, tokenizer, model_name)
+    surfaces = graph.entities.column("surface")
+    vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
+    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
+    stream_of(ranker, graph, settings.training, (processes.process_index, processes.num_processes))
+    if OBJECTIVES[settings.training.objective].checks_queries:
+        ranker.reader.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
+    if processes.is_main_process:
+        teacher = (teach or partial(make_structure, graph, settings.structure))() if teaching else None
+        run = create_run(
+            path,
+            graph,
+            settings,
+            model_name,
+            vocabulary,
+            names=ranker.reader.names,
+            overwrite=overwrite,
+            teacher=teacher,
+        )
+    processes.wait_for_everyone()
+    return run if processes.is_main_process else open_run(path), ranker
+
+
+def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
+    """Open an interrupted run at its newest checkpoint.
+
+    Args:
+        device: as :func:`kgmlm.training.train` has it.
+
+    Raises:
+        RunError: when it is no run, has ended, or has no checkpoint.
+    """
+    run = open_run(path)
+    if run.record["status"] in ENDED:
+        raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
+    checkpoint = latest_checkpoint(path)
+    if checkpoint is None:
+        raise RunError(f"{path} has no checkpoint to resume from; start again without --resume")
+    digests.check_folder(checkpoint, contents=True)
+    return run, run.ranker(device, folder=checkpoint / "model")

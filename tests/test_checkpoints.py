@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import without_digests
+from safetensors.torch import load_file, save_file
+from trainings import VECTORS, Validation, go, losses, settings
+
+from kgmlm import training
+from kgmlm.checkpoints import State, latest_checkpoint, read_state, save_checkpoint, save_state
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import RunError
+from kgmlm.ranker import Ranker
+from kgmlm.starting import resume_run, start_run
+from kgmlm.training import train
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("optimizer.0.exp_avg", lambda x: x[:-1]),
+        ("optimizer.0.exp_avg", None),
+        ("optimizer.1.exp_avg_sq", lambda x: x.double()),
+        ("optimizer.0.step", lambda x: x[None]),
+        ("0.rng.cpu", lambda x: x[:-1]),
+        ("0.memory.ids", lambda x: x + 1000),
+        ("0.memory.ids", lambda x: x[0]),
+        ("0.memory.vectors", lambda x: x[:, :-1]),
+    ],
+)
+def test_tensors_of_a_checkpoint_that_do_not_fit_are_refused(
+    toy: KnowledgeGraph, tmp_path: Path, name: str, change: Callable[..., torch.Tensor] | None
+) -> None:
+    """A fused optimizer reads what it is given, to the process's death."""
+    go(tmp_path / "run", toy, *VECTORS, "vector.memory=8", max_steps=2)
+    checkpoint = latest_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    without_digests(tmp_path / "run")
+    tensors = load_file(checkpoint / "state.safetensors")
+    kept = {k: v for k, v in tensors.items() if k != name}
+    changed = {} if change is None else {name: change(tensors[name]).contiguous()}
+    save_file({**kept, **changed}, checkpoint / "state.safetensors")
+    run, ranker = resume_run(tmp_path / "run")
+    with pytest.raises(RunError, match=r"step-00000002 cannot be read: .*; restore it"):
+        train(run, ranker, resume=True)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "", "[]", '{"step": "2"}', '{"step": 3}', '{"step": 2, "minutes": NaN}',
+        '{"step": 2, "best_mrr": "x"}', '{"step": 2, "decay_from": 1}',
+    ],
+)  # fmt: skip
+def test_a_state_that_is_not_that_of_its_checkpoint_is_refused(tmp_path: Path, state: str) -> None:
+    folder = tmp_path / "step-00000002"
+    folder.mkdir()
+    save_state(folder, State(2, 0.5, minutes=1.5))
+    assert read_state(folder) == State(2, 0.5, minutes=1.5)
+    (folder / "state.json").write_text(state)
+    with pytest.raises(ValueError, match=r"state\.json"):
+        read_state(folder)
+
+
+@pytest.mark.parametrize("line", [b"[]", b'"x"', b'{"step": "1"}', b"\xff", b"[" * 100_000])
+def test_a_damaged_line_of_metrics_ends_what_is_kept(
+    toy: KnowledgeGraph, tmp_path: Path, line: bytes
+) -> None:
+    go(tmp_path / "run", toy, max_steps=2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    rows = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(rows[0] + line + b"\n" + rows[1])
+    train(*resume_run(tmp_path / "run"), resume=True, max_steps=3)
+    assert [json.loads(row)["step"] for row in path.read_text().splitlines()] == [1, 3]
+
+
+def test_a_state_without_processes_is_that_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    """Checkpoints were written so when there was one state for all of them."""
+    for name, steps in (("whole", None), ("parts", 7)):
+        go(tmp_path / name, toy, *VECTORS, max_steps=steps)
+    checkpoint = latest_checkpoint(tmp_path / "parts")
+    assert checkpoint is not None
+    state = load_file(checkpoint / "state.safetensors")
+    assert "0.rng.cpu" in state
+    save_file({k.removeprefix("0."): v for k, v in state.items()}, checkpoint / "state.safetensors")
+    with pytest.raises(RunError, match=r"state\.safetensors has [\d,]+ bytes instead of"):
+        resume_run(tmp_path / "parts")
+    without_digests(tmp_path / "parts")
+    run, ranker = resume_run(tmp_path / "parts")
+    train(run, ranker, resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_a_checkpoint_removes_older_ones_and_nothing_else(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    folder = run.path / "checkpoints"
+    for name in ("notes", "step-kept", "step-00000001-copy"):
+        (folder / name).mkdir(parents=True)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (folder / "step-00000002").symlink_to(precious)
+    (folder / "step-00000003").write_text("a file")
+    train(run, ranker, max_steps=7)
+    ours = folder / "step-00000007"
+    assert latest_checkpoint(run.path) == ours
+    others = {"notes", "step-kept", "step-00000001-copy", "step-00000002", "step-00000003"}
+    assert {p.name for p in folder.iterdir()} == {ours.name, *others}
+    train(*resume_run(run.path), resume=True)
+    assert {p.name for p in folder.iterdir()} == others
+    assert precious.is_dir()
+
+
+def test_checkpoints_behind_a_link_are_left_alone(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "step-00000001").mkdir(parents=True)
+    (shared / "thesis").mkdir()
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    (run.path / "checkpoints").symlink_to(shared)
+    for act in (lambda: train(run, ranker), lambda: resume_run(run.path)):
+        with pytest.raises(RunError, match="checkpoints is a link"):
+            act()
+    assert {p.name for p in shared.iterdir()} == {"step-00000001", "thesis"}
+
+
+def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
+    for name in ("step-99999999", "step-100000000", "step-00000003"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    assert latest.name == "step-100000000"
+
+
+def test_a_step_is_saved_once(toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+
+    def counting(run: Path, ranker: Ranker, optimizer: Any, own: Any, state: State) -> None:
+        saved.append(state.step)
+        save_checkpoint(run, ranker, optimizer, own, state)
+
+    monkeypatch.setattr(training, "save_checkpoint", counting)
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
+    train(run, ranker, Validation(0.1, 0.2), max_steps=7)
+    train(*resume_run(run.path), Validation(0.1, 0.2, 0.3), resume=True, max_steps=9)
+    assert saved == sorted(set(saved))
+    assert saved[-1] == 9
+    latest = latest_checkpoint(run.path)
+    assert latest is not None
+    state = json.loads((latest / "state.json").read_text())
+    assert state["validated"] < 9, "only --max-steps asked for that validation"
+    assert state["minutes"] > 0

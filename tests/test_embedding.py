@@ -1,0 +1,92 @@
+"""Training of the structural model, and its loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.config import StructureSettings
+from kgmlm.embedding import structure_loss, train_structure
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.pool import Pool, Reading
+from kgmlm.signals.structure import Structure
+
+SMALL = StructureSettings(dimension=8, epochs=30, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def structure(toy: KnowledgeGraph) -> Structure:
+    return train_structure(toy, SMALL)
+
+
+def better(structure: Structure, queries: Queries, answers: IntArray) -> torch.Tensor:
+    """How many entities score higher than the answer of each query."""
+    scores_BN = structure.score(Reading(queries), Pool(len(structure.rows_N)))
+    return (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1)
+
+
+def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, structure: Structure) -> None:
+    counted: list[int] = []
+    again = train_structure(toy, SMALL, lambda n, total: counted.append(total))
+    steps = 30 * math.ceil(len(toy.unique_queries("train")[0]) / SMALL.batch_size)
+    assert counted == [steps] * steps
+    assert torch.equal(again.entities_SD, structure.entities_SD)
+    assert better(structure, *toy.queries("train")).float().mean() < 3 < len(toy.entities) / 5
+
+
+@pytest.mark.parametrize("penalty", ["triples", "entities"])
+def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
+    from pykeen.nn.modules import ComplExInteraction
+
+    torch.manual_seed(0)
+    entities, relations = torch.randn(5, 6), torch.randn(2, 6)
+    triples = [(0, 1, 3), (0, 1, 4), (2, 0, 2)]
+    e, r = (torch.complex(*x.chunk(2, 1)) for x in (entities, relations))
+    expected = 0.0
+    for head, relation, tail in triples:
+        scores_S = ComplExInteraction()(h=e[head], r=r[relation], t=e)
+        cubes = sum(float(x.abs().pow(3).sum()) for x in (e[head], r[relation], e[tail]))
+        if penalty == "entities":
+            cubes = sum(float(x.abs().pow(3).sum()) for x in (entities[head], relations[relation]))
+        expected += 0.5 * (float(-scores_S.log_softmax(0)[tail]) + 0.3 * cubes) / 2
+    if penalty == "entities":
+        expected += 0.3 * float(entities.abs().pow(3).sum(1).mean())
+    found = structure_loss(
+        entities,
+        relations,
+        torch.tensor([[0, 1], [2, 0]]),
+        torch.tensor([3, 4, 2]),
+        torch.tensor([0, 0, 1]),
+        torch.full((3,), 0.5),
+        StructureSettings.model_validate({"regularization": 0.3, "penalty": penalty}),
+    )
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_queries_may_count_alike(toy: KnowledgeGraph, structure: Structure) -> None:
+    by_queries = train_structure(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))
+    assert not torch.equal(by_queries.entities_SD, structure.entities_SD)
+    assert better(by_queries, *toy.queries("train")).float().mean() < 3
+
+
+def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
+    with pytest.raises(RunError, match="learning_rate"):
+        train_structure(toy, SMALL.model_copy(update={"learning_rate": 1e30}))
+    once = {"learning_rate": 1e30, "epochs": 1, "batch_size": 1000}  # before any loss tells
+    with pytest.raises(RunError, match=r"has diverged; lower structure\.learning_rate"):
+        train_structure(toy, SMALL.model_copy(update=once))
+
+
+def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, structure: Structure) -> None:
+    shuffled = toy.splits["train"].copy()
+    shuffled[:, 2] = np.random.default_rng(0).integers(0, len(toy.entities), len(shuffled))
+    queries, answers = toy.queries("train")
+    tail = queries.tail_B
+    chance = train_structure(replace(toy, splits={"train": shuffled}), SMALL)
+    mrrs = [(1 / (1 + better(x, queries[tail], answers[tail]))).mean() for x in (structure, chance)]
+    assert mrrs[1] < 0.6 * mrrs[0]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ModelError, Queries
+from kgmlm.mixture import Mixture
+
+TAIL, HEAD = (Queries(np.array([0]), np.array([1]), np.array([tail])) for tail in (True, False))
+
+
+def mixture() -> Mixture:
+    table_R2 = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    return Mixture.even({"likelihood": 1.0}, 2).weighed("vector", table_R2, 2.5)
+
+
+def test_weights_go_by_relation_and_side() -> None:
+    said = {"likelihood": torch.tensor([[1.0, 2.0]]), "vector": torch.tensor([[10.0, 0.0]])}
+    assert mixture().combine(said, TAIL).tolist() == [[31.0, 2.0]]
+    assert mixture().combine(said, HEAD).tolist() == [[41.0, 2.0]]
+    assert mixture().of("structure", TAIL).tolist() == [0.0]
+
+
+def test_parts_of_a_mixture() -> None:
+    both = mixture()
+    assert both.signals == ("likelihood", "vector")
+    assert both.only("vector").signals == ("vector",)
+    assert both.only("vector").of("vector", HEAD).tolist() == [1.0]
+    assert both.without("likelihood").of("vector", HEAD).tolist() == [4.0]
+    assert both.evenly("vector", 0.0).signals == ("likelihood",)
+    assert both.signals == ("likelihood", "vector")
+
+
+def test_a_relation_that_is_new_has_the_average() -> None:
+    other = mixture().over(np.array([1, -1]))
+    assert other.tables["vector"].tolist() == [[3.0, 4.0], [2.5, 2.5]]
+    assert other.tables["likelihood"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_what_counts_nothing_ranks_nothing(toy: KnowledgeGraph) -> None:
+    nothing = Mixture.even({"vector": 0.0}, 2)
+    assert nothing.combine({"vector": torch.tensor([[1.0, 2.0]])}, TAIL).tolist() == [[0.0, 0.0]]
+    with pytest.raises(ModelError, match="no signal"):
+        nothing.combine({}, TAIL)

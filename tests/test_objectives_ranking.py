@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.config import StructureSettings, TrainingSettings, VectorSettings
+from kgmlm.constraints import Possible
+from kgmlm.embedding import train_structure
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.objectives import Task
+from kgmlm.objectives.ranking import EntityLosses, Memory, RankingStream
+from kgmlm.ranker import Ranker
+
+
+def test_entities_unseen_in_training_are_no_negatives(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    task = Task(make_ranker(), toy, TrainingSettings(batch_size=8))
+    assert EntityLosses(task, RankingStream(task)).entities.tolist() == np.flatnonzero(toy.seen_N).tolist()
+
+
+def test_every_step_reads_an_answer_of_each_query(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    stream = RankingStream(Task(ranker, toy, TrainingSettings(batch_size=8, epochs=2)))
+    read = []
+    for batch in stream.from_position(0):
+        positions, answers = stream.answers.take(batch.rows)
+        answered = positions[np.isin(answers, batch.entity_ids)]
+        assert set(answered.tolist()) == set(range(len(batch.rows)))
+        assert sum(len(part.span_start_B) for part in batch.entities) == len(batch.entity_ids)
+        read.append(batch.entity_ids.tolist())
+    again = [b.entity_ids.tolist() for b in stream.from_position(1)]
+    assert again == read[1:], "a function of seed and position"
+
+
+def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
+    memory = Memory(4, 10, 2, torch.device("cpu"))
+    first, second = torch.arange(6.0).view(3, 2), -torch.arange(4.0).view(2, 2)
+    memory.joined(np.array([1, 2, 3]), first)
+    column_N, ids_M, vectors = memory.joined(np.array([3, 5]), second)
+    np.testing.assert_array_equal(ids_M, [3, 5, 1, 2])
+    assert column_N.tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
+    torch.testing.assert_close(vectors, torch.cat([second, first[:2]]))
+    vectors = memory.joined(np.array([7]), first[:1]).vectors_MD
+    assert len(vectors) == 5
+    vectors = memory.joined(np.array([8]), first[:1]).vectors_MD
+    assert len(vectors) == 5, "the oldest is forgotten"
+    assert column_N[2] == -1
+
+
+@pytest.mark.parametrize(
+    "vector", [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, offset_rate=0.01)]
+)
+@pytest.mark.parametrize("teaching", [0.0, 1.0])
+def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings, teaching: float
+) -> None:
+    """Changing the scores of own entities alone changes the loss where they are negatives, else not."""
+    losses = {}
+    for own_entity in ("negative", "left out"):
+        ranker = make_ranker(vector=vector)
+        ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
+        chosen = TrainingSettings.model_validate(
+            {"batch_size": 8, "own_entity": own_entity, "teaching": teaching}
+        )
+        teacher = train_structure(toy, StructureSettings(dimension=4, epochs=1)) if teaching else None
+        task = Task(ranker, toy, chosen, teacher=teacher)
+        stream = RankingStream(task)
+        made = EntityLosses(task, stream)
+        rows = np.arange(len(stream.queries))
+        answers = made.answers.take(rows)
+        at = (torch.from_numpy(answers[0]), torch.from_numpy(made._column_N[answers[1]]))
+        scores = torch.randn(len(rows), len(made.entities), generator=torch.Generator().manual_seed(0))
+        own = (rows, made._column_N[stream.queries.entity_B])
+        moved = scores.clone()
+        moved[own] += 3
+        taught = made._taught(rows, made.entities)
+        left = made._left_out(rows, made._column_N)
+        losses[own_entity] = [made._loss(x, taught, at, 0.25, left).item() for x in (scores, moved)]
+        batch = next(stream.from_position(0))
+        assert torch.isfinite(made(ranker.reader.model, batch))
+    assert losses["negative"][0] != losses["negative"][1]
+    assert losses["left out"][0] == losses["left out"][1]
+    assert losses["left out"][0] < losses["negative"][0]

@@ -1,0 +1,208 @@
+"""What reading the best candidates again does to the scores of a first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.config import Protocol, RescoringSettings, TextSettings, VectorSettings
+from kgmlm.constraints import MISSED
+from kgmlm.evaluation import evaluate
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.indexing import build_index
+from kgmlm.kg import ConfigError, EntityTable, Queries, Query
+from kgmlm.ranker import Ranker, unit
+from kgmlm.reranking import Reranking, best_of
+from kgmlm.rescoring import Rescorer, Use
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank
+from kgmlm.tokenization import Encoded, MaskedBatch
+from kgmlm.tuning import choose_rescoring
+
+SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
+
+
+@pytest.fixture
+def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
+    """A random first stage with a random rescorer: the same model, read in another way."""
+    made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
+    reader = made.reader
+    settings = reader.settings.model_copy(update={"rescoring": SMALL}).for_rescoring()
+    rescorer = Rescorer(reader.context, reader.tokenizer, reader.model, settings)
+    made.reranking = Reranking(rescorer, Use(5, 2.0), unit("vector", reader.settings))
+    return made
+
+
+def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    assert ranker.reranking is not None
+    queries, _ = toy.queries("test")
+    known = 0
+    for rows, _, said in ranker.said(queries):
+        before = ranker.mixture.combine(said, queries[rows])
+        after = ranker.rescored(queries[rows], before)
+        for b, query in enumerate(queries[rows]):
+            answered = torch.from_numpy(np.isin(np.arange(len(toy.entities)), list(answers(toy, query))))
+            leading = before[b].masked_fill(answered, -torch.inf).topk(5).indices
+            gained = (after[b] != before[b]) & ~answered
+            assert set(gained.nonzero()[:, 0].tolist()) <= set(leading.tolist())
+            assert int(gained.sum()) >= 4, "the worst read gains nothing"
+            ahead = before[b] >= before[b, leading].min()
+            assert after[b, ahead].min() > after[b, ~ahead].max()
+            read = ranker.reranking.rescorer.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
+            gain = 2 * (read - read.min())
+            close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+            close(after[b, leading], before[b, leading] + gain)
+            ahead &= answered
+            close(after[b, ahead], before[b, ahead] + gain.max())
+            known += int(ahead.sum())
+    assert known > 0, "training answers were among the best"
+
+
+def test_no_more_is_read_at_once_than_asked(
+    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ranker.reranking is not None
+    queries = toy.queries("test")[0][np.arange(8)]
+    whole = dict(_rows(ranker, queries))
+    sizes: list[int] = []
+    collate = ranker.reader.tokenizer.collate
+
+    def counted(encoded: list[Encoded]) -> MaskedBatch:
+        sizes.append(len(encoded))
+        return collate(encoded)
+
+    monkeypatch.setattr(ranker.reader.tokenizer, "collate", counted)
+    for row, scores_N in _rows(ranker, queries, batch_size=3):
+        torch.testing.assert_close(scores_N, whole[row], atol=1e-4, rtol=1e-4)
+    assert max(sizes) == 3
+
+
+def _rows(ranker: Ranker, queries: Queries, **options: int) -> Iterator[tuple[int, torch.Tensor]]:
+    for rows, scores_BN in ranker.rank(queries, **options):  # type: ignore[arg-type]
+        yield from zip(rows.tolist(), scores_BN, strict=True)
+
+
+def answers(toy: KnowledgeGraph, query: Query) -> set[int]:
+    """What training triples answer, by a plain walk."""
+    known, asked = (2, 0) if query.target == "head" else (0, 2)
+    return {
+        int(triple[asked])
+        for triple in toy.splits["train"]
+        if (triple[known], triple[1]) == (query.entity, query.relation)
+    }
+
+
+def test_what_training_answers_already_is_passed_over(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries, _ = toy.queries("train")
+    ((rows, scores),) = ranker.rank(queries[np.arange(40)])
+    everyone = np.arange(len(toy.entities))
+    some = np.random.default_rng(0).permutation(everyone)[: len(everyone) // 2]
+    own = np.stack([np.random.default_rng(b).permutation(everyone)[:9] for b in range(len(rows))])
+    own[:, -1] = -1
+    passed = 0
+    for among, of_query in (
+        (None, scores),
+        (some, scores[:, torch.from_numpy(some)]),
+        (own, scores.gather(1, torch.from_numpy(np.maximum(own, 0)))),
+    ):
+        if among is own:
+            of_query[:, -1] = MISSED
+        best, ids_BK = best_of(ranker.context, queries[rows], of_query, 5, ranker.pool(among))
+        for b, query in enumerate(queries[rows]):
+            candidates = everyone if among is None else among if among.ndim == 1 else among[b]
+            fresh = [
+                (-score, int(i))
+                for i, score in zip(candidates, of_query[b].tolist(), strict=True)
+                if i >= 0 and i not in answers(toy, query)
+            ]
+            passed += len(candidates) - len(fresh)
+            expected = [i for _, i in sorted(fresh)][:5]
+            assert ids_BK[b].tolist() == expected + [-1] * (5 - len(expected))
+            assert best.scores_BK[b, : len(expected)].tolist() == [-s for s, _ in sorted(fresh)][:5]
+    assert passed > len(own), "some are passed over, not only what the shortlist lacks"
+
+
+def test_a_constant_scorer_stays_at_chance(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries, _ = toy.queries("test")
+    flat = torch.full((len(queries), len(toy.entities)), -3.0)
+    assert torch.equal(ranker.rescored(queries, flat), flat)
+
+
+def test_what_a_shortlist_lacks_is_never_rescored(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries = toy.queries("test")[0][np.arange(2)]
+    scores = torch.full((2, 6), MISSED)
+    scores[:, :3] = torch.tensor([3.0, 2.0, 1.0])
+    ids = np.array([[4, 5, 6, -1, -1, -1]] * 2)
+    after = ranker.rescored(queries, scores, ranker.pool(ids))
+    assert (after[:, 3:] == MISSED).all()
+    assert (after[:, :3] > MISSED).all()
+    assert (after[:, :3] != scores[:, :3]).any()
+
+
+def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    pytest.importorskip("faiss")
+    index = build_index(ranker, toy, "likelihood")
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
+        torch.testing.assert_close(shortlisted, exact, atol=1e-3, rtol=1e-4)
+
+
+def test_new_entities_are_read_like_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    assert ranker.reranking is not None
+    wider = toy.extended(EntityTable(["q1"], ["Atlantis"], ["a lost city"]))
+    twin = ranker.over(wider.context)
+    assert twin.reranking is not None
+    assert twin.reranking.use == ranker.reranking.use
+    rescorer, over = ranker.reranking.rescorer, twin.reranking.rescorer
+    queries = toy.queries("test")[0][np.arange(3)]
+    ids = np.array([[0, 1]] * 3)
+    torch.testing.assert_close(over.score(queries, ids), rescorer.score(queries, ids))
+    new = over.score(queries, np.full((3, 1), len(toy.entities)))
+    assert new.isfinite().all()
+
+
+class Oracle(Rescorer):
+    """Knows the answers of a split, or the opposite of them."""
+
+    graph: KnowledgeGraph
+    sign: float
+
+    def score(self, queries, ids_BK, batch_size=64, advance=lambda n: None):  # type: ignore[no-untyped-def]
+        found = torch.zeros(ids_BK.shape)
+        h, r, t = self.graph.splits["valid"].T
+        for b, query in enumerate(queries):
+            known, answers = (h, t) if query.target == "tail" else (t, h)
+            mine = answers[(known == query.entity) & (r == query.relation)]
+            found[b] = torch.from_numpy(self.sign * np.isin(ids_BK[b], mine))
+        return found
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: KnowledgeGraph, sign: float) -> None:
+    protocol = Protocol(split="valid")
+    reranking, ranker.reranking = ranker.reranking, None
+    assert reranking is not None
+    before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
+    with pytest.raises(ConfigError, match="no rescorer"):
+        choose_rescoring(ranker, toy, protocol)
+    made = reranking.rescorer
+    oracle = Oracle(made.context, made.tokenizer, made.model, made.settings)
+    oracle.graph, oracle.sign = toy, sign
+    ranker.reranking = replace(reranking, rescorer=oracle)
+    use, found = choose_rescoring(ranker, toy, protocol)
+    ranker.reranking = replace(ranker.reranking, use=use)
+    assert found["mrr_first"] == pytest.approx(before)
+    after = evaluate(ranker, toy, protocol).report["metrics"]
+    assert after["mrr"] == pytest.approx(found["mrr"])
+    assert after["both.realistic.hits_at_10"] == pytest.approx(found["hits_at_10"])
+    if sign < 0:
+        assert (use.k, found["mrr"]) == (0, found["mrr_first"])
+    else:
+        assert use.k == SMALL.candidates
+        assert found["mrr"] > before
+        assert found["hits_at_1"] <= found["held"], "what the first stage misses stays missed"
+    assert ranker.by("likelihood").reranking is None
