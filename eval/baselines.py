@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import typer
 
-from kgmlm import runs
+from kgmlm import provenance
 from kgmlm.config import Protocol
 from kgmlm.constraints import Possible
 from kgmlm.datasets import load_graph
@@ -76,7 +76,7 @@ def main(
             rows.append({"dataset": name, "split": split, "rule": rule, "metrics": metrics})
             shown = [metrics[f"both.realistic.{k}"] for k in ("inverse_harmonic_mean_rank", "hits_at_10")]
             print(f"{name}  {rule}  MRR {shown[0]:.4f}  Hits@10 {shown[1]:.4f}", flush=True)
-    report = {"rows": rows, "versions": runs.versions(), "command": runs.command()}
+    report = {"rows": rows, "versions": provenance.versions(), "command": provenance.command()}
     if output is not None:
         output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 

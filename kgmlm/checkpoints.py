@@ -20,7 +20,8 @@ from kgmlm.kg import RunError
 from kgmlm.modeling import SpanModel
 from kgmlm.objectives import Losses
 from kgmlm.ranker import Ranker
-from kgmlm.runs import checkpoints, discard_checkpoints, save_model
+from kgmlm.saving import save_model
+from kgmlm.upkeep import checkpoints, discard_checkpoints
 
 PROVISIONAL = "provisional"  # marks a validation in the log that an unbroken run would not have had
 

@@ -18,29 +18,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-import re
-import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kgmlm import __version__, digests, files
+from kgmlm import digests, files
 from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import KgmlmError, RunError
-from kgmlm.locks import locked
+from kgmlm.provenance import began_from, command, hardware, run_of, versions
 from kgmlm.records import (
     FORMAT,
     accepted,
@@ -50,97 +41,23 @@ from kgmlm.records import (
     read_settings,
     write_graph,
 )
+from kgmlm.saving import load_names, load_vectors, save_model, save_names, save_vectors
+from kgmlm.upkeep import RESCORER, check_output, recover
 
 if TYPE_CHECKING:
     import torch
 
-    from kgmlm.modeling import SpanModel
     from kgmlm.ranker import Ranker
     from kgmlm.reranking import Reranking
     from kgmlm.rescoring import Rescorer
     from kgmlm.signals.structure import Structure
-    from kgmlm.tokenization import Candidates, SpanTokenizer
+    from kgmlm.tokenization import Candidates
     from kgmlm.vocabulary import Vocabulary
 
 VECTORS = "entity_vectors.safetensors"
 STRUCTURE = "structure.safetensors"
 TEACHER = "teacher.safetensors"
-RESCORER = "rescorer"
 NAMES = "graph/name_tokens.safetensors"
-ENDED = ("finished", "stopped early")
-
-
-def versions() -> dict[str, str]:
-    """Versions of what numbers depend on; of a checkout, the commit too ("+" where files differ from it)."""
-    found = {"kgmlm": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "tokenizers", "accelerate", "numpy", "pykeen"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found | _commit()
-
-
-def _commit() -> dict[str, str]:
-    """The commit that this package is a checkout of, if it is one."""
-    root = Path(__file__).parent.parent
-    if not (root / ".git").exists():
-        return {}
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"git": done.stdout.strip()}
-
-
-def hardware() -> dict[str, Any]:
-    """What a run or a report was made on."""
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "gpu": gpu}
-
-
-def command() -> str:
-    """The command line of this process, for the record."""
-    script = Path(sys.argv[0])
-    script = script.parent if script.name == "__main__.py" else script  # `python -m kgmlm.cli`
-    program = ["kgmlm"] if script.stem in ("kgmlm", "cli") else [script.stem]
-    if script.suffix == ".py" and script.stem != "cli":
-        program = ["python", script.name if script.is_absolute() else script.as_posix()]
-    return shlex.join([*program, *sys.argv[1:]])
-
-
-def scores_of(record: Mapping[str, Any]) -> str:
-    """A digest of what a run's scores go by, as its record has it: another one, other scores."""
-    keys = ("command", "step", "best_valid_mrr", "weighing", "structure", "rescoring")
-    parts = json.dumps({key: record.get(key) for key in keys}, sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()[:16]
-
-
-def model_address(model_name: str) -> str:
-    """The model of a run for the record: of a folder its path from the root, which holds anywhere."""
-    path = Path(model_name)
-    return str(path.resolve()) if model_name != "scratch" and path.is_dir() else model_name
-
-
-def began_from(model_name: str) -> dict[str, Any] | None:
-    """What is known of the run whose model another run begins with, and of the runs before it."""
-    if not (Path(model_name) / "config.json").is_file():  # "scratch", or a name on the hub
-        return None
-    try:
-        record = read_record(_run_of(model_name))
-        keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
-        return {key: record.get(key) for key in keys}
-    except RunError:
-        return None
-
-
-def _run_of(model_name: str) -> Path:
-    """The folder of the run that a model belongs to, as its best one or as a checkpoint's."""
-    above = Path(model_name).absolute().parent
-    return above.parent.parent if above.parent.name == "checkpoints" else above
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +96,7 @@ class Run:
         for record in records:
             model, older = record.get("model"), record.get("began_from")
             while older:
-                folder = _run_of(str(model))
+                folder = run_of(str(model))
                 try:
                     there = read_record(folder).get("command") == older.get("command")
                     if there and folder not in graphs:
@@ -432,218 +349,6 @@ class Run:
         return Reranking(self.rescorer(device), how, unit("vector", self.settings))
 
 
-def save_names(names: Candidates, path: Path) -> None:
-    """The tokens of all entities' names, cut to the run's span."""
-    import torch
-
-    arrays = {
-        "tokens": names.token_ids.astype(np.int32),
-        "offsets": names.offsets,
-        "truncated": names.truncated_N,
-    }
-    files.write_tensors(path, {name: torch.from_numpy(values) for name, values in arrays.items()})
-
-
-def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:
-    """What :func:`save_names` saved; None where a run of an older version has none.
-
-    Args:
-        entities, span, tokens: how many entities there are, and what names and token ids must be within.
-
-    Raises:
-        RunError: when the file is damaged or of another graph or model.
-    """
-    from safetensors.numpy import load_file
-
-    from kgmlm.tokenization import Candidates
-
-    if not path.is_file():
-        return None
-    try:
-        found = load_file(path)
-        ids, offsets = found["tokens"].astype(np.int64), found["offsets"].astype(np.int64)
-        names = Candidates(ids, offsets, found["truncated"].astype(np.bool_))
-    except Exception as error:
-        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    lengths = names.lengths_N
-    whole = (
-        (len(offsets), len(names.truncated_N)) == (entities + 1, entities)
-        and (offsets[0], offsets[-1]) == (0, len(ids))
-        and (entities == 0 or (lengths.min() >= 1 and lengths.max() <= span))
-        and (not len(ids) or (ids.min() >= 0 and ids.max() < tokens))
-    )
-    if not whole:
-        raise RunError(f"{path} is damaged, or of another graph or model; {digests.RESTORE}")
-    return names
-
-
-def save_vectors(ranker: Ranker, path: Path) -> None:
-    """Vectors of the run's own entities, in order, and the weights of likelihood and vectors."""
-    mixture, vectors = ranker.mixture, ranker.vectors
-    assert vectors is not None
-    averages = {name: mixture.averages.get(name, 0.0) for name in ("likelihood", "vector", "structure")}
-    tensors = {"vectors": vectors.all.cpu().contiguous()}
-    if averages["vector"] and averages["likelihood"]:
-        tensors["factors"] = mixture.tables["vector"] / averages["vector"]
-    files.write_tensors(path, tensors, {name: repr(weight) for name, weight in averages.items()})
-
-
-def load_vectors(ranker: Ranker, path: Path) -> None:
-    """Give a ranker of the run's own graph what :func:`save_vectors` saved.
-
-    Raises:
-        RunError: when the file is damaged or of another graph or model.
-    """
-    import torch
-    from safetensors import safe_open
-
-    from kgmlm.mixture import Mixture
-
-    assert ranker.vectors is not None
-    names = ("likelihood", "vector")
-    try:
-        with safe_open(path, "pt") as opened:
-            vectors = opened.get_tensor("vectors")
-            factors = opened.get_tensor("factors") if "factors" in opened.keys() else None  # noqa: SIM118
-            weights = {k: float(v) for k, v in opened.metadata().items() if k in names}
-        if any(t is not None and t.dtype != torch.float32 for t in (vectors, factors)):
-            raise ValueError("its vectors or weights are not float32")
-    except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunError(f"{path} cannot be read: {why}") from None
-    expected = (len(ranker.context.entities), ranker.reader.model.decoder[0].shape[1])
-    if tuple(vectors.shape) != expected:
-        raise RunError(f"{path} has vectors of shape {tuple(vectors.shape)}; the run needs {expected}")
-    expected = (len(ranker.context.relations), 2)
-    if factors is not None and tuple(factors.shape) != expected:
-        raise RunError(f"{path} has weights of shape {tuple(factors.shape)}; the run needs {expected}")
-    ranker.mixture = Mixture.even({**dict.fromkeys(names, 0.0), **weights}, len(ranker.context.relations))
-    if factors is not None:
-        average = ranker.mixture.averages["vector"]
-        ranker.mixture = ranker.mixture.weighed("vector", average * factors, average)
-    ranker.vectors.adopt(ranker.context.entities, vectors)
-
-
-def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
-    """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it."""
-    from safetensors import SafetensorError
-
-    try:
-        model.save(folder)
-    except SafetensorError as error:
-        raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
-    try:
-        tokenizer.tokenizer.save_pretrained(folder)
-    except Exception as error:  # the library raises no other
-        raise OSError(f"{folder.parent}: the tokenizer cannot be written: {error}") from None
-    files.follow_umask(folder)
-    digests.write_manifest(folder)
-
-
-def checkpoints(path: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first; what else is in the folder is not its own.
-
-    Raises:
-        RunError: when the folder is a link.
-    """
-    folder = path / "checkpoints"
-    files.refuse_link(folder)
-    own = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
-    return sorted((p for p in own if p.is_dir() and not p.is_symlink()), key=_step)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def discard_checkpoints(path: Path, but: str = "") -> None:
-    """Remove the resumable states of a run, all but one, and nothing else."""
-    for folder in checkpoints(path):
-        if folder.name != but:
-            shutil.rmtree(folder, ignore_errors=True)
-    if not but:
-        with suppress(OSError):  # not there, or with something in it that is not a checkpoint
-            (path / "checkpoints").rmdir()
-
-
-def is_blank(path: Path) -> bool:
-    """Whether a run was laid and has learned nothing, as when its training was refused.
-
-    One with a teacher has something to lose.
-    """
-    laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
-    if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
-        return False
-    try:
-        started = read_record(path)["status"] == "started"
-    except RunError:
-        return False
-    there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
-    return started and all(p in checkpoints(path) and not _step(p) for p in there)
-
-
-@contextmanager
-def writing(path: Path, what: str) -> Iterator[None]:
-    """Be the only one that writes a run, and put in order what a kill has left of it.
-
-    Args:
-        path: where it is, or will be.
-        what: what is being done, for the sentence that others get.
-
-    Raises:
-        RunError: when another process writes it.
-    """
-    with locked(_owner(path), what):
-        _put_in_order(path.resolve())
-        yield
-
-
-def _owner(path: Path) -> Path:
-    """The run that a run is part of, or itself: a rescorer is written under its run's lock."""
-    path = path.resolve()
-    part = path.name == RESCORER and (path.parent / "run.json").is_file()
-    return path.parent if part else path
-
-
-def _put_in_order(path: Path) -> None:
-    files.recover(path)
-    try:
-        ended = read_record(path)["status"] in ENDED
-    except RunError:  # no run, or one that says nothing that could be relied on
-        return
-    for folder in (path, path / "model", path / "index", path / "checkpoints"):
-        files.recover_in(folder)
-    for left in path.glob(".model.*"):  # by older versions
-        shutil.rmtree(left, ignore_errors=True)
-    if ended and not (path / "checkpoints").is_symlink():
-        discard_checkpoints(path)
-    if (path / RESCORER).is_dir() and not (path / RESCORER).is_symlink():
-        _put_in_order(path / RESCORER)
-
-
-def _recover(path: Path) -> None:
-    """Before reading: end what a kill cut short, where nobody writes and this process may."""
-    path = path.resolve()
-    inside = (path, path / "index", path / RESCORER, path / "checkpoints")
-    if files.is_unsettled(path) or any(map(files.unsettled, inside)):
-        with suppress(RunError, OSError), writing(path, "opening"):
-            pass
-
-
-def check_output(path: Path, overwrite: bool) -> None:
-    """Refuse to write over what is not a run, or, unless asked to, over a run that has learned something.
-
-    Raises:
-        RunError: saying which option to use.
-    """
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not (path / "run.json").is_file():
-        raise RunError(f"{path} exists and is not a run; choose another --output")
-    if not overwrite and not is_blank(path):
-        raise RunError(f"{path} is a run already; use --resume to go on, --overwrite to start again")
-
-
 def create_run(
     path: Path,
     graph: KnowledgeGraph,
@@ -706,7 +411,7 @@ def open_run(path: str | Path, *, verify: bool = False) -> Run:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
     path = Path(path)
-    _recover(path)
+    recover(path)
     if not (path / "run.json").is_file():
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")

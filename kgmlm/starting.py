@@ -20,21 +20,13 @@ from kgmlm.kg import RunError
 from kgmlm.machine import only_cpu
 from kgmlm.modeling import check_vocabulary, create_model, load_model
 from kgmlm.objectives import OBJECTIVES, check_teaching, stream_of
+from kgmlm.provenance import command, hardware, model_address, versions
 from kgmlm.ranker import Ranker
-from kgmlm.runs import (
-    ENDED,
-    Run,
-    check_output,
-    command,
-    create_run,
-    hardware,
-    model_address,
-    open_run,
-    versions,
-)
+from kgmlm.runs import Run, create_run, open_run
 from kgmlm.signals.structure import Structure
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
+from kgmlm.upkeep import ENDED, check_output
 from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 

@@ -34,8 +34,9 @@ from kgmlm.machine import fast_bf16, keep_memory, only_cpu
 from kgmlm.modeling import Offsets, SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
 from kgmlm.ranker import Ranker
-from kgmlm.runs import ENDED, Run, discard_checkpoints
+from kgmlm.runs import Run
 from kgmlm.schedule import Plan, peak_learning_rate, rate_factor
+from kgmlm.upkeep import ENDED, discard_checkpoints
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -46,9 +46,10 @@ from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES
-from kgmlm.runs import STRUCTURE, VECTORS, checkpoints, open_run
+from kgmlm.runs import STRUCTURE, VECTORS, open_run
 from kgmlm.starting import resume_run, start_run
 from kgmlm.training import train
+from kgmlm.upkeep import checkpoints
 
 
 class Unfair(AssertionError):

@@ -14,7 +14,8 @@ from typing import Any, get_args
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
 
-from kgmlm.runs import began_from, open_run
+from kgmlm.provenance import began_from
+from kgmlm.runs import open_run
 
 DATA = Path(__file__).parent.parent / "data"
 HEAVY = ("torch", "transformers", "pykeen", "faiss", "pandas", "accelerate", "pyarrow", "numpy")

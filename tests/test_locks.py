@@ -13,7 +13,7 @@ from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.kg import RunError
 from kgmlm.locks import lock_file, locked
-from kgmlm.runs import ENDED, open_run, writing
+from kgmlm.upkeep import writing
 
 
 def test_one_writes_and_the_second_gets_a_sentence(tmp_path: Path) -> None:
@@ -69,14 +69,6 @@ def test_a_run_mounted_alone_has_its_lock_inside(tmp_path: Path, monkeypatch: py
     assert lock_file(tmp_path / "new").parent == tmp_path
 
 
-def test_a_rescorer_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    shutil.copytree(toy_run, run / "rescorer")
-    with writing(run, "rescore"), pytest.raises(RunError, match="in use"), writing(run / "rescorer", "train"):
-        pass
-
-
 def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
@@ -90,49 +82,6 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
     with writing(tmp_path / "new", "train"):
         refused(cli(*train, "--output", tmp_path / "new"), "in use by another")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("suffix", ["new", "old"])
-def test_a_reader_finds_the_model_that_a_kill_has_hidden(toy_run: Path, tmp_path: Path, suffix: str) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    (run / "model").rename(run / f".model.kgmlm-{suffix}")
-    with writing(tmp_path / "another", "train"):
-        open_run(run).ranker("cpu")
-    assert not list(run.glob(".*"))
-    run.rename(tmp_path / f".run.kgmlm-{suffix}")
-    open_run(run).ranker("cpu")
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_reader_touches_nothing_that_is_being_written(toy_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    with writing(run, "train"):
-        (run / "model").rename(run / ".model.kgmlm-old")
-        open_run(run)
-        assert (run / ".model.kgmlm-old").is_dir()
-
-
-def test_a_writer_removes_what_a_kill_has_left(toy_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    left = ("checkpoints/step-00000009/model", ".model.4k2_x9ab", "checkpoints/.step-00000009.ab.kgmlm-part",
-            "index/.entity.ab.kgmlm-part", "rescorer/.model.ab.kgmlm-part",
-            ".structure.safetensors.ab.kgmlm-part",
-            "model/.entity_vectors.safetensors.ab.kgmlm-part")  # fmt: skip
-    for name in left:
-        (run / name).mkdir(parents=True)
-    shutil.copy(run / "run.json", run / "rescorer" / "run.json")
-    (tmp_path / ".run.ab.kgmlm-part").mkdir()
-    others = tmp_path / ".run.old"
-    others.mkdir()
-    assert open_run(run).record["status"] in ENDED
-    with writing(run, "weigh"):
-        pass
-    assert not (run / "checkpoints").exists()
-    assert not list(run.rglob(".*"))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".run.old", "run"]
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, Queries, Query
 from kgmlm.ranker import Ranker
 from kgmlm.rescoring import Best, Rescorer
-from kgmlm.runs import RESCORER, open_run
+from kgmlm.runs import open_run
+from kgmlm.upkeep import RESCORER
 
 TEXT = TextSettings(max_length=40, neighbors=3)
 SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)

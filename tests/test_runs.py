@@ -2,33 +2,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import without_digests
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from kgmlm.config import load_settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, RunError
 from kgmlm.modeling import load_model
-from kgmlm.ranker import Ranker
+from kgmlm.provenance import began_from
 from kgmlm.records import read_graph, write_graph
-from kgmlm.runs import (
-    NAMES,
-    VECTORS,
-    began_from,
-    check_output,
-    model_address,
-    open_run,
-    save_model,
-)
-from kgmlm.starting import start_run
-from kgmlm.tokenization import SpanTokenizer
+from kgmlm.runs import VECTORS, open_run
 from kgmlm.tokenizer_sources import load_tokenizer
 
 
@@ -102,37 +87,6 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     assert run.past(rescored=True) == ([], ["toy"]), "what cannot be read cannot be checked"
 
 
-def test_a_model_is_recorded_by_a_path_that_holds_anywhere(
-    toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "base").symlink_to(toy_run)
-    monkeypatch.chdir(tmp_path)
-    settings = load_settings(None, ["training.epochs=1"])
-    run, _ = start_run(tmp_path / "run", toy, "base/model", settings)
-    assert run.record["model"] == str(toy_run / "model")
-    run = run.update(command="another")
-    monkeypatch.chdir("/")
-    (graph,), gone = run.past(rescored=False)
-    assert graph.same(toy)
-    assert gone == []
-    assert [model_address(x) for x in ("scratch", "bert-base-uncased")] == ["scratch", "bert-base-uncased"]
-
-
-def test_what_a_run_began_from_is_its_own_past_alone(
-    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(toy_run, base)
-    checkpoint = base / "checkpoints" / "step-00000001" / "model"
-    shutil.copytree(base / "model", checkpoint)
-    expected = began_from(str(base / "model"))
-    assert expected is not None
-    assert began_from(str(checkpoint)) == expected
-    monkeypatch.chdir(base)
-    assert began_from("model") == expected
-    assert began_from("scratch") is began_from("bert-base-uncased") is None, "the folder here is no ancestor"
-
-
 def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> None:
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -168,18 +122,6 @@ def test_what_was_chosen_for_other_scores_is_marked(toy_vector_run: Path, tmp_pa
     record = early.save_weights(ranker, command="weigh").record
     assert (record["rescoring"], record["weighing"]) == (None, {"command": "weigh"})
     assert record["structure"]["outdated"]
-
-
-def test_a_run_records_what_it_needs_to_be_repeated(toy_run: Path) -> None:
-    record = json.loads((toy_run / "run.json").read_text())
-    assert record["dataset"] == "toy"
-    assert all(len(v) == 64 for v in record["sources"].values())
-    assert {"torch", "transformers", "kgmlm", "python"} <= record["versions"].keys()
-    assert record["status"] == "finished"
-    assert record["span_length"] >= 1
-    assert "train --dataset toy --model scratch" in record["command"]
-    assert record["hardware"]["threads"] >= 1
-    assert (toy_run / "config.toml").read_text().count("[") >= 4
 
 
 @pytest.mark.parametrize(
@@ -221,54 +163,6 @@ def test_a_run_without_a_model_says_how_to_go_on(toy_run: Path, tmp_path: Path) 
         open_run(copy).ranker()
 
 
-def test_nothing_is_overwritten_unasked(toy_run: Path, tmp_path: Path) -> None:
-    check_output(tmp_path, overwrite=False)
-    with pytest.raises(RunError, match="--overwrite"):
-        check_output(toy_run, overwrite=False)
-    check_output(toy_run, overwrite=True)
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(RunError, match="is not a run"):
-        check_output(tmp_path, overwrite=True)
-
-
-@pytest.mark.parametrize("vectors", [b"x", None])
-def test_damaged_entity_vectors_are_one_sentence(
-    toy_vector_run: Path, tmp_path: Path, vectors: bytes | None
-) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(toy_vector_run, copy)
-    without_digests(copy)
-    path = copy / "model" / "entity_vectors.safetensors"
-    if vectors is None:
-        save_file({"vectors": torch.zeros(3, 32)}, path, metadata={"likelihood": "1.0", "vector": "5.0"})
-    else:
-        path.write_bytes(vectors)
-    message = "cannot be read" if vectors else r"shape \(3, 32\)"
-    with pytest.raises(RunError, match=message) as caught:
-        open_run(copy).ranker("cpu")
-    assert "\n" not in str(caught.value)
-
-
-def test_vectors_of_another_type_or_against_the_settings_are_refused(
-    toy_vector_run: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_vector_run, run)
-    without_digests(run)
-    path = run / "model" / VECTORS
-    whole = path.read_bytes()
-    with safe_open(path, "pt") as opened:
-        tensors, weights = {k: opened.get_tensor(k) for k in opened.keys()}, opened.metadata()  # noqa: SIM118
-    save_file({**tensors, "vectors": tensors["vectors"].double()}, path, metadata=weights)
-    with pytest.raises(RunError, match=r"cannot be read: its vectors or weights are not float32"):
-        open_run(run).ranker("cpu")
-    path.write_bytes(whole)
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("enabled = true", "enabled = false"))
-    with pytest.raises(RunError, match=r"config\.toml is damaged: 'vector\.enabled' is false"):
-        open_run(run).ranker("cpu")
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(toy_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
@@ -285,53 +179,3 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(toy_run: Path, t
 def test_a_device_that_holds_no_data_is_refused(toy_run: Path) -> None:
     with pytest.raises(RunError, match="the device 'meta' cannot be used"):
         open_run(toy_run).ranker("meta")
-
-
-def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
-    make_ranker: Callable[..., Ranker], tmp_path: Path
-) -> None:
-    """Its library has an error of its own for a full disk, and for a folder in the way."""
-    (tmp_path / "model" / "tokenizer.json").mkdir(parents=True)
-    ranker = make_ranker()
-    with pytest.raises(OSError, match="the tokenizer cannot be written"):
-        save_model(ranker.reader.model, ranker.reader.tokenizer, tmp_path / "model")
-
-
-def test_a_run_keeps_the_tokens_of_its_names(
-    toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = open_run(toy_run).ranker()
-    made = expected.reader.tokenizer.candidates(
-        toy.entities.column("surface"), expected.reader.vocabulary.span_length, False
-    )
-    monkeypatch.setattr(SpanTokenizer, "candidates", lambda *args: pytest.fail("tokenized again"))
-    found = open_run(toy_run).ranker().reader.names
-    for name in ("token_ids", "offsets", "truncated_N"):
-        assert np.array_equal(getattr(found, name), getattr(made, name))
-    monkeypatch.undo()
-    older = tmp_path / "older"  # an older version kept none
-    shutil.copytree(toy_run, older)
-    without_digests(older)
-    (older / NAMES).unlink()
-    assert np.array_equal(open_run(older).ranker().reader.names.token_ids, made.token_ids)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda t: t | {"tokens": t["tokens"] + 10**6},
-        lambda t: t | {"tokens": t["tokens"] - 10**6},
-        lambda t: t | {"offsets": t["offsets"][:-1]},
-        lambda t: t | {"offsets": t["offsets"].flip(0)},
-        lambda t: {"tokens": t["tokens"]},
-    ],
-)
-def test_damaged_tokens_of_names_are_a_sentence(
-    toy_run: Path, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    without_digests(run)
-    save_file(damage(load_file(run / NAMES)), run / NAMES)
-    with pytest.raises(RunError, match="name_tokens"):
-        open_run(run).ranker()

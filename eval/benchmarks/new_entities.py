@@ -39,7 +39,7 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Measure and print one JSON object."""
-    from kgmlm import open_predictor, runs
+    from kgmlm import open_predictor, provenance
     from kgmlm.datasets import read_entities
 
     predictor = open_predictor(run, device="cpu")
@@ -69,9 +69,9 @@ def main(
         "second_query_s": round(second - first, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "peak_mb_before": before // 1024,
-        "hardware": runs.hardware(),
-        "versions": runs.versions(),
-        "command": runs.command(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "command": provenance.command(),
     }
     text = json.dumps(report, indent=2)
     print(text)

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import typer
 
-from kgmlm import open_predictor, runs
+from kgmlm import open_predictor, provenance, runs
 from kgmlm.datasets import read_entities
 from kgmlm.faiss_parts import require_faiss
 from kgmlm.graph import KnowledgeGraph
@@ -302,9 +302,9 @@ def main(
                 rows += pool.submit(measure, Plan(run, kind, new, factory, dimensions, seed)).result()
     report = {
         "rows": rows,
-        "hardware": runs.hardware(),
-        "versions": runs.versions(),
-        "command": runs.command(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "command": provenance.command(),
     }
     if output is not None:
         output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")

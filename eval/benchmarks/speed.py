@@ -236,7 +236,7 @@ def main(
             begun = opened[name]
             found[name].append(cost | (starts(begun, folder, environment) if begun else {}))
             print(name, found[name][-1], file=sys.stderr)
-    from kgmlm import runs
+    from kgmlm import provenance
 
     medians = {
         name: {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
@@ -245,9 +245,9 @@ def main(
     report: dict[str, Any] = {
         "cpu_seconds": {n: {p: round(v, 4) for p, v in parts.items()} for n, parts in medians.items()},
         "rounds": rounds,
-        "versions": runs.versions(),
-        "hardware": runs.hardware(),
-        "command": runs.command(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "command": provenance.command(),
     }
     if against is not None:
         shared = [p for p in medians["this"] if p in medians["other"]]

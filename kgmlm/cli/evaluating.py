@@ -198,7 +198,7 @@ def whole_report(
     Args:
         unchecked: datasets of earlier runs that could not be checked for leaks.
     """
-    from kgmlm import runs
+    from kgmlm import provenance
     from kgmlm.signals import SIGNALS
 
     counting = ranker.mixture.signals
@@ -214,9 +214,9 @@ def whole_report(
         "rescoring": _rescoring(run, ranker),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
-        "versions": runs.versions(),
-        "hardware": runs.hardware(),
-        "command": runs.command(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "command": provenance.command(),
     }
 
 
@@ -252,10 +252,10 @@ def ranks_name(
 
 def _keep_ranks(run: Run, evaluation: Evaluation, path: Path | None, name: str) -> None:
     """Write ranks where they are asked for, or into the run under a name, if it can be written."""
-    from kgmlm import runs
+    from kgmlm import provenance
 
     try:
-        made_by = runs.scores_of(run.record)
+        made_by = provenance.scores_of(run.record)
         evaluation.write_ranks(path or run.path / "ranks" / name, made_by, follow=path is not None)
     except OSError as error:
         if path is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
@@ -301,13 +301,13 @@ def compare(
     Pairs their ranks triple by triple: a 95 % interval of each difference by resampling triples, and p, how
     often swapping the two at random gives as large a one. Seeds of training are another source of chance.
     """
-    from kgmlm import comparison, runs
+    from kgmlm import comparison, provenance, runs
 
     found_at = [comparison.ranks_file(path, split) for path in (a, b)]
     one, other = (comparison.read_ranks(path) for path in found_at)
     for path, ranks in zip((a, b), found_at, strict=True):
         made_by = comparison.made_by(ranks)
-        if path.is_dir() and made_by and made_by != runs.scores_of(runs.open_run(path).record):
+        if path.is_dir() and made_by and made_by != provenance.scores_of(runs.open_run(path).record):
             tell(f"{ranks} is of {path} as it was before; `kgmlm evaluate` makes it anew")
     found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     if as_json:

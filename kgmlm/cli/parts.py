@@ -119,7 +119,7 @@ def _choose_structure(
 ) -> dict[str, float]:
     """Train a structural model, if none is lent, choose its weights, and save both in the run."""
     from kgmlm.config import Protocol
-    from kgmlm.runs import command
+    from kgmlm.provenance import command
     from kgmlm.starting import make_structure
     from kgmlm.tuning import weigh_structure
 
@@ -157,7 +157,7 @@ def weigh(
     Training chooses on the sample that it validates on (training.eval_triples); this takes all of validation.
     Do it before `kgmlm fuse` and `kgmlm rescore`, which go by the scores that they find.
     """
-    from kgmlm import files, runs
+    from kgmlm import files, provenance, runs
     from kgmlm.config import Protocol
     from kgmlm.kg import RunError
     from kgmlm.tuning import validate
@@ -173,7 +173,7 @@ def weigh(
     with progress_bar(quiet=quiet) as progress:
         protocol = Protocol(split="valid", max_triples=max_triples)
         ranker.mixture, valid = validate(ranker, opened.graph, protocol, PhaseBars(progress))
-    opened.save_weights(ranker, valid=valid, precision=precision, command=runs.command())
+    opened.save_weights(ranker, valid=valid, precision=precision, command=provenance.command())
     if as_json:
         print_json(valid)
     else:
@@ -268,7 +268,7 @@ def rescore(
 
 def _check_rescorer(run: Run, giver: Run | None, replaced: bool) -> None:
     """Refuse to rescore what cannot be, and to replace unasked a rescorer that is there."""
-    from kgmlm import files, runs
+    from kgmlm import files, upkeep
     from kgmlm.kg import RunError
 
     files.check_writable(run.path / "run.json")
@@ -276,9 +276,9 @@ def _check_rescorer(run: Run, giver: Run | None, replaced: bool) -> None:
         raise RunError(f"{run.path} has no validation triples to choose candidates and weight on")
     if giver is not None and giver.rescorer_folder and not giver.graph.same(run.graph):
         raise RunError(f"{giver.path} is a run of another graph than {run.path}")
-    folder = run.path / runs.RESCORER
+    folder = run.path / upkeep.RESCORER
     files.refuse_link(folder)
-    if not replaced and (folder / "run.json").is_file() and not runs.is_blank(folder):
+    if not replaced and (folder / "run.json").is_file() and not upkeep.is_blank(folder):
         raise RunError(
             f"{run.path} has a rescorer already; --resume goes on training it, --from {run.path} chooses "
             "anew how it is used, --overwrite replaces it"
@@ -293,7 +293,8 @@ def _rescorer_settings(run: Run, config: Path | None, set_: list[str] | None, re
     """
     from kgmlm.config import load_settings
     from kgmlm.kg import RunError
-    from kgmlm.runs import RESCORER, open_run
+    from kgmlm.runs import open_run
+    from kgmlm.upkeep import RESCORER
 
     short = [] if config else ["training.epochs=1", "training.eval_every=1"]
     settings = load_settings(config or run.path / "config.toml", [*short, *(set_ or [])]).for_rescoring()
@@ -322,9 +323,9 @@ def _train_rescorer(
     from kgmlm.ranker import unit
     from kgmlm.reranking import Reranking
     from kgmlm.rescoring import Rescorer, Use
-    from kgmlm.runs import RESCORER
     from kgmlm.starting import resume_run, start_run
     from kgmlm.tuning import choose_rescoring
+    from kgmlm.upkeep import RESCORER
 
     folder = opened.path / RESCORER
     first = opened.ranker(device, rescorer=False)
@@ -368,8 +369,10 @@ def _choose_rescoring(
 ) -> dict[str, float]:
     """Choose how a run's rescorer is used, and keep it in the run's record."""
     from kgmlm.config import Protocol
-    from kgmlm.runs import RESCORER, command, open_run
+    from kgmlm.provenance import command
+    from kgmlm.runs import open_run
     from kgmlm.tuning import choose_rescoring
+    from kgmlm.upkeep import RESCORER
 
     trained = open_run(run.path / RESCORER)
     training = trained.settings.training

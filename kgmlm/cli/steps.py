@@ -36,7 +36,7 @@ def writes_run(argument: str) -> Callable[[Callable[..., None]], Callable[..., N
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
         def wrapper(**arguments: Any) -> None:
-            from kgmlm.runs import writing
+            from kgmlm.upkeep import writing
 
             with writing(arguments[argument], function.__name__) if main_process() else nullcontext():
                 function(**arguments)
@@ -178,7 +178,7 @@ def tell_outdated(run: Run) -> None:
 
 def tell_not_rescored(run: Run, way: Way) -> None:
     """Say why a run is not rescored, where it has something of a rescorer."""
-    from kgmlm.runs import RESCORER
+    from kgmlm.upkeep import RESCORER
 
     if not way.rescores or way.rescore is not None or run.record.get("rescoring"):
         return

@@ -103,11 +103,11 @@ def _check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
 
 def _check_start(output: Path, dataset: str | None, model: str | None, overwrite: bool) -> None:
     """Refuse a new run that has nothing to begin with, or no place."""
-    from kgmlm import runs
+    from kgmlm import upkeep
     from kgmlm.kg import RunError
 
     if main_process():
-        runs.check_output(output, overwrite)
+        upkeep.check_output(output, overwrite)
     if dataset is None:
         raise RunError("--dataset is missing: a built-in dataset (`kgmlm data list`) or a folder")
     if model is None:
@@ -145,11 +145,11 @@ def _resume(
     output: Path, dataset: str | None, model: str | None, settings: Settings | None, skip_header: bool
 ) -> tuple[Run, Ranker]:
     """Open an interrupted run where it stopped; what is given must be what it was begun with."""
-    from kgmlm import runs
+    from kgmlm import provenance, runs
     from kgmlm.kg import RunError
 
     run = runs.open_run(output)
-    if model is not None and run.record["model"] not in (model, runs.model_address(model)):
+    if model is not None and run.record["model"] not in (model, provenance.model_address(model)):
         raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
     if settings is not None and settings.without_max_steps() != run.settings.without_max_steps():
         raise RunError(

@@ -35,7 +35,8 @@ from safetensors import safe_open  # noqa: E402
 from kgmlm.comparison import COLUMNS  # noqa: E402
 from kgmlm.digests import MANIFEST  # noqa: E402
 from kgmlm.files import sha256  # noqa: E402
-from kgmlm.runs import ENDED, STRUCTURE, open_run  # noqa: E402
+from kgmlm.runs import STRUCTURE, open_run  # noqa: E402
+from kgmlm.upkeep import ENDED  # noqa: E402
 
 PATIENCE = 180.0  # seconds that one input may take
 MEMORY = 16 * 2**30  # bytes that a process that tries inputs may ask for

@@ -1,0 +1,91 @@
+"""Where numbers come from: versions, hardware, the command, the runs that a run began from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kgmlm import __version__
+from kgmlm.kg import RunError
+from kgmlm.records import read_record
+
+
+def versions() -> dict[str, str]:
+    """Versions of what numbers depend on; of a checkout, the commit too ("+" where files differ from it)."""
+    found = {"kgmlm": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "tokenizers", "accelerate", "numpy", "pykeen"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """The commit that this package is a checkout of, if it is one."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return {}
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"git": done.stdout.strip()}
+
+
+def hardware() -> dict[str, Any]:
+    """What a run or a report was made on."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def command() -> str:
+    """The command line of this process, for the record."""
+    script = Path(sys.argv[0])
+    script = script.parent if script.name == "__main__.py" else script  # `python -m kgmlm.cli`
+    program = ["kgmlm"] if script.stem in ("kgmlm", "cli") else [script.stem]
+    if script.suffix == ".py" and script.stem != "cli":
+        program = ["python", script.name if script.is_absolute() else script.as_posix()]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def scores_of(record: Mapping[str, Any]) -> str:
+    """A digest of what a run's scores go by, as its record has it: another one, other scores."""
+    keys = ("command", "step", "best_valid_mrr", "weighing", "structure", "rescoring")
+    parts = json.dumps({key: record.get(key) for key in keys}, sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+def model_address(model_name: str) -> str:
+    """The model of a run for the record: of a folder its path from the root, which holds anywhere."""
+    path = Path(model_name)
+    return str(path.resolve()) if model_name != "scratch" and path.is_dir() else model_name
+
+
+def began_from(model_name: str) -> dict[str, Any] | None:
+    """What is known of the run whose model another run begins with, and of the runs before it."""
+    if not (Path(model_name) / "config.json").is_file():  # "scratch", or a name on the hub
+        return None
+    try:
+        record = read_record(run_of(model_name))
+        keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
+        return {key: record.get(key) for key in keys}
+    except RunError:
+        return None
+
+
+def run_of(model_name: str) -> Path:
+    """The folder of the run that a model belongs to, as its best one or as a checkpoint's."""
+    above = Path(model_name).absolute().parent
+    return above.parent.parent if above.parent.name == "checkpoints" else above

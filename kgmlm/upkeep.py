@@ -1,0 +1,121 @@
+"""A run's folder kept in order: its checkpoints, who writes it, and what a kill has left of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kgmlm import files
+from kgmlm.kg import RunError
+from kgmlm.locks import locked
+from kgmlm.records import read_record
+
+ENDED = ("finished", "stopped early")
+RESCORER = "rescorer"
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; what else is in the folder is not its own.
+
+    Raises:
+        RunError: when the folder is a link.
+    """
+    folder = path / "checkpoints"
+    files.refuse_link(folder)
+    own = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name))
+    return sorted((p for p in own if p.is_dir() and not p.is_symlink()), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def discard_checkpoints(path: Path, but: str = "") -> None:
+    """Remove the resumable states of a run, all but one, and nothing else."""
+    for folder in checkpoints(path):
+        if folder.name != but:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not but:
+        with suppress(OSError):  # not there, or with something in it that is not a checkpoint
+            (path / "checkpoints").rmdir()
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a run was laid and has learned nothing, as when its training was refused.
+
+    One with a teacher has something to lose.
+    """
+    laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
+    if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
+        return False
+    try:
+        started = read_record(path)["status"] == "started"
+    except RunError:
+        return False
+    there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
+    return started and all(p in checkpoints(path) and not _step(p) for p in there)
+
+
+@contextmanager
+def writing(path: Path, what: str) -> Iterator[None]:
+    """Be the only one that writes a run, and put in order what a kill has left of it.
+
+    Args:
+        path: where it is, or will be.
+        what: what is being done, for the sentence that others get.
+
+    Raises:
+        RunError: when another process writes it.
+    """
+    with locked(_owner(path), what):
+        _put_in_order(path.resolve())
+        yield
+
+
+def _owner(path: Path) -> Path:
+    """The run that a run is part of, or itself: a rescorer is written under its run's lock."""
+    path = path.resolve()
+    part = path.name == RESCORER and (path.parent / "run.json").is_file()
+    return path.parent if part else path
+
+
+def _put_in_order(path: Path) -> None:
+    files.recover(path)
+    try:
+        ended = read_record(path)["status"] in ENDED
+    except RunError:  # no run, or one that says nothing that could be relied on
+        return
+    for folder in (path, path / "model", path / "index", path / "checkpoints"):
+        files.recover_in(folder)
+    for left in path.glob(".model.*"):  # by older versions
+        shutil.rmtree(left, ignore_errors=True)
+    if ended and not (path / "checkpoints").is_symlink():
+        discard_checkpoints(path)
+    if (path / RESCORER).is_dir() and not (path / RESCORER).is_symlink():
+        _put_in_order(path / RESCORER)
+
+
+def recover(path: Path) -> None:
+    """Before reading: end what a kill cut short, where nobody writes and this process may."""
+    path = path.resolve()
+    inside = (path, path / "index", path / RESCORER, path / "checkpoints")
+    if files.is_unsettled(path) or any(map(files.unsettled, inside)):
+        with suppress(RunError, OSError), writing(path, "opening"):
+            pass
+
+
+def check_output(path: Path, overwrite: bool) -> None:
+    """Refuse to write over what is not a run, or, unless asked to, over a run that has learned something.
+
+    Raises:
+        RunError: saying which option to use.
+    """
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "run.json").is_file():
+        raise RunError(f"{path} exists and is not a run; choose another --output")
+    if not overwrite and not is_blank(path):
+        raise RunError(f"{path} is a run already; use --resume to go on, --overwrite to start again")

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import without_digests
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import RunError
+from kgmlm.ranker import Ranker
+from kgmlm.runs import NAMES, VECTORS, open_run
+from kgmlm.saving import save_model
+from kgmlm.tokenization import SpanTokenizer
+
+
+@pytest.mark.parametrize("vectors", [b"x", None])
+def test_damaged_entity_vectors_are_one_sentence(
+    toy_vector_run: Path, tmp_path: Path, vectors: bytes | None
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    without_digests(copy)
+    path = copy / "model" / "entity_vectors.safetensors"
+    if vectors is None:
+        save_file({"vectors": torch.zeros(3, 32)}, path, metadata={"likelihood": "1.0", "vector": "5.0"})
+    else:
+        path.write_bytes(vectors)
+    message = "cannot be read" if vectors else r"shape \(3, 32\)"
+    with pytest.raises(RunError, match=message) as caught:
+        open_run(copy).ranker("cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_vectors_of_another_type_or_against_the_settings_are_refused(
+    toy_vector_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    without_digests(run)
+    path = run / "model" / VECTORS
+    whole = path.read_bytes()
+    with safe_open(path, "pt") as opened:
+        tensors, weights = {k: opened.get_tensor(k) for k in opened.keys()}, opened.metadata()  # noqa: SIM118
+    save_file({**tensors, "vectors": tensors["vectors"].double()}, path, metadata=weights)
+    with pytest.raises(RunError, match=r"cannot be read: its vectors or weights are not float32"):
+        open_run(run).ranker("cpu")
+    path.write_bytes(whole)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("enabled = true", "enabled = false"))
+    with pytest.raises(RunError, match=r"config\.toml is damaged: 'vector\.enabled' is false"):
+        open_run(run).ranker("cpu")
+
+
+def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
+    make_ranker: Callable[..., Ranker], tmp_path: Path
+) -> None:
+    """Its library has an error of its own for a full disk, and for a folder in the way."""
+    (tmp_path / "model" / "tokenizer.json").mkdir(parents=True)
+    ranker = make_ranker()
+    with pytest.raises(OSError, match="the tokenizer cannot be written"):
+        save_model(ranker.reader.model, ranker.reader.tokenizer, tmp_path / "model")
+
+
+def test_a_run_keeps_the_tokens_of_its_names(
+    toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = open_run(toy_run).ranker()
+    made = expected.reader.tokenizer.candidates(
+        toy.entities.column("surface"), expected.reader.vocabulary.span_length, False
+    )
+    monkeypatch.setattr(SpanTokenizer, "candidates", lambda *args: pytest.fail("tokenized again"))
+    found = open_run(toy_run).ranker().reader.names
+    for name in ("token_ids", "offsets", "truncated_N"):
+        assert np.array_equal(getattr(found, name), getattr(made, name))
+    monkeypatch.undo()
+    older = tmp_path / "older"  # an older version kept none
+    shutil.copytree(toy_run, older)
+    without_digests(older)
+    (older / NAMES).unlink()
+    assert np.array_equal(open_run(older).ranker().reader.names.token_ids, made.token_ids)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda t: t | {"tokens": t["tokens"] + 10**6},
+        lambda t: t | {"tokens": t["tokens"] - 10**6},
+        lambda t: t | {"offsets": t["offsets"][:-1]},
+        lambda t: t | {"offsets": t["offsets"].flip(0)},
+        lambda t: {"tokens": t["tokens"]},
+    ],
+)
+def test_damaged_tokens_of_names_are_a_sentence(
+    toy_run: Path, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    without_digests(run)
+    save_file(damage(load_file(run / NAMES)), run / NAMES)
+    with pytest.raises(RunError, match="name_tokens"):
+        open_run(run).ranker()
