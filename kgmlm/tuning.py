@@ -22,7 +22,7 @@ from kgmlm.scope import Scope, within
 WEIGHTS_TRIED = tuple(2.0**i for i in range(-2, 6))  # of entity vectors, in units of kgmlm.ranker.unit
 RESCORED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 RESCORING_TRIED = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # weights of it, in units of the temperature
-STRUCTURE_TRIED = tuple(2.0**i for i in range(-4, 6))  # of structure, in units of the temperature
+SIGNAL_TRIED = tuple(2.0**i for i in range(-4, 6))  # of other signals, in units of the temperature
 PRIOR = 50  # queries of the average that join those of a relation
 
 
@@ -114,40 +114,42 @@ def _of_relations(reciprocal_WB: FloatArray, queries: Queries, relations: int) -
     return chosen_R2, reciprocal_WB[chosen_R2[queries.relation_B, side_B], np.arange(len(queries))]
 
 
-def weigh_structure(
+def weigh_signal(
     ranker: Ranker,
+    name: str,
     graph: KnowledgeGraph,
     protocol: Protocol,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
     batch_size: int = 64,
 ) -> tuple[Mixture, dict[str, float]]:
-    """Choose how much the structural model counts beside the text: one weight a relation and side, by MRR.
+    """Choose how much a signal counts beside the others: one weight a relation and side, by MRR.
 
     Raises:
-        ConfigError: when the protocol asks or filters test triples, or there is no structural model.
+        ConfigError: when the protocol asks or filters test triples, or there is no such signal.
 
     Returns:
-        The chosen mixture, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` under it, ``mrr_text`` and
-        ``mrr_structure`` of each alone, and ``mrr_one_weight`` with the best weight for all relations.
+        The chosen mixture, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` under it, ``mrr_text`` without the
+        signal, ``mrr_`` and its name by it alone, and ``mrr_one_weight`` with the best weight for all
+        relations.
     """
-    if "structure" not in ranker.signals:
-        raise ConfigError("the ranker has no structural model to weigh")
+    if name not in ranker.signals:
+        raise ConfigError(f"there is no signal '{name}' to weigh")
     confident = ranker.reader.settings.training.temperature  # as much as the text, as in training
-    text = ranker.mixture.without("structure")
-    values = [0.0, *(confident * x for x in STRUCTURE_TRIED)]
-    tried = [*(text.evenly("structure", value) for value in values), text.only("structure")]
+    others = ranker.mixture.without(name)
+    values = [0.0, *(confident * x for x in SIGNAL_TRIED)]
+    tried = [*(others.evenly(name, value) for value in values), others.only(name)]
     queries, ranks = _by_mixtures(ranker, graph, protocol, tried, advance, batch_size)
     *mixed_WB, alone_B = (1 / r.of_type("realistic") for r in ranks)
     reciprocal_WB = np.stack(mixed_WB)
     mean_W = reciprocal_WB.mean(1)
     chosen_R2, final_B = _of_relations(reciprocal_WB, queries, len(graph.relations))
     table_R2 = torch.tensor(values, dtype=torch.float32)[torch.from_numpy(chosen_R2)]
-    return text.weighed("structure", table_R2, values[int(mean_W.argmax())]), {
+    return others.weighed(name, table_R2, values[int(mean_W.argmax())]), {
         "mrr": float(final_B.mean()),
         "hits_at_1": float((final_B >= 1).mean()),
         "hits_at_10": float((final_B >= 0.1).mean()),
         "mrr_text": float(mean_W[0]),
-        "mrr_structure": float(alone_B.mean()),
+        f"mrr_{name}": float(alone_B.mean()),
         "mrr_one_weight": float(mean_W.max()),
     }
 

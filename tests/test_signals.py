@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.signals import SIGNALS, Signal
+from kgmlm.tuning import weigh_signal
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ class Longest:
 
 
 def test_one_more_signal_is_ranked_weighed_explained_and_evaluated(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(signals.SIGNALS, "longest", Longest)
     ranker = make_ranker()
@@ -111,6 +111,9 @@ def test_one_more_signal_is_ranked_weighed_explained_and_evaluated(
     assert found[0].parts is not None
     assert found[0].parts["longest"] == (100.0, float(len(longest)))
     assert json.dumps(found[0].as_json())
+    chosen, figures = weigh_signal(ranker, "longest", toy, Protocol(split="valid"))
+    assert figures["mrr"] >= figures["mrr_text"]
+    assert chosen.tables["longest"].shape == (len(toy.relations), 2)
     plain = evaluate(ranker.but(mixture=ranker.mixture.without("longest")), toy, Protocol())
     mixed = evaluate(ranker, toy, Protocol())
     assert plain.report["metrics"] != mixed.report["metrics"]

@@ -121,7 +121,7 @@ def _choose_structure(
     from kgmlm.config import Protocol
     from kgmlm.provenance import command
     from kgmlm.starting import make_structure
-    from kgmlm.tuning import weigh_structure
+    from kgmlm.tuning import weigh_signal
 
     quiet_transformers()
     ranker = run.ranker(device, rescorer=False, structure=False)
@@ -133,7 +133,7 @@ def _choose_structure(
         ranker.signals["structure"] = structure = structure.to(on)
         read_entities(ranker, progress, batch_size)
         protocol = Protocol(split="valid", max_triples=max_triples)
-        mixture, valid = weigh_structure(ranker, run.graph, protocol, bars, batch_size)
+        mixture, valid = weigh_signal(ranker, "structure", run.graph, protocol, bars, batch_size)
     values |= {"valid": valid, "chosen_by": command()}
     run.save_structure(structure, mixture.tables["structure"], **values)
     tell_rescoring_outdated(run)

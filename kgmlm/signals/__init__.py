@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from kgmlm.graph import ContextGraph
@@ -50,8 +51,6 @@ SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, Stru
 
 def rows_of(context: ContextGraph, before: ContextGraph) -> tuple[IntArray, IntArray]:
     """Which entity and which relation of one graph each of another's is; -1 for none."""
-    import numpy as np
-
     mine = before.relations.index
     relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
     return context.entities.rows_in(before.entities), relation_rows
