@@ -35,6 +35,7 @@ from kgmlm.report import (
     metrics_of,
 )
 from kgmlm.scope import Scope, within
+from kgmlm.scorer import Scorer
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 
 
@@ -230,7 +231,7 @@ class _Drawn(View):
 
 
 def evaluate(
-    ranker: Ranker,
+    ranker: Scorer,
     graph: KnowledgeGraph | Scope,
     protocol: Protocol,
     *,
@@ -247,7 +248,7 @@ def evaluate(
     duplicates once.
 
     Args:
-        ranker: over the entities of the graph.
+        ranker: a run's, or any other scorer of the graph's entities.
         graph: the run's own graph, or a :class:`Scope` of another.
         retrieval: rank what an index finds before anything is filtered; an answer that it misses ranks
             behind all that it finds, level with the rest. The report compares with exact ranking.
@@ -329,7 +330,7 @@ def _main_view(member_N: BoolArray, triples: IntArray, asked: Asked, protocol: P
 
 
 def _rank(
-    ranker: Ranker,
+    ranker: Scorer,
     asked: Asked,
     main: View,
     other: View | None,
@@ -356,7 +357,7 @@ def _rank(
 
 
 def _scores(
-    ranker: Ranker,
+    ranker: Scorer,
     queries: Queries,
     retrieval: Retrieval | None,
     others: bool,
@@ -367,6 +368,7 @@ def _scores(
     else those without constraints on what can answer.
     """
     if retrieval is not None:
+        assert isinstance(ranker, Ranker)
         yield from retrieve_and_rank(ranker, queries, retrieval, batch_size, advance)
         return
     if others and ranker.possible.own_B(queries).any():

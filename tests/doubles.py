@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from kgmlm.config import Protocol
-from kgmlm.constraints import Possible
 from kgmlm.evaluation import Evaluation, evaluate
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import Queries
+from kgmlm.kg import IntArray, Queries
+from kgmlm.scorer import PlainScorer
 
 
-class FakeRanker:
+class FakeRanker(PlainScorer):
     """A double: scores are a function of the query and the entity alone, with ties on purpose."""
 
     def __init__(self, n: int, kind: str) -> None:
+        super().__init__(n, 300)
         self.n, self.kind = n, kind
-        self.possible = Possible.anything(300)
-        self.truncated_N = np.zeros(n, np.bool_)
-
-    def unconstrained(self) -> FakeRanker:
-        return self
 
     def score(self, queries: Queries) -> torch.Tensor:
         if self.kind == "constant":
@@ -33,7 +29,13 @@ class FakeRanker:
         ids = np.arange(self.n)
         return torch.from_numpy(((seed[:, None] * 31 + ids * ids * 17) % 11).astype(np.float32))
 
-    def rank(self, queries: Queries, batch_size: int = 64, advance: Any = None) -> Iterator[Any]:
+    def rank(
+        self,
+        queries: Queries,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
         order = np.random.default_rng(0).permutation(len(queries))
         for start in range(0, len(order), 13):
             rows = order[start : start + 13]
@@ -41,10 +43,9 @@ class FakeRanker:
             advance(len(rows))
 
 
-def fake(graph: KnowledgeGraph) -> Any:
+def fake(graph: KnowledgeGraph) -> FakeRanker:
     return FakeRanker(len(graph.entities), "tied")
 
 
 def run(graph: KnowledgeGraph, kind: str = "tied", **protocol: Any) -> Evaluation:
-    ranker: Any = FakeRanker(len(graph.entities), kind)
-    return evaluate(ranker, graph, Protocol.model_validate(protocol))
+    return evaluate(FakeRanker(len(graph.entities), kind), graph, Protocol.model_validate(protocol))

@@ -242,21 +242,21 @@ def test_negatives_are_drawn_as_grail_draws_them(toy: KnowledgeGraph) -> None:
 
     protocol = load_protocol(PROTOCOLS / "inductive-grail.toml")
     assert (protocol.negatives, protocol.filter, protocol.candidates) == (49, ("train",), "graph")
-    found = evaluate(Telling(len(toy.entities), ""), toy, protocol)  # type: ignore[arg-type]
+    found = evaluate(Telling(len(toy.entities), ""), toy, protocol)
     assert (found.ranks.candidates_B == 50).all(), "49 of 31 entities, with replacement"
     assert found.report["candidates"]["negatives"] == {"count": 49, "by": "grail", "least": 49}
     assert "both.realistic.hits_at_10" in found.report["metrics"]
     queries, answers = toy.queries("test")
     everyone = np.arange(len(toy.entities))
     many = protocol.model_copy(update={"negatives": 2000})
-    ranks = evaluate(Telling(len(toy.entities), ""), toy, many).ranks  # type: ignore[arg-type]
+    ranks = evaluate(Telling(len(toy.entities), ""), toy, many).ranks
     for b, (query, answer) in enumerate(zip(queries, answers, strict=True)):
         _, ids = toy.context.answers.lookup(queries[np.array([b])])
         allowed = np.setdiff1d(everyone, [*ids, query.entity])
         above, ties = (allowed > answer).mean(), (allowed == answer).mean()
         assert ranks.optimistic_B[b] - 1 == pytest.approx(2000 * above, abs=120)
         assert ranks.pessimistic_B[b] - ranks.optimistic_B[b] == pytest.approx(2000 * ties, abs=50)
-    again = evaluate(Telling(len(toy.entities), ""), toy, protocol)  # type: ignore[arg-type]
+    again = evaluate(Telling(len(toy.entities), ""), toy, protocol)
     assert (again.ranks.optimistic_B == found.ranks.optimistic_B).all()
 
 
