@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow.parquet as pq
 
-from kgmlm import files
-from kgmlm.kg import TARGETS, DataError
-from kgmlm.metrics import MADE_BY, SIDES, Ranks
+from kgmlm.kg import DataError
+from kgmlm.metrics import SIDES, Ranks
+from kgmlm.ranks_file import KEY
 
-KEY = ["head", "relation", "tail", "target"]
-COLUMNS = [*KEY, "optimistic", "pessimistic", "candidates"]
 _DRAWN = 2**24  # signs drawn at once
 
 Values = npt.NDArray[np.float64]
@@ -47,75 +43,6 @@ class Difference:
     def difference(self) -> float:
         """B minus A."""
         return self.b - self.a
-
-
-def ranks_file(path: Path, split: str = "test") -> Path:
-    """The ranks of a run folder, or the Parquet file itself.
-
-    Raises:
-        DataError: when the run has no ranks of the split, or there is nothing at the path.
-    """
-    if path.is_file():
-        return path
-    found = path / "ranks" / f"{files.safe_name(split)}.parquet"
-    if found.is_file():
-        return found
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    have = ", ".join(sorted(p.stem for p in (path / "ranks").glob("*.parquet"))) or "none"
-    raise DataError(
-        f"{path} has no ranks of '{split}' (it has: {have}); "
-        f"`kgmlm evaluate {path} --split {split}` makes them"
-    )
-
-
-def read_ranks(path: Path) -> pd.DataFrame:
-    """Per-query ranks, as an evaluation wrote them.
-
-    Raises:
-        DataError: when the file has not their columns, or has a query twice with different ranks.
-    """
-    try:
-        read = pq.read_table(path)
-        read.validate(full=True)  # text that is no UTF-8
-        table = read.to_pandas()
-    except Exception as error:  # whatever a file that is no Parquet makes the library raise
-        why = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise DataError(f"{path} cannot be read as Parquet: {why}") from None
-    missing = [c for c in COLUMNS if c not in table]
-    if missing:
-        raise DataError(f"{path} has no column '{missing[0]}'; ranks are written by `kgmlm evaluate`")
-    table = pd.DataFrame(table[COLUMNS])
-    if not len(table):
-        raise DataError(f"{path} has no ranks")
-    wrong = next((c for c in COLUMNS if not _fits(table[c], number=c not in KEY)), None)
-    if wrong is not None:
-        what = "text" if wrong in KEY else "whole numbers"
-        raise DataError(f"{path}: the column '{wrong}' is not {what} in all rows")
-    if not table["target"].isin(TARGETS).all():
-        raise DataError(f"{path}: a target is {' or '.join(TARGETS)}")
-    try:
-        Ranks(*(table[c].to_numpy(np.int64) for c in COLUMNS[len(KEY) :]))
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
-    twice = table.duplicated(KEY)
-    if twice.sum() != table.duplicated().sum():
-        raise DataError(f"{path} has a query twice, with different ranks")
-    return table
-
-
-def _fits(column: pd.Series[Any], *, number: bool) -> bool:
-    """Whether a column is of whole numbers, or of text, in all rows."""
-    if column.isna().any():
-        return False
-    kind = pd.api.types.infer_dtype(column)
-    return kind == "integer" and column.dtype != np.uint64 if number else kind == "string"
-
-
-def made_by(path: Path) -> str:
-    """Which scores of its run a file of ranks is of, as the evaluation noted it; empty where it did not."""
-    metadata = pq.read_schema(path).metadata or {}
-    return str(metadata.get(MADE_BY, b""), "utf-8", "replace")
 
 
 def paired(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:

@@ -81,7 +81,7 @@ def train_structure(
         triples = graph.triples("train").copy()
         triples[:, [0, 2]] = np.searchsorted(seen, triples[:, [0, 2]])
         queries, answers = graph.unique_queries("train")
-        side_U = 1 - queries.tail_B.astype(np.int64)
+        side_U = queries.side_B
         queries_U2 = np.stack([np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + side_U], 1)
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
 

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
-from kgmlm import files
 from kgmlm.config import Protocol
 from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
-from kgmlm.metrics import MADE_BY, Ranks, rank_answers
+from kgmlm.metrics import Ranks, rank_answers
 from kgmlm.ranker import HELD, Ranker
+from kgmlm.ranks_file import write_ranks
 from kgmlm.report import (
     about_candidates,
     about_own_entity,
@@ -64,22 +63,8 @@ class Evaluation:
             path: a link is followed, and a pipe or a device written into, if ``follow`` says so.
             made_by: says of which scores of a run they are.
         """
-        labels = np.array(self.graph.entities.column("label"), dtype=object)
-        relations = np.array([r.label for r in self.graph.relations], dtype=object)
-        h, r, t = np.tile(self.triples, (2, 1)).T
-        table = pa.table(
-            {
-                "head": labels[h].tolist(),
-                "relation": relations[r].tolist(),
-                "tail": labels[t].tolist(),
-                "target": np.where(self.tail_B, "tail", "head").tolist(),
-                "score": self.scores_B.numpy(),
-                "optimistic": self.ranks.optimistic_B,
-                "pessimistic": self.ranks.pessimistic_B,
-                "candidates": self.ranks.candidates_B,
-            }
-        )
-        files.write_parquet(path, table.replace_schema_metadata({MADE_BY: made_by}), follow=follow)
+        scores_B = self.scores_B.numpy()
+        write_ranks(path, self.graph, self.triples, self.tail_B, self.ranks, scores_B, made_by, follow=follow)
 
 
 @dataclass(frozen=True, eq=False)

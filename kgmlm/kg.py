@@ -259,6 +259,11 @@ class Queries:
     relation_B: IntArray
     tail_B: BoolArray
 
+    @property
+    def side_B(self) -> IntArray:
+        """The column of each query in tables by relation and side: 0 for tails, 1 for heads."""
+        return 1 - self.tail_B.astype(np.int64)
+
     def __len__(self) -> int:
         return len(self.entity_B)
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from kgmlm.kg import BoolArray, IntArray, ModelError
 
-MADE_BY = b"kgmlm.made_by"  # where a file of ranks notes which scores of its run it is of
-
 if TYPE_CHECKING:
     import torch
 

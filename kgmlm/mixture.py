@@ -8,18 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from kgmlm.kg import IntArray, ModelError, Queries
 from kgmlm.metrics import check_finite
 
 LIMIT = 1e30  # scores are smaller: what a shortlist misses and what cannot answer rank below
-
-
-def sides(queries: Queries) -> torch.Tensor:
-    """The side of B queries, as tables by relation and side have it: 0 for tails, 1 for heads."""
-    return torch.from_numpy(1 - queries.tail_B.astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +77,7 @@ class Mixture:
         """The weights ``(B,)`` of a signal; 0 of one that it does not have."""
         if name not in self.tables:
             return torch.zeros(len(queries))
-        return self.tables[name][torch.from_numpy(queries.relation_B), sides(queries)]
+        return self.tables[name][torch.from_numpy(queries.relation_B), torch.from_numpy(queries.side_B)]
 
     def combine(self, said: Mapping[str, torch.Tensor], queries: Queries) -> torch.Tensor:
         """The weighted sum ``(B, N)`` of what signals say of the candidates of B queries.

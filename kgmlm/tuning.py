@@ -107,7 +107,7 @@ def _of_relations(reciprocal_WB: FloatArray, queries: Queries, relations: int) -
     """
     mean_W = reciprocal_WB.mean(1)
     chosen_R2 = np.full((relations, 2), int(mean_W.argmax()))
-    side_B = 1 - queries.tail_B.astype(np.int64)
+    side_B = queries.side_B
     for relation, side in np.unique(np.stack([queries.relation_B, side_B], 1), axis=0):
         own_WB = reciprocal_WB[:, (queries.relation_B == relation) & (side_B == side)]
         chosen_R2[relation, side] = (own_WB.sum(1) + PRIOR * mean_W).argmax()

@@ -35,7 +35,7 @@ from damaging import (
     table_of,
 )
 
-from kgmlm import comparison, tables
+from kgmlm import comparison, ranks_file, tables
 from kgmlm.cli.ranking import read_queries
 from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
@@ -124,7 +124,7 @@ class Fuzzer:
             for i, triple in enumerate(self.toy.labeled(self.toy.triples("test")))
             for target in ("head", "tail")
         ]
-        return pa.Table.from_pandas(pd.DataFrame(rows, columns=comparison.COLUMNS), preserve_index=False)
+        return pa.Table.from_pandas(pd.DataFrame(rows, columns=ranks_file.COLUMNS), preserve_index=False)
 
     @contextmanager
     def _dataset(self) -> Iterator[Path]:
@@ -250,8 +250,8 @@ class Fuzzer:
     def _compare(self, random: Random) -> None:
         good, bad = self.folder / "ranks.parquet", self.folder / "bad.parquet"
         bad.write_bytes(changed_parquet(random, good.read_bytes()))
-        one, other = (comparison.read_ranks(path) for path in random.sample((good, bad), 2))
-        comparison.made_by(bad)
+        one, other = (ranks_file.read_ranks(path) for path in random.sample((good, bad), 2))
+        ranks_file.made_by(bad)
         for found in comparison.compare(one, other, sides=("tail", "head", "both"), draws=100):
             if not (0 <= found.a <= 1 and 0 <= found.b <= 1 and found.low <= found.high):
                 raise Unfair(f"{found} is no difference of ranks")

@@ -7,8 +7,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from kgmlm.comparison import COLUMNS, compare, paired, ranks_file, read_ranks
+from kgmlm.comparison import compare, paired
 from kgmlm.kg import DataError
+from kgmlm.ranks_file import COLUMNS, find_ranks, read_ranks
 
 
 def ranks(optimistic: list[int] | np.ndarray, candidates: int = 1000) -> pd.DataFrame:
@@ -118,7 +119,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         read_ranks(path)
     with pytest.raises(DataError, match="does not exist"):
-        ranks_file(tmp_path / "absent")
+        find_ranks(tmp_path / "absent")
     (tmp_path / "run" / "ranks").mkdir(parents=True)
     with pytest.raises(DataError, match="it has: none"):
-        ranks_file(tmp_path / "run")
+        find_ranks(tmp_path / "run")

@@ -301,12 +301,12 @@ def compare(
     Pairs their ranks triple by triple: a 95 % interval of each difference by resampling triples, and p, how
     often swapping the two at random gives as large a one. Seeds of training are another source of chance.
     """
-    from kgmlm import comparison, provenance, runs
+    from kgmlm import comparison, provenance, ranks_file, runs
 
-    found_at = [comparison.ranks_file(path, split) for path in (a, b)]
-    one, other = (comparison.read_ranks(path) for path in found_at)
+    found_at = [ranks_file.find_ranks(path, split) for path in (a, b)]
+    one, other = (ranks_file.read_ranks(path) for path in found_at)
     for path, ranks in zip((a, b), found_at, strict=True):
-        made_by = comparison.made_by(ranks)
+        made_by = ranks_file.made_by(ranks)
         if path.is_dir() and made_by and made_by != provenance.scores_of(runs.open_run(path).record):
             tell(f"{ranks} is of {path} as it was before; `kgmlm evaluate` makes it anew")
     found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)

@@ -18,7 +18,6 @@ import torch
 from kgmlm import files
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, RunError
-from kgmlm.mixture import sides
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
 
@@ -78,7 +77,7 @@ class Structure:
         """What an answer's embedding is multiplied by ``(B, D)``, and which queries are known."""
         entity_B = self.rows_N[self._tensor(queries.entity_B)]
         relation_B = self._tensor(self.relation_rows[queries.relation_B])
-        side_B = sides(queries).to(relation_B.device)
+        side_B = self._tensor(queries.side_B)
         product_BD = complex_product(self.entities_SD[entity_B], self.relations_RD[2 * relation_B + side_B])
         return product_BD, (entity_B >= 0) & (relation_B >= 0)
 

@@ -32,9 +32,9 @@ from conftest import TINY_SETTINGS  # noqa: E402
 from fuzzing import KINDS, Fuzzer  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-from kgmlm.comparison import COLUMNS  # noqa: E402
 from kgmlm.digests import MANIFEST  # noqa: E402
 from kgmlm.files import sha256  # noqa: E402
+from kgmlm.ranks_file import COLUMNS  # noqa: E402
 from kgmlm.runs import STRUCTURE, open_run  # noqa: E402
 from kgmlm.upkeep import ENDED  # noqa: E402
 

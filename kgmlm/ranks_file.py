@@ -1,0 +1,126 @@
+"""Per-query ranks on disk: one schema, written by evaluations and read by comparisons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kgmlm import files
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import TARGETS, BoolArray, DataError, FloatArray, IntArray
+from kgmlm.metrics import Ranks
+
+KEY = ["head", "relation", "tail", "target"]
+COLUMNS = [*KEY, "optimistic", "pessimistic", "candidates"]
+MADE_BY = b"kgmlm.made_by"  # where a file notes which scores of its run it is of
+
+
+def write_ranks(
+    path: Path,
+    graph: KnowledgeGraph,
+    triples: IntArray,
+    tail_B: BoolArray,
+    ranks: Ranks,
+    scores_B: FloatArray,
+    made_by: str = "",
+    *,
+    follow: bool = False,
+) -> None:
+    """Ranks of both queries of each triple as Parquet, keyed by labels, whole or not at all.
+
+    Args:
+        triples: (n, 3) ids; row i of the 2n ranks belongs to triple ``i % n``.
+        scores_B: the answers' scores.
+        made_by: says of which scores of a run they are.
+        follow: follow a link, and write into a pipe or a device.
+    """
+    labels = np.array(graph.entities.column("label"), dtype=object)
+    relations = np.array([r.label for r in graph.relations], dtype=object)
+    h, r, t = np.tile(triples, (2, 1)).T
+    table = pa.table(
+        {
+            "head": labels[h].tolist(),
+            "relation": relations[r].tolist(),
+            "tail": labels[t].tolist(),
+            "target": np.where(tail_B, "tail", "head").tolist(),
+            "score": scores_B,
+            "optimistic": ranks.optimistic_B,
+            "pessimistic": ranks.pessimistic_B,
+            "candidates": ranks.candidates_B,
+        }
+    )
+    files.write_parquet(path, table.replace_schema_metadata({MADE_BY: made_by}), follow=follow)
+
+
+def find_ranks(path: Path, split: str = "test") -> Path:
+    """The ranks of a run folder, or the Parquet file itself.
+
+    Raises:
+        DataError: when the run has no ranks of the split, or there is nothing at the path.
+    """
+    if path.is_file():
+        return path
+    found = path / "ranks" / f"{files.safe_name(split)}.parquet"
+    if found.is_file():
+        return found
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    have = ", ".join(sorted(p.stem for p in (path / "ranks").glob("*.parquet"))) or "none"
+    raise DataError(
+        f"{path} has no ranks of '{split}' (it has: {have}); "
+        f"`kgmlm evaluate {path} --split {split}` makes them"
+    )
+
+
+def read_ranks(path: Path) -> pd.DataFrame:
+    """Per-query ranks, as an evaluation wrote them.
+
+    Raises:
+        DataError: when the file has not their columns, or has a query twice with different ranks.
+    """
+    try:
+        read = pq.read_table(path)
+        read.validate(full=True)  # text that is no UTF-8
+        table = read.to_pandas()
+    except Exception as error:  # whatever a file that is no Parquet makes the library raise
+        why = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise DataError(f"{path} cannot be read as Parquet: {why}") from None
+    missing = [c for c in COLUMNS if c not in table]
+    if missing:
+        raise DataError(f"{path} has no column '{missing[0]}'; ranks are written by `kgmlm evaluate`")
+    table = pd.DataFrame(table[COLUMNS])
+    if not len(table):
+        raise DataError(f"{path} has no ranks")
+    wrong = next((c for c in COLUMNS if not _fits(table[c], number=c not in KEY)), None)
+    if wrong is not None:
+        what = "text" if wrong in KEY else "whole numbers"
+        raise DataError(f"{path}: the column '{wrong}' is not {what} in all rows")
+    if not table["target"].isin(TARGETS).all():
+        raise DataError(f"{path}: a target is {' or '.join(TARGETS)}")
+    try:
+        Ranks(*(table[c].to_numpy(np.int64) for c in COLUMNS[len(KEY) :]))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    twice = table.duplicated(KEY)
+    if twice.sum() != table.duplicated().sum():
+        raise DataError(f"{path} has a query twice, with different ranks")
+    return table
+
+
+def _fits(column: pd.Series[Any], *, number: bool) -> bool:
+    """Whether a column is of whole numbers, or of text, in all rows."""
+    if column.isna().any():
+        return False
+    kind = pd.api.types.infer_dtype(column)
+    return kind == "integer" and column.dtype != np.uint64 if number else kind == "string"
+
+
+def made_by(path: Path) -> str:
+    """Which scores of its run a file of ranks is of, as the evaluation noted it; empty where it did not."""
+    metadata = pq.read_schema(path).metadata or {}
+    return str(metadata.get(MADE_BY, b""), "utf-8", "replace")
