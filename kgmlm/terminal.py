@@ -303,35 +303,39 @@ def print_predictions(
         stdout().print(table)
 
 
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v:,}" for k, v in values.items()) or "none"
+
+
+def _listed(items: list[str], most: int = 5) -> list[str]:
+    more = [f"and {len(items) - most:,} more"] if len(items) > most else []
+    return [*items[:most], *more] or ["none"]
+
+
+def _examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
+    """A line with the first of what is counted, none where nothing is."""
+    shown = [say(x) for x in found["examples"][:5]]
+    more = len(found["examples"]) - len(shown)
+    rest = [f"and {of - len(shown):,} more" if of is not None else "and others"] if more > 0 else []
+    return [f"such as {', '.join([*shown, *rest])}"] if shown else []
+
+
 def print_check(report: dict[str, Any]) -> None:
     """The report of ``data check`` in lines for people."""
-
-    def pairs(values: dict[str, Any]) -> str:
-        return ", ".join(f"{k} {v:,}" for k, v in values.items()) or "none"
-
-    def listed(items: list[str], most: int = 5) -> list[str]:
-        more = [f"and {len(items) - most:,} more"] if len(items) > most else []
-        return [*items[:most], *more] or ["none"]
-
-    def examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
-        """A line with the first of what is counted, none where nothing is."""
-        shown = [say(x) for x in found["examples"][:5]]
-        more = len(found["examples"]) - len(shown)
-        rest = [f"and {of - len(shown):,} more" if of is not None else "and others"] if more > 0 else []
-        return [f"such as {', '.join([*shown, *rest])}"] if shown else []
-
     top, odd = report["ceiling"], report["listed"]
-    shared = examples(odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(listed(x['entities'], 3))})")
+    shared = _examples(
+        odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(_listed(x['entities'], 3))})"
+    )
     lines: dict[str, str | list[str]] = {
         "entities": [
             f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
-            *examples(odd["unseen"], str, odd["unseen"]["count"]),
+            *_examples(odd["unseen"], str, odd["unseen"]["count"]),
         ],
         "relations": f"{report['relations']:,}",
-        "triples": pairs(report["triples"]),
-        "with an unseen entity": pairs(report["unseen_triples"]),
-        "duplicate triples": pairs(report["duplicates"]),
-        "shared between splits": pairs(report["shared"]),
+        "triples": _pairs(report["triples"]),
+        "with an unseen entity": _pairs(report["unseen_triples"]),
+        "duplicate triples": _pairs(report["duplicates"]),
+        "shared between splits": _pairs(report["shared"]),
         "entities named by their label": f"{report['without_name']:,}",
         "entities without a description": f"{report['without_description']:,}",
         **{
@@ -345,26 +349,26 @@ def print_check(report: dict[str, Any]) -> None:
         **{
             what: [
                 f"{odd[kind]['count']:,}",
-                *examples(odd[kind], lambda same: " and ".join(map(repr, same))),
+                *_examples(odd[kind], lambda same: " and ".join(map(repr, same))),
             ]
             for what, kind in (
                 ("alike but for Unicode form", "unicode_twins"),
                 ("alike but for case", "case_twins"),
             )
         },
-        "labels with blanks at an end": [f"{odd['blanks']['count']:,}", *examples(odd["blanks"], repr)],
+        "labels with blanks at an end": [f"{odd['blanks']['count']:,}", *_examples(odd["blanks"], repr)],
         "self-loops": [
             f"{odd['self_loops']['count']:,}",
-            *examples(odd["self_loops"], lambda x: f"{x['relation']} {x['count']:,} ({x['example'][0]})"),
+            *_examples(odd["self_loops"], lambda x: f"{x['relation']} {x['count']:,} ({x['example'][0]})"),
         ],
-        **{f"{split} triples in training": pairs(counts) for split, counts in report["leakage"].items()},
+        **{f"{split} triples in training": _pairs(counts) for split, counts in report["leakage"].items()},
         **{
-            f"{kind} relations": listed(
+            f"{kind} relations": _listed(
                 [f"{' / '.join(o['relations'])} ({o['pairs']:,} pairs, {o['share']:.0%})" for o in found]
             )
             for kind, found in report["overlapping_relations"].items()
         },
-        "longest names": listed(report["longest_names"][:3]),
+        "longest names": _listed(report["longest_names"][:3]),
     }
     if "name_tokens" in report:
         tokens = report["name_tokens"]
@@ -376,10 +380,10 @@ def print_check(report: dict[str, Any]) -> None:
         )
         lines["names with unknown tokens"] = [
             f"{tokens['unknown']['count']:,}",
-            *examples(tokens["unknown"], repr, tokens["unknown"]["count"]),
+            *_examples(tokens["unknown"], repr, tokens["unknown"]["count"]),
         ]
     if report["notes"]:
-        lines["notes"] = pairs(report["notes"])
+        lines["notes"] = _pairs(report["notes"])
     if "mismatches" in report:
         lines["against the card"] = "as expected" if not report["mismatches"] else "DIFFERENT"
     width = max(map(len, lines))
