@@ -153,7 +153,7 @@ def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
     if made_of != (kind, own, _fingerprint(ranker, kind, own)) or not _fits(retriever, ranker, own):
         raise RunError(
             f"{run.path / 'index' / kind} was made of another model or other entities than the run has now; "
-            f"build it anew with `kgmlm index {run.path} --kind {kind}`"
+            f"build it again with `kgmlm index {run.path} --kind {kind}`"
         )
     if kind == "likelihood" and retriever.reduction is None:
         retriever = replace(retriever, reduction=Reduction.none(*ranker.reader.model.decoder))

@@ -213,7 +213,7 @@ class Retriever:
         """This index with further entities, in flat parts like its own; nothing is rebuilt.
 
         Raises:
-            ConfigError: when an entity is in the index already; it can be removed, then added anew.
+            ConfigError: when an entity is in the index already; it can be removed, then added again.
         """
         new = np.concatenate([part.ids for part in added])
         there = set(self._built(new).tolist()) - self.removed
@@ -260,7 +260,7 @@ class Retriever:
         """
         faiss = require_faiss()
         if self.added or self.removed:
-            raise RunError("an index with added or removed entities is not saved; build it anew")
+            raise RunError("an index with added or removed entities is not saved; build it again")
         with files.atomic_folder(folder) as temporary:
             for i, part in enumerate(self.parts):
                 np.save(temporary / f"ids-{i}.npy", part.ids)
@@ -295,7 +295,7 @@ class Retriever:
         try:
             record = json.loads((folder / "index.json").read_text("utf-8"))
             if record["format"] > FORMAT:
-                raise RunError(f"{folder} was written by a newer kgmlm; build it anew with `kgmlm index`")
+                raise RunError(f"{folder} was written by a newer kgmlm; build it again with `kgmlm index`")
             parts = []
             for i, width in enumerate(record["widths"]):
                 ids = np.load(folder / f"ids-{i}.npy")

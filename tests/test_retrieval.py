@@ -192,10 +192,10 @@ def test_entities_come_and_go_without_a_rebuild(factory: str) -> None:
     moved = Part(32, np.array([top]), part([0])[0].index)
     with pytest.raises(ConfigError, match=f"entity {top} is in"):
         index.with_parts([moved])
-    anew = index.without(np.array([top])).with_parts([moved])
-    assert len(anew) == 2000
-    assert best(anew)[0] == top, "removed and added anew with another vector"
-    assert anew.search(*asked(vectors[:1]), 1999).ids_BK.tolist()[0].count(top) <= 1
+    again = index.without(np.array([top])).with_parts([moved])
+    assert len(again) == 2000
+    assert best(again)[0] == top, "removed and added again with another vector"
+    assert again.search(*asked(vectors[:1]), 1999).ids_BK.tolist()[0].count(top) <= 1
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ", "HNSW16"])
@@ -207,7 +207,7 @@ def test_saved_and_loaded_finds_the_same(tmp_path: Path, factory: str) -> None:
     before, after = index.search(*queries, 7), loaded.search(*queries, 7)
     assert np.array_equal(before.ids_BK, after.ids_BK)
     np.testing.assert_allclose(before.scores_BK, after.scores_BK)
-    with pytest.raises(RunError, match="build it anew"):
+    with pytest.raises(RunError, match="build it again"):
         index.without(np.array([1])).save(tmp_path / "index" / "entity")
 
 

@@ -145,7 +145,7 @@ def test_a_phase_has_a_bar_while_it_lasts() -> None:
         phases("reading entities", 2, 5)
         assert [t.description for t in progress.tasks] == ["training", "validating"]
         phases("reading entities", 1, 5)
-        assert progress.tasks[-1].completed == 1, "the next time it starts anew"
+        assert progress.tasks[-1].completed == 1, "the next time it starts again"
 
 
 def test_an_explanation_is_readable_and_adds_up(

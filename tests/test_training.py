@@ -150,7 +150,7 @@ def test_a_crash_forgets_no_validation(toy: KnowledgeGraph, tmp_path: Path) -> N
     asked = Validation(0.5, 0.6, 0.7)
     outcome = train(*resume_run(tmp_path / "run"), validate=asked, resume=True)
     assert outcome.best_mrr == 0.9
-    assert asked.values == [0.7], "the validation that was broken off is done anew, the first is not"
+    assert asked.values == [0.7], "the validation that was broken off is done again, the first is not"
     kept = open_run(tmp_path / "run").ranker().reader.model.state_dict()
     assert all(torch.equal(best[k], kept[k]) for k in best)
 

@@ -188,7 +188,7 @@ def data_split(
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
 
-    --random makes the splits that are missing. --unseen-entities splits all triples anew, so that
+    --random makes the splits that are missing. --unseen-entities splits all triples again, so that
     validation and test are about entities that training has not.
     """
     from kgmlm.datasets import load_graph, repeated, write_folder

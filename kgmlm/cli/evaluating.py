@@ -308,7 +308,7 @@ def compare(
     for path, ranks in zip((a, b), found_at, strict=True):
         made_by = ranks_file.made_by(ranks)
         if path.is_dir() and made_by and made_by != provenance.scores_of(runs.open_run(path).record):
-            tell(f"{ranks} is of {path} as it was before; `kgmlm evaluate` makes it anew")
+            tell(f"{ranks} is of {path} as it was before; `kgmlm evaluate` makes it again")
     found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     if as_json:
         print_json(comparison.as_json(found, len(one)))

@@ -54,7 +54,7 @@ def fuse(
         typer.Option(
             "--from",
             help="Take the structural model of this run (it may be the same one), or its teacher, instead of "
-            "training; choose its weights anew.",
+            "training; choose its weights again.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -90,7 +90,7 @@ def fuse(
     again = source is not None and source.resolve() == run.resolve()
     if (run / runs.STRUCTURE).is_file() and not again and not overwrite:
         raise RunError(
-            f"{run} has a structural model already; --from {run} chooses its weights anew, --overwrite "
+            f"{run} has a structural model already; --from {run} chooses its weights again, --overwrite "
             "replaces it"
         )
     settings = load_settings(config or run / "config.toml", set_ or []).structure
@@ -152,7 +152,7 @@ def weigh(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Choose anew how much a run's entity vectors count beside the likelihood, for each relation and side.
+    """Choose again how much a run's entity vectors count beside the likelihood, for each relation and side.
 
     Training chooses on the sample that it validates on (training.eval_triples); this takes all of validation.
     Do it before `kgmlm fuse` and `kgmlm rescore`, which go by the scores that they find.
@@ -203,7 +203,7 @@ def rescore(
         Path | None,
         typer.Option(
             "--from",
-            help="Take the rescorer of this run (it may be the same one) instead of training; choose anew "
+            help="Take the rescorer of this run (it may be the same one) instead of training; choose again "
             "how it is used.",
         ),
     ] = None,
@@ -281,7 +281,7 @@ def _check_rescorer(run: Run, giver: Run | None, replaced: bool) -> None:
     if not replaced and (folder / "run.json").is_file() and not upkeep.is_blank(folder):
         raise RunError(
             f"{run.path} has a rescorer already; --resume goes on training it, --from {run.path} chooses "
-            "anew how it is used, --overwrite replaces it"
+            "again how it is used, --overwrite replaces it"
         )
 
 

@@ -93,7 +93,7 @@ class Way:
             if not ranker.reranking.use.k:
                 raise ConfigError(
                     f"{run.path}: validation chose not to rescore, so there is no weight to rescore with; "
-                    f"`kgmlm rescore {run.path} --from {run.path}` chooses anew"
+                    f"`kgmlm rescore {run.path} --from {run.path}` chooses again"
                 )
             use = replace(ranker.reranking.use, k=self.rescore)
             ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
@@ -162,7 +162,7 @@ def train_under_bar(
 def tell_rescoring_outdated(run: Run) -> None:
     """Say it where rescoring was chosen for the scores that a run had before."""
     if run.record.get("rescoring"):
-        tell(f"rescoring is left out until it is chosen anew: kgmlm rescore {run.path} --from {run.path}")
+        tell(f"rescoring is left out until it is chosen again: kgmlm rescore {run.path} --from {run.path}")
 
 
 def tell_outdated(run: Run) -> None:

@@ -132,5 +132,5 @@ def load_structure(path: Path, graph: KnowledgeGraph) -> tuple[Structure, torch.
     expected = (len(graph.entities), (len(graph.relations), 2), 2 * len(graph.relations))
     found = (len(rows), tuple(weights_R2.shape), len(structure.relations_RD))
     if found != expected:
-        raise RunError(f"{path} is of another graph; `kgmlm fuse {path.parent}` makes one anew")
+        raise RunError(f"{path} is of another graph; `kgmlm fuse {path.parent}` makes another")
     return structure, weights_R2
