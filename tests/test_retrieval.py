@@ -192,10 +192,10 @@ def test_entities_come_and_go_without_a_rebuild(factory: str) -> None:
     moved = Part(32, np.array([top]), part([0])[0].index)
     with pytest.raises(ConfigError, match=f"entity {top} is in"):
         index.with_parts([moved])
-    again = index.without(np.array([top])).with_parts([moved])
-    assert len(again) == 2000
-    assert best(again)[0] == top, "removed and added again with another vector"
-    assert again.search(*asked(vectors[:1]), 1999).ids_BK.tolist()[0].count(top) <= 1
+    rejoined = index.without(np.array([top])).with_parts([moved])
+    assert len(rejoined) == 2000
+    assert best(rejoined)[0] == top, "removed and added again with another vector"
+    assert rejoined.search(*asked(vectors[:1]), 1999).ids_BK.tolist()[0].count(top) <= 1
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ", "HNSW16"])
