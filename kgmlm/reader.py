@@ -26,6 +26,16 @@ _TEXTS = 8192  # entity texts tokenized at once
 _BATCHES = 64  # batches of queries tokenized at once
 
 
+def padded(
+    tokenizer: SpanTokenizer, encoded: Sequence[Encoded], batch_size: int, device: torch.device
+) -> Iterator[tuple[IntArray, MaskedBatch]]:
+    """Padded batches with their rows, long texts first so that memory peaks at once."""
+    order = np.argsort([-len(e.input_ids) for e in encoded], kind="stable")
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        yield rows, tokenizer.collate([encoded[i] for i in rows]).to(device)
+
+
 class Reader:
     """Reads queries and entities of a graph with a masked LM.
 
@@ -116,12 +126,8 @@ class Reader:
         return self.tokenizer.encode_queries(texts, 0, self.settings.vector.max_length, vector=True)
 
     def padded(self, encoded: Sequence[Encoded], batch_size: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
-        """Padded batches with their rows, long texts first so that memory peaks at once."""
-        order = np.argsort([-len(e.input_ids) for e in encoded], kind="stable")
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            batch = self.tokenizer.collate([encoded[i] for i in rows])
-            yield rows, batch.to(self.model.device)
+        """Texts as :func:`padded` batches them."""
+        return padded(self.tokenizer, encoded, batch_size, self.model.device)
 
     @torch.inference_mode()
     def read(self, queries: Queries) -> SpanOutput:

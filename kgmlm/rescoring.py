@@ -21,7 +21,7 @@ from kgmlm.graph import ContextGraph
 from kgmlm.kg import IntArray, ModelError, Queries, Query
 from kgmlm.linearization import answer_text, linearize, neighborhood
 from kgmlm.modeling import SpanModel, SpanOutput
-from kgmlm.reader import Reader
+from kgmlm.reader import Reader, padded
 from kgmlm.tokenization import Encoded, SpanTokenizer
 
 WORDS = ("yes", "no")
@@ -146,10 +146,7 @@ class Rescorer:
         rows = [row[row >= 0] for row in ids_BK]
         pairs = [pair for row in self.encode(queries, rows) for pair in row]
         scores_P = torch.zeros(len(pairs), device=self.model.device)
-        order = np.argsort([-len(pair.input_ids) for pair in pairs], kind="stable")
-        for start in range(0, len(order), batch_size):
-            at = order[start : start + batch_size]
-            batch = self.tokenizer.collate([pairs[i] for i in at]).to(self.model.device)
+        for at, batch in padded(self.tokenizer, pairs, batch_size, self.model.device):
             scores_P[torch.from_numpy(at).to(scores_P.device)] = self.read(self.model(batch))
             advance(len(at))
         scores_BK = torch.zeros(ids_BK.shape, device=self.model.device)
