@@ -58,7 +58,27 @@ FIGURES = {
 
 def results() -> list[dict[str, Any]]:
     """All committed reports, by name."""
-    return [json.loads(p.read_text("utf-8")) | {"file": p} for p in sorted((HERE / "results").glob("*.json"))]
+    paths = sorted((HERE / "results").glob("*.json"))
+    return [of_today(json.loads(path.read_text("utf-8"))) | {"file": path} for path in paths]
+
+
+def of_today(report: dict[str, Any]) -> dict[str, Any]:
+    """A report under the names that its parts have now.
+
+    Commands that chose weights are ``before`` a reranker was trained, or ``after``.
+    """
+    scores = {
+        ("kge" if k == "structure" else k): v for k, v in report.get("scores", {"likelihood": 1.0}).items()
+    }
+    kge, reranking, weighing = (report.get(k) for k in ("structure", "rescoring", "weighing"))
+    kge = kge or report.get("signals", {}).get("kge")
+    reranking = reranking or report.get("reranking")
+    first = [
+        *([weighing["command"]] if weighing else []),
+        *([kge["command"], kge.get("chosen_by")] if kge else []),
+    ]
+    last = [(reranking or {}).get("chosen_by"), (report.get("chosen_by") or {}).get("command")]
+    return report | {"scores": scores, "kge": kge, "reranking": reranking, "before": first, "after": last}
 
 
 def candidates(report: dict[str, Any]) -> str:
@@ -89,17 +109,17 @@ def model(report: dict[str, Any]) -> str:
         words.append("taught by ComplEx")
     if run["settings"]["text"].get("neighbors"):
         words.append("neighbors")
-    weights = report.get("scores", {})
+    weights = report["scores"]
     if weights.get("vector"):
         words.append("vectors" if weights["likelihood"] else "vectors alone")
-    elif run["settings"].get("vector", {}).get("enabled") and not weights.get("structure"):
+    elif run["settings"].get("vector", {}).get("enabled") and not weights.get("kge"):
         words.append("likelihood alone")
-    if weights.get("structure"):
+    if weights.get("kge"):
         if not weights["likelihood"] and not weights["vector"]:
             return "ComplEx"
         words.append("ComplEx")
-    if rescoring := report.get("rescoring"):
-        words.append(f"best {rescoring['k']} rescored")
+    if reranking := report.get("reranking"):
+        words.append(f"best {reranking['k']} reranked")
     return ", ".join(words)
 
 
@@ -111,20 +131,20 @@ def lineage(run: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def rescorers(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The training of a report's rescorer, the latest first, without the runs that its text had as well."""
+def rerankers(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The training of a report's reranker, the latest first, without the runs that its text had as well."""
     known = {run["command"] for run in lineage(report["run"])}
-    rescoring = report.get("rescoring")
-    return [run for run in lineage(rescoring) if run["command"] not in known] if rescoring else []
+    reranking = report["reranking"]
+    return [run for run in lineage(reranking) if run["command"] not in known] if reranking else []
 
 
 def minutes(report: dict[str, Any]) -> float:
-    """All training behind a report: of the runs before, of the structural model and of the rescorer too."""
-    weights = report.get("scores", {"likelihood": 1.0})
+    """All training behind a report: of the runs before, of the KGE model and of the reranker too."""
+    weights = report["scores"]
     text = any(weights.get(part) for part in ("likelihood", "vector"))
-    runs = [*(lineage(report["run"]) if text else []), *rescorers(report)]
-    structures = [report.get("structure"), *(run.get("teacher") for run in runs)]
-    once = {s["command"]: s["minutes"] for s in structures if s}  # what taught may be what is added, too
+    runs = [*(lineage(report["run"]) if text else []), *rerankers(report)]
+    made = [report["kge"], *(run.get("teacher") for run in runs)]
+    once = {s["command"]: s["minutes"] for s in made if s}  # the teacher may be what is added, too
     return float(sum(run["minutes"] for run in runs) + sum(once.values()))
 
 
@@ -232,14 +252,12 @@ def commands(reports: list[dict[str, Any]]) -> str:
         lines = []
         for run in reversed(lineage(report["run"])):
             lines += [made["command"] for made in (run.get("teacher"), run) if made]
-        if weighing := report.get("weighing"):
-            lines.append(weighing["command"])
-        if structure := report.get("structure"):
-            lines += [structure["command"], structure.get("chosen_by", structure["command"])]
-        if rescoring := report.get("rescoring"):
-            trained = [run["command"] for run in reversed(rescorers(report))]
-            lines += [*trained, rescoring["chosen_by"]]
-        lines = [*dict.fromkeys(lines), report["command"]]
+        lines += [
+            *report["before"],
+            *(run["command"] for run in reversed(rerankers(report))),
+            *report["after"],
+        ]
+        lines = [*dict.fromkeys(filter(None, lines)), report["command"]]
         commit = report["run"]["versions"].get("git", "no commit recorded")
         code = "\n".join(lines)
         found.append(f"`{report['file'].stem}` ({commit}):\n\n```console\n{code}\n```")

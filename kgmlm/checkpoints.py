@@ -67,6 +67,7 @@ def save_checkpoint(
     name = f"step-{state.step:08d}"
     with files.atomic_folder(folder / name) as temporary:
         save_model(ranker.reader.model, ranker.reader.tokenizer, temporary / "model")
+        digests.write_manifest(temporary / "model")
         files.write_tensors(temporary / "state.safetensors", tensors)
         digests.write_manifest(temporary)
         save_state(temporary, state)
@@ -118,9 +119,7 @@ def load_checkpoint(
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
         prefix = f"{rank}." if f"{rank}.rng.cpu" in tensors else "0."
-        # Without numbers where an older version wrote the state of one process.
-        named = [k for k in tensors if k.startswith(prefix)] or [k for k in tensors if "optimizer." not in k]
-        own = {k.removeprefix(prefix): tensors[k] for k in named}
+        own = {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix)}
         losses.restore(own)
         moments = _moments(tensors, optimizer)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})

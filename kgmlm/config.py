@@ -110,7 +110,7 @@ class VectorSettings(_Strict):
         memory: how many of the latest entity vectors join a batch's own as further candidates in training;
             the hard negatives are among them. As many as the graph has entities make it a softmax over all.
         loss_weight: of the vectors' loss beside the likelihood's.
-        offset_rate: the peak learning rate of an offset for each entity seen in training, added to what is
+        residual_rate: the peak learning rate of an offset for each entity seen in training, added to what is
             read from its text: it learns what the text does not say. 0 is without; entities never seen
             have none either way. It wants a ``memory`` as large as the graph, if that fits.
     """
@@ -120,13 +120,13 @@ class VectorSettings(_Strict):
     temperature: float = Field(0.05, gt=0)
     memory: int = Field(2048, ge=0)
     loss_weight: float = Field(1.0, gt=0)
-    offset_rate: float = Field(0.0, ge=0)
+    residual_rate: float = Field(0.0, ge=0)
 
 
-class StructureSettings(_Strict):
-    """The structural model: ComplEx with reciprocal relations.
+class KGESettings(_Strict):
+    """The KGE model: ComplEx with reciprocal relations.
 
-    `kgmlm fuse` trains it beside the text, and `kgmlm train` before it where ``training.teaching`` asks.
+    `kgmlm fuse` trains it beside the text, and `kgmlm train` before it where ``training.distillation`` asks.
 
     Attributes:
         dimension: complex numbers an embedding.
@@ -164,11 +164,11 @@ class MaskingSettings(_Strict):
     share: float = Field(0.15, gt=0, lt=1)
 
 
-class RescoringSettings(_Strict):
-    """How `kgmlm rescore` reads the best candidates of a run again, each together with its query.
+class RerankingSettings(_Strict):
+    """How `kgmlm rerank` reads the best candidates of a run again, each together with its query.
 
     Attributes:
-        candidates: how many of the best are rescored at most; validation may choose fewer. Wrong answers to
+        candidates: how many of the best are reranked at most; validation may choose fewer. Wrong answers to
             train on are drawn from as many.
         negatives: wrong answers beside a true one in training.
         neighbors: how many training triples of a candidate its text tells, those that would answer the query
@@ -188,16 +188,16 @@ class TrainingSettings(_Strict):
     Attributes:
         objective: "entity", softmax over the scores of all training entities with all true answers
             as targets; "token", the paper's cross-entropy on the gold span; "masked", which adapts a
-            model to the graph's texts before another run begins with it; or "rescore", which
-            `kgmlm rescore` trains (``rescoring``).
+            model to the graph's texts before another run begins with it; or "rerank", which
+            `kgmlm rerank` trains (``reranking``).
         samples: what an epoch has, of both sides: "queries", each distinct query once; or "triples", each as
             often as it has answers, which is how evaluation asks. The latter learns better what hubs of the
             graph are asked for, and an epoch is longer.
-        batch_size: texts a step, entities' aside: queries, or of the objective "rescore" pairs.
+        batch_size: texts a step, entities' aside: queries, or of the objective "rerank" pairs.
         temperature: the entity objective divides scores by it.
         own_entity: what a query's own entity is where it cannot answer (see ``constraints``): "negative", a
             wrong answer like any other; or "left out" of the softmax, as it is left out of ranking.
-        teaching: weight of what a structural model (``structure``), trained first on the same triples,
+        distillation: weight of what a KGE model (``kge``), trained first on the same triples,
             teaches the entity objective: which of the entities that training does not name as answers are
             likely. 0 is without. Either way what is trained reads texts alone.
         epochs: passes over the samples; may be a fraction, and the learning rate falls to nothing by its end.
@@ -217,11 +217,11 @@ class TrainingSettings(_Strict):
             last bit.
     """
 
-    objective: Literal["entity", "token", "masked", "rescore"] = "entity"
+    objective: Literal["entity", "token", "masked", "rerank"] = "entity"
     samples: Literal["queries", "triples"] = "queries"
     temperature: float = Field(0.25, gt=0)
     own_entity: Literal["negative", "left out"] = "left out"
-    teaching: float = Field(0.0, ge=0)
+    distillation: float = Field(0.0, ge=0)
     batch_size: int = Field(128, ge=1)
     accumulation: int = Field(1, ge=1)
     epochs: float = Field(10, gt=0)
@@ -247,14 +247,14 @@ class Settings(_Strict):
     text: TextSettings = TextSettings()
     scoring: ScoringSettings = ScoringSettings()
     vector: VectorSettings = VectorSettings()
-    structure: StructureSettings = StructureSettings()
+    kge: KGESettings = KGESettings()
     masking: MaskingSettings = MaskingSettings()
-    rescoring: RescoringSettings = RescoringSettings()
+    reranking: RerankingSettings = RerankingSettings()
     training: TrainingSettings = TrainingSettings()
 
-    def for_rescoring(self) -> Settings:
-        """The settings of a run's rescorer: another objective, and no entity vectors."""
-        training = self.training.model_copy(update={"objective": "rescore", "teaching": 0.0})
+    def for_reranking(self) -> Settings:
+        """The settings of a run's reranker: another objective, and no entity vectors."""
+        training = self.training.model_copy(update={"objective": "rerank", "distillation": 0.0})
         vector = self.vector.model_copy(update={"enabled": False})
         return self.model_copy(update={"training": training, "vector": vector})
 

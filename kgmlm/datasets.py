@@ -108,7 +108,7 @@ def _indexed(sources: Sources, role: str) -> dict[str, str]:
 class GlossChooser:
     """Which of several joined glosses is the entity's own.
 
-    Offsets of different parts of speech clash, so 232 glosses of the WN18RR texts are several in a row.
+    Residuals of different parts of speech clash, so 232 glosses of the WN18RR texts are several in a row.
     Two cues decide: an example sentence that uses the lemma, then how much likelier the gloss's first
     words are for the entity's part of speech than for any other (counted on the unjoined glosses).
     """

@@ -114,20 +114,32 @@ def check_folder(folder: Path, *, contents: bool = False, remedy: str = RESTORE)
     return accepted is not None
 
 
+def sha(accepted: Mapping[str, list[Digest | None]], name: str, folder: Path) -> str:
+    """SHA-256 of a file of a folder: as it is kept, or of its contents where none or several are."""
+    kept = accepted.get(name) or []
+    if len(kept) == 1 and kept[0] is not None:
+        return kept[0].sha256
+    return files.sha256(folder / name)
+
+
 @contextmanager
-def replacing(path: Path, accepted: Accepted | None, keep: Callable[[Accepted], None]) -> Iterator[Path]:
+def replacing(
+    path: Path, accepted: Accepted | None, keep: Callable[[Accepted], None], below: Path | None = None
+) -> Iterator[Path]:
     """A path to write to, which takes the place of a file of which a digest is kept.
 
     Args:
         accepted: the digests of the file's folder; None where nobody keeps any.
         keep: called with what is accepted from then on: before the file is replaced, and after.
+        below: the folder whose digests these are; None is the one that the file is in.
     """
+    name = path.relative_to(below or path.parent).as_posix()
     new: list[Digest | None] = []
     with files.atomic_file(path) as temporary:
         yield temporary
         if accepted is not None:
             new = [Digest.of(temporary)]
-            old = accepted.get(path.name) or [Digest.of(path) if path.is_file() else None]
-            keep({**accepted, path.name: [*old, *new]})
+            old = accepted.get(name) or [Digest.of(path) if path.is_file() else None]
+            keep({**accepted, name: [*old, *new]})
     if accepted is not None:
-        keep({**accepted, path.name: new})
+        keep({**accepted, name: new})

@@ -1,6 +1,6 @@
-"""Training of the structural model: ComplEx by PyKEEN's loop, with a loss of our own.
+"""Training of the KGE model: ComplEx by PyKEEN's loop, with a loss of our own.
 
-PyKEEN takes seconds to import, so it is imported inside :func:`train_structure` only.
+PyKEEN takes seconds to import, so it is imported inside functions only.
 
 Shapes: B queries, S entities seen in training, R relations, D real numbers an entity, T answers.
 """
@@ -11,17 +11,17 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from kgmlm.config import StructureSettings
+from kgmlm.config import KGESettings
 from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import RunError
+from kgmlm.kg import IntArray, RunError
 from kgmlm.modeling import reduced_products
-from kgmlm.signals.structure import Structure, complex_product, relation_rows
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
@@ -39,12 +39,26 @@ def _quiet_pykeen() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def train_structure(
+class Embeddings(NamedTuple):
+    """ComplEx embeddings: real parts, then imaginary parts.
+
+    Attributes:
+        entities_SD: of the entities that training has seen.
+        relations_RD: rows 2r for (head, r, ?) and 2r + 1, the reciprocal relation, for (?, r, tail).
+        rows_N: where each entity of the graph is in ``entities_SD``; -1 where training has not seen it.
+    """
+
+    entities_SD: torch.Tensor
+    relations_RD: torch.Tensor
+    rows_N: torch.Tensor
+
+
+def train_complex(
     graph: KnowledgeGraph,
-    settings: StructureSettings,
+    settings: KGESettings,
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
-) -> Structure:
+) -> Embeddings:
     """Train ComplEx with reciprocal relations on the training triples.
 
     Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
@@ -61,115 +75,132 @@ def train_structure(
     """
     import warnings
 
+    seen = np.flatnonzero(graph.seen_N)
+    asked = _Asked.of(graph, seen, settings)
     with _quiet_pykeen(), warnings.catch_warnings(), reduced_products(settings.precision == "bf16"):
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        from pykeen.models import ERModel
-        from pykeen.nn.modules import ComplExInteraction
-        from pykeen.training import NonFiniteLossError, TrainingLoop
-        from pykeen.training.callbacks import TrainingCallback
-        from pykeen.triples import CoreTriplesFactory
-        from torch.utils.data import DataLoader
-
-        class Progress(TrainingCallback):
-            """Counts steps."""
-
-            def on_batch(self, epoch: int, batch: Any, batch_loss: float, **kwargs: Any) -> None:
-                advance(1, settings.epochs * math.ceil(len(queries_U2) / settings.batch_size))
-
-        seen = np.flatnonzero(graph.seen_N)
-        triples = graph.triples("train").copy()
-        triples[:, [0, 2]] = np.searchsorted(seen, triples[:, [0, 2]])
-        queries, answers = graph.unique_queries("train")
-        side_U = queries.side_B
-        queries_U2 = np.stack([np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + side_U], 1)
-        answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
-
-        counts_U = np.diff(answers.offsets)
-        # By the average number of answers, not by a batch's own, so that all triples count alike.
-        alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
-        weight_U = (1 / alike_U).astype(np.float32)
-
-        def batch(of: list[int]) -> list[torch.Tensor]:
-            """Some queries, their answers, which query each answer is of, and how much it counts."""
-            chosen = np.array(of)
-            rows_T, answers_T = answers.take(chosen)
-            parts = (queries_U2[chosen], answers_T, rows_T, weight_U[chosen][rows_T])
-            return [torch.from_numpy(x) for x in parts]
-
-        class Loop(TrainingLoop[Any]):
-            """PyKEEN's loop over distinct queries, each with all of its answers."""
-
-            def _create_training_data_loader(
-                self, triples_factory: Any, sampler: str | None, **kwargs: Any
-            ) -> DataLoader[Any]:
-                return DataLoader(range(len(queries_U2)), collate_fn=batch, **kwargs)  # type: ignore[arg-type]
-
-            @staticmethod
-            def _get_batch_size(batch: Any) -> int:
-                return len(batch[0])
-
-            def _process_batch(self, batch: Any, start: int, stop: int, *args: Any, **kwargs: Any) -> Any:
-                entities_SD, relations_RD = _tables(self.model)
-                queries_B2, answers_T, rows_T, weight_T = (x.to(self.model.device) for x in batch)
-                return structure_loss(
-                    entities_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings
-                )
-
-            def _slice_size_search(self, **kwargs: Any) -> int:
-                raise NotImplementedError("asked for by automatic memory optimization alone")
-
-        factory = CoreTriplesFactory(
-            torch.from_numpy(triples),
-            num_entities=len(seen),
-            num_relations=len(graph.relations),
-            create_inverse_triples=True,
-        )
-        embedding: dict[str, Any] = {
-            "shape": 2 * settings.dimension,
-            "initializer": torch.nn.init.normal_,
-            "initializer_kwargs": {"std": INITIAL},
-        }
-        model = ERModel(
-            triples_factory=factory,
-            interaction=ComplExInteraction,
-            entity_representations_kwargs=embedding,
-            relation_representations_kwargs=embedding,
-            random_seed=settings.seed,
-        )
-        model = model.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        loop = Loop(
-            model=model,
-            triples_factory=factory,
-            optimizer=torch.optim.Adagrad(model.parameters(), lr=settings.learning_rate),
-            automatic_memory_optimization=False,
-        )
-        try:
-            loop.train(
-                factory,
-                num_epochs=settings.epochs,
-                batch_size=settings.batch_size,
-                use_tqdm=False,
-                use_tqdm_batch=False,
-                callbacks=Progress(),  # type: ignore[no-untyped-call]
-                pin_memory=False,
-            )
-        except NonFiniteLossError:
-            raise RunError(
-                "the structural model's loss is no longer a number; lower structure.learning_rate"
-            ) from None
+        model = _train(graph, seen, asked, settings, advance, device)
     with torch.no_grad():
         entities_SD, relations_RD = (x.cpu().clone() for x in _tables(model))
     if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
-        raise RunError("the structural model has diverged; lower structure.learning_rate")
+        raise RunError("the KGE model has diverged; lower kge.learning_rate")
     rows_N = np.full(len(graph.entities), -1)
     rows_N[seen] = np.arange(len(seen))
-    return Structure(
-        entities_SD,
-        relations_RD,
-        torch.from_numpy(rows_N),
-        relation_rows(graph),
+    return Embeddings(entities_SD, relations_RD, torch.from_numpy(rows_N))
+
+
+class _Asked(NamedTuple):
+    """The distinct queries of the training triples: entity and reciprocal relation, answers, weights."""
+
+    queries_U2: IntArray
+    answers: GroupedAnswers
+    weight_U: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, graph: KnowledgeGraph, seen: IntArray, settings: KGESettings) -> _Asked:
+        """Of a graph; entities are counted among those that are seen."""
+        queries, answers = graph.unique_queries("train")
+        columns = (np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + queries.side_B)
+        counts_U = np.diff(answers.offsets)
+        # By the average number of answers, not by a batch's own, so that all triples count alike.
+        alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
+        answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
+        return cls(np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32))
+
+    def batch(self, of: list[int]) -> list[torch.Tensor]:
+        """Some queries, their answers, which query each answer is of, and how much it counts."""
+        chosen = np.array(of)
+        rows_T, answers_T = self.answers.take(chosen)
+        parts = (self.queries_U2[chosen], answers_T, rows_T, self.weight_U[chosen][rows_T])
+        return [torch.from_numpy(x) for x in parts]
+
+
+def _train(
+    graph: KnowledgeGraph,
+    seen: IntArray,
+    asked: _Asked,
+    settings: KGESettings,
+    advance: Callable[[int, int], None],
+    device: torch.device | None,
+) -> Any:
+    """The model that PyKEEN's loop has trained."""
+    from pykeen.models import ERModel
+    from pykeen.nn.modules import ComplExInteraction
+    from pykeen.training import NonFiniteLossError
+    from pykeen.triples import CoreTriplesFactory
+
+    triples = graph.triples("train").copy()
+    triples[:, [0, 2]] = np.searchsorted(seen, triples[:, [0, 2]])
+    factory = CoreTriplesFactory(
+        torch.from_numpy(triples),
+        num_entities=len(seen),
+        num_relations=len(graph.relations),
+        create_inverse_triples=True,
     )
+    embedding: dict[str, Any] = {
+        "shape": 2 * settings.dimension,
+        "initializer": torch.nn.init.normal_,
+        "initializer_kwargs": {"std": INITIAL},
+    }
+    model = ERModel(
+        triples_factory=factory,
+        interaction=ComplExInteraction,
+        entity_representations_kwargs=embedding,
+        relation_representations_kwargs=embedding,
+        random_seed=settings.seed,
+    )
+    model = model.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    loop, progress = _loop(asked, settings, advance)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=settings.learning_rate)
+    trained = loop(
+        model=model, triples_factory=factory, optimizer=optimizer, automatic_memory_optimization=False
+    )
+    try:
+        trained.train(
+            factory,
+            num_epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            use_tqdm=False,
+            use_tqdm_batch=False,
+            callbacks=progress(),
+            pin_memory=False,
+        )
+    except NonFiniteLossError:
+        raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate") from None
+    return model
+
+
+def _loop(asked: _Asked, settings: KGESettings, advance: Callable[[int, int], None]) -> tuple[Any, Any]:
+    """PyKEEN's training loop over distinct queries, each with all of its answers; and what counts steps."""
+    from pykeen.training import TrainingLoop
+    from pykeen.training.callbacks import TrainingCallback
+    from torch.utils.data import DataLoader
+
+    count = len(asked.queries_U2)
+
+    class Progress(TrainingCallback):
+        def on_batch(self, epoch: int, batch: Any, batch_loss: float, **kwargs: Any) -> None:
+            advance(1, settings.epochs * math.ceil(count / settings.batch_size))
+
+    class Loop(TrainingLoop[Any]):
+        def _create_training_data_loader(
+            self, triples_factory: Any, sampler: str | None, **kwargs: Any
+        ) -> DataLoader[Any]:
+            return DataLoader(range(count), collate_fn=asked.batch, **kwargs)  # type: ignore[arg-type]
+
+        @staticmethod
+        def _get_batch_size(batch: Any) -> int:
+            return len(batch[0])
+
+        def _process_batch(self, batch: Any, start: int, stop: int, *args: Any, **kwargs: Any) -> Any:
+            queries_B2, answers_T, rows_T, weight_T = (x.to(self.model.device) for x in batch)
+            return kge_loss(*_tables(self.model), queries_B2, answers_T, rows_T, weight_T, settings)
+
+        def _slice_size_search(self, **kwargs: Any) -> int:
+            raise NotImplementedError("asked for by automatic memory optimization alone")
+
+    return Loop, Progress
 
 
 def _tables(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,14 +208,14 @@ def _tables(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return model.entity_representations[0](None), model.relation_representations[0](None)
 
 
-def structure_loss(
+def kge_loss(
     entities_SD: torch.Tensor,
     relations_RD: torch.Tensor,
     queries_B2: torch.Tensor,
     answers_T: torch.Tensor,
     rows_T: torch.Tensor,
     weight_T: torch.Tensor,
-    settings: StructureSettings,
+    settings: KGESettings,
 ) -> torch.Tensor:
     """Cross-entropy and penalty of the T answers of B queries, divided by B.
 
@@ -212,3 +243,10 @@ def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
     real, imaginary = embeddings.chunk(2, -1)
     # The square root has no slope at 0, where an embedding may begin.
     return (real.square() + imaginary.square() + 1e-20).pow(1.5).sum(-1)
+
+
+def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
+    (a_real, a_imaginary), (b_real, b_imaginary) = a.chunk(2, -1), b.chunk(2, -1)
+    real = a_real * b_real - a_imaginary * b_imaginary
+    return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)

@@ -21,7 +21,7 @@ from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import Ranks, rank_answers
-from kgmlm.ranker import HELD, Ranker
+from kgmlm.ranker import MAX_SCORES, Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.report import (
     about_candidates,
@@ -329,7 +329,7 @@ def _rank(
     for rows, scores_dN, other_dN in _scores(
         ranker, distinct, retrieval, other is not None, batch_size, lambda n: advance(n, len(distinct))
     ):
-        for at, group in asked.in_parts(rows, HELD // scores_dN.shape[1]):
+        for at, group in asked.in_parts(rows, MAX_SCORES // scores_dN.shape[1]):
             answers = asked.answers[at]
             scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
             true = torch.from_numpy(answers).to(scores_dN.device)

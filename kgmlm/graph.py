@@ -149,7 +149,7 @@ class ContextGraph:
 
     @cached_property
     def _edges(self) -> tuple[IntArray, IntArray]:
-        """Offsets by entity, and rows (relation, is tail, other)."""
+        """Residuals by entity, and rows (relation, is tail, other)."""
         queries, others = both_sides(distinct_triples(self.train))
         order = np.argsort(queries.entity_B, kind="stable")
         counts = np.bincount(queries.entity_B, minlength=len(self.entities))

@@ -33,14 +33,14 @@ from kgmlm.shortlisting import Retrieval, shortlist
 
 STATES = 512  # training queries that a reduction is fitted on
 SAMPLE = 200  # other training queries that recall is measured on
-SHORTLIST = 100  # rescored, when recall is measured
+SHORTLIST = 100  # reranked, when recall is measured
 DIMENSIONS = 64  # a token, where names are held in fewer dimensions than the decoder's
 _TIED = 1e-4  # scores that close are equal
 EFFORTS = tuple(2**i for i in range(13))
 
 
 class _Try(NamedTuple):
-    """How well and how fast a search of some effort is, in batches, rescoring included."""
+    """How well and how fast a search of some effort is, in batches, reranking included."""
 
     effort: int
     recall_at_10: float
@@ -280,7 +280,7 @@ def _fingerprint(ranker: Ranker, kind: Kind, count: int) -> str:
 
 @torch.inference_mode()
 def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> _Tuning:
-    """Try efforts, each twice the one before, until rescored shortlists have the target's recall@10."""
+    """Try efforts, each twice the one before, until reranked shortlists have the target's recall@10."""
     alone = ranker.by("vector" if retriever.kind == "entity" else "likelihood").unconstrained()
     count = len(ranker.context.entities)
     k, top = min(SHORTLIST, count), min(10, count)

@@ -159,7 +159,7 @@ def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linea
 def answer_text(
     context: ContextGraph, entity: int, descriptions: bool, neighbors: Sequence[Edge] = ()
 ) -> Linearization:
-    """What rescoring puts into the hole for a candidate: ``answer: disease. an illness ; is a: state``."""
+    """What reranking puts into the hole for a candidate: ``answer: disease. an illness ; is a: state``."""
     read = context.entities[entity]
     description = read.description if descriptions else ""
     return Linearization(

@@ -59,9 +59,9 @@ class Mixture:
         """One signal alone, as it is."""
         return Mixture.even({name: 1.0}, self.relations)
 
-    def without(self, name: str) -> Mixture:
-        """All but one signal."""
-        left = [other for other in self.tables if other != name]
+    def without(self, *names: str) -> Mixture:
+        """All signals but some."""
+        left = [name for name in self.tables if name not in names]
         return Mixture({n: self.tables[n] for n in left}, {n: self.averages[n] for n in left})
 
     def over(self, relation_rows: IntArray) -> Mixture:

@@ -51,7 +51,7 @@ class SpanOutput:
 def reduced_products(enabled: bool = True) -> Iterator[None]:
     """Multiply float32 matrices in bf16 with float32 sums, where the hardware has units for it.
 
-    For what autocast would round to bf16 but has to stay float32: logits, and scores of structural models.
+    For what autocast would round to bf16 but has to stay float32: logits, and scores of KGE models.
     """
     before = torch.get_float32_matmul_precision()
     if enabled:
@@ -234,7 +234,7 @@ def _positions(batch: MaskedBatch | MaskedTexts) -> Reading:
     return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
 
 
-class Offsets(nn.Module):
+class Residuals(nn.Module):
     """What training adds to the vectors that are read from entities' texts; 0 for entities never seen.
 
     Shapes: E entities of N.
@@ -242,11 +242,11 @@ class Offsets(nn.Module):
 
     def __init__(self, entities: int, width: int) -> None:
         super().__init__()
-        self.offset_ND = nn.Parameter(torch.zeros(entities, width))
+        self.residual_ND = nn.Parameter(torch.zeros(entities, width))
 
     def forward(self, entity_ids: torch.Tensor, read_ED: torch.Tensor) -> torch.Tensor:
         """Unit vectors ``(E, D)``."""
-        return nn.functional.normalize(read_ED + self.offset_ND[entity_ids], dim=-1)
+        return nn.functional.normalize(read_ED + self.residual_ND[entity_ids], dim=-1)
 
 
 def load_model(path: str | Path, seed: int = 0) -> SpanModel:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """What a score is made of: ``weight * value`` of each part, added up.
 
-    The value of rescoring is what the rescorer says of a candidate beyond the worst that it read.
+    The value of reranking is what the reranker says of a candidate beyond the worst that it read.
     """
 
     weight: float
@@ -44,8 +44,8 @@ class Part(NamedTuple):
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, structure
-    and rescoring, those that the run ranks by. The likelihood is told where it counts nothing, too.
+    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge
+    and reranking, those that the run ranks by. The likelihood is told where it counts nothing, too.
     """
 
     rank: int
@@ -197,7 +197,7 @@ class Predictor:
                     sum(part.weight * part.value for part in parts.values()),
                     reranking.use.weight,
                 )
-                parts["rescoring"] = Part(weight, (p.score - before) / weight)
+                parts["reranking"] = Part(weight, (p.score - before) / weight)
             ids_T = reader.names.tokens(p.id).tolist()
             rows = zip(reader.tokenizer.tokens(ids_T), reader.tokenizer.texts(ids_T), ids_T, strict=True)
             tokens = tuple(

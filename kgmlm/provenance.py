@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from kgmlm import __version__
-from kgmlm.kg import RunError
-from kgmlm.records import read_record
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import KgmlmError, RunError
+from kgmlm.records import read_graph, read_record
 
 
 def versions() -> dict[str, str]:
@@ -60,13 +59,6 @@ def command() -> str:
     return shlex.join([*program, *sys.argv[1:]])
 
 
-def scores_of(record: Mapping[str, Any]) -> str:
-    """A digest of what a run's scores go by, as its record has it: another one, other scores."""
-    keys = ("command", "step", "best_valid_mrr", "weighing", "structure", "rescoring")
-    parts = json.dumps({key: record.get(key) for key in keys}, sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()[:16]
-
-
 def model_address(model_name: str) -> str:
     """The model of a run for the record: of a folder its path from the root, which holds anywhere."""
     path = Path(model_name)
@@ -85,7 +77,37 @@ def began_from(model_name: str) -> dict[str, Any] | None:
         return None
 
 
+def ancestors(record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The runs that a run began from, latest first: each as (the model taken, what is known of its run)."""
+    while older := record.get("began_from"):
+        yield str(record["model"]), older
+        record = older
+
+
 def run_of(model_name: str) -> Path:
     """The folder of the run that a model belongs to, as its best one or as a checkpoint's."""
     above = Path(model_name).absolute().parent
     return above.parent.parent if above.parent.name == "checkpoints" else above
+
+
+def earlier(records: Iterable[Mapping[str, Any]], own: str | None) -> tuple[list[KnowledgeGraph], list[str]]:
+    """The graphs of the runs that others began from, and datasets of those that are no longer there.
+
+    Args:
+        records: of the others.
+        own: the command of the run whose records these are: itself, it is not missed.
+    """
+    graphs: dict[Path, KnowledgeGraph] = {}
+    gone = []
+    for record in records:
+        for model, older in ancestors(record):
+            folder = run_of(model)
+            try:
+                there = read_record(folder).get("command") == older.get("command")
+                if there and folder not in graphs:
+                    graphs[folder] = read_graph(folder / "graph", str(older.get("dataset")), {})
+            except KgmlmError:
+                there = False  # or damaged
+            if not there and older.get("command") != own:
+                gone.append(str(older.get("dataset")))
+    return list(graphs.values()), list(dict.fromkeys(gone))

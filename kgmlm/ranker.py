@@ -17,18 +17,18 @@ from kgmlm.constraints import Possible
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, ConfigError, IntArray, Queries
 from kgmlm.mixture import Mixture
-from kgmlm.modeling import Offsets, SpanModel
+from kgmlm.modeling import SpanModel
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 from kgmlm.reranking import Reranking
-from kgmlm.signals import SIGNALS, Signal, rows_of
+from kgmlm.signals import SIGNALS, Signal, beside, rows_of
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.vector import Vector
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.vocabulary import Vocabulary
 
-HELD = 2**25  # scores held at once: 128 MB
-SCORES = ("all", "text", *SIGNALS)  # what a run may be asked to rank by
+MAX_SCORES = 2**25  # scores held at once: 128 MB
+LONG = {"vector": "entity vectors", "kge": "KGE model"}  # what people call signals
 Said = Mapping[str, torch.Tensor]  # by signal, (B, N)
 
 
@@ -68,9 +68,7 @@ class Ranker:
     ) -> Ranker:
         """One that ranks by the text as its settings say, each signal as confident as in training."""
         reader = Reader(context, tokenizer, model, settings, vocabulary)
-        signals: dict[str, Signal] = {"likelihood": Likelihood(reader)}
-        if settings.vector.enabled:
-            signals["vector"] = Vector(EntityVectors(reader))
+        signals = {name: found for name, kind in SIGNALS.items() if (found := kind.fresh(reader))}
         relations = len(context.relations)
         mixture = Mixture.even({name: unit(name, settings) for name in signals}, relations)
         return cls(reader, signals, mixture, Possible.learn(context.train, relations))
@@ -98,21 +96,15 @@ class Ranker:
         """Which entities' names are longer than the span, and cut to it."""
         return self.reader.names.truncated_N
 
-    @property
-    def offsets(self) -> Offsets | None:
-        """What training adds to the vectors of the entities that it has, while it does."""
-        return None if self.vectors is None else self.vectors.offsets
-
-    def forget(self) -> None:
-        """The model has changed: what it has read of entities holds no more."""
-        if self.vectors is not None:
-            self.vectors.forget()
-
     def but(self, **parts: Any) -> Ranker:
         """The same with other parts, such as ``mixture`` or ``reranking``."""
         twin = copy.copy(self)
         vars(twin).update(parts)
         return twin
+
+    def with_signal(self, signal: Signal) -> Ranker:
+        """The same with one signal more, or another one of its name; the mixture says how much it counts."""
+        return self.but(signals={**self.signals, signal.name: signal})
 
     def over(self, context: ContextGraph) -> Ranker:
         """The same over another graph."""
@@ -127,40 +119,38 @@ class Ranker:
         )
 
     def by(self, scores: str) -> Ranker:
-        """One that ranks by "all" that there is, by the "text" (without structure), or by one signal alone,
-        which is not reranked.
+        """One that ranks by "all" that there is, by the "text" (without what is trained beside it), or by one
+        signal alone, which is not reranked.
 
         Raises:
-            ConfigError: when it is none of :data:`SCORES`, or there is no such signal.
+            ConfigError: when there are no such scores, or the run has no such signal.
         """
-        if scores not in SCORES:
-            raise ConfigError(f"scores are {', '.join(SCORES[:-1])} or {SCORES[-1]}, not '{scores}'")
-        if scores == "vector" and scores not in self.signals:
-            raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
-        if scores == "structure" and scores not in self.signals:
-            raise ConfigError("the run has no structural model; `kgmlm fuse` trains one")
+        check_scores(scores)
+        if scores in SIGNALS and scores not in self.signals:
+            makes = (
+                "train with --set vector.enabled=true"
+                if scores == "vector"
+                else f"`kgmlm tune RUN --add {scores}` trains one"
+            )
+            raise ConfigError(f"the run has no {LONG.get(scores, scores)}; {makes}")
         if scores in SIGNALS:
             return self.but(mixture=self.mixture.only(scores), reranking=None)
-        return self if scores == "all" else self.but(mixture=self.mixture.without("structure"))
+        return self if scores == "all" else self.but(mixture=self.mixture.without(*beside()))
 
     def unconstrained(self) -> Ranker:
         """The same without constraints on what can answer: a query's own entity always may."""
         return self.but(possible=Possible.anything(len(self.context.relations)))
 
     def reduce(self, enabled: bool = True) -> None:
-        """Encode in bf16, the rescorer too, or in float32 again."""
+        """Encode in bf16, the reranker too, or in float32 again."""
         self.reader.model.reduce(enabled)
         if self.reranking is not None:
-            self.reranking.rescorer.model.reduce(enabled)
+            self.reranking.reranker.model.reduce(enabled)
 
+    @property
     def unread(self) -> int:
-        """How many entities' texts :meth:`read_entities` would read."""
+        """How many entities' texts are still to be read for vectors that count."""
         return self.vectors.unread if self.vectors is not None and "vector" in self.mixture.signals else 0
-
-    def read_entities(self, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None) -> None:
-        """Read the vectors that are missing and count; ``advance`` hears how many are done."""
-        if self.unread() and self.vectors is not None:
-            self.vectors.read(batch_size, advance)
 
     def pool(self, entity_ids: IntArray | None = None) -> Pool:
         """Candidates of the context; None is all."""
@@ -183,7 +173,7 @@ class Ranker:
         pool = pool or self.pool()
         asked = {name: self.signals[name] for name in by or self.mixture.signals if name in self.signals}
         text = any(signal.reads for signal in asked.values())
-        size = max(1, min(batch_size, HELD // max(1, pool.width)))
+        size = max(1, min(batch_size, MAX_SCORES // max(1, pool.width)))
         for rows, reading in self.reader.readings(queries, size, advance, text=text):
             with torch.inference_mode():
                 said = {name: signal.score(reading, pool) for name, signal in asked.items()}
@@ -201,13 +191,13 @@ class Ranker:
         ids = None if pool is None else pool.ids
         return self.possible.applied((mixture or self.mixture).combine(said, queries), queries, ids)
 
-    def rescored(
+    def reranked(
         self, queries: Queries, scores_BN: torch.Tensor, pool: Pool | None = None, batch_size: int = 64
     ) -> torch.Tensor:
         """The second stage, where there is one."""
         if self.reranking is None:
             return scores_BN
-        return self.reranking.rescored(queries, scores_BN, pool or self.pool(), self.mixture, batch_size)
+        return self.reranking.reranked(queries, scores_BN, pool or self.pool(), self.mixture, batch_size)
 
     def rank(
         self,
@@ -228,7 +218,7 @@ class Ranker:
         pool = self.pool(entity_ids)
         for rows, _, said in self.said(queries, pool, batch_size, advance):
             scores_bN = self.combined(queries[rows], said, pool)
-            yield rows, self.rescored(queries[rows], scores_bN, pool, batch_size)
+            yield rows, self.reranked(queries[rows], scores_bN, pool, batch_size)
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
@@ -238,7 +228,7 @@ class Ranker:
         """
         for rows, _, said in self.said(queries, None, batch_size, advance):
             asked = queries[rows]
-            scores_bN = self.rescored(asked, self.combined(asked, said), None, batch_size)
+            scores_bN = self.reranked(asked, self.combined(asked, said), None, batch_size)
             yield rows, scores_bN, self._freed(asked, said, scores_bN, batch_size)
 
     def _freed(self, queries: Queries, said: Said, scores_BN: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -249,7 +239,7 @@ class Ranker:
         rows = torch.from_numpy(own).to(scores_BN.device)
         free_bN = self.mixture.combine(said, queries)[rows]
         # The own entity may take a place among the best.
-        return scores_BN.index_put((rows,), self.rescored(queries[own], free_bN, None, batch_size))
+        return scores_BN.index_put((rows,), self.reranked(queries[own], free_bN, None, batch_size))
 
 
 def unit(name: str, settings: Settings) -> float:
@@ -258,3 +248,13 @@ def unit(name: str, settings: Settings) -> float:
     There each is divided by its temperature.
     """
     return settings.training.temperature / settings.vector.temperature if name == "vector" else 1.0
+
+
+def check_scores(scores: str) -> None:
+    """See that a run may be asked for these.
+
+    Raises:
+        ConfigError: listing those that there are.
+    """
+    if scores not in (known := ("all", "text", *SIGNALS)):
+        raise ConfigError(f"scores are {', '.join(known[:-1])} or {known[-1]}, not '{scores}'")

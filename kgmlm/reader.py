@@ -17,7 +17,7 @@ from kgmlm.graph import ContextGraph
 from kgmlm.kg import EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.machine import keep_memory
-from kgmlm.modeling import Offsets, SpanModel, SpanOutput
+from kgmlm.modeling import Residuals, SpanModel, SpanOutput
 from kgmlm.pool import Reading
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer
 from kgmlm.vocabulary import Vocabulary
@@ -65,9 +65,9 @@ class Reader:
         lengths = {"text.max_length": settings.text.max_length}
         if settings.vector.enabled:
             lengths["vector.max_length"] = settings.vector.max_length
-        if settings.training.objective == "rescore":
-            together = settings.text.max_length + settings.rescoring.max_length
-            lengths["text.max_length and rescoring.max_length together are"] = together
+        if settings.training.objective == "rerank":
+            together = settings.text.max_length + settings.reranking.max_length
+            lengths["text.max_length and reranking.max_length together are"] = together
         for key, length in lengths.items():
             if limit is not None and length > limit:
                 raise ModelError(
@@ -170,13 +170,13 @@ class EntityVectors:
     """Unit vectors of all entities of a reader's graph, each read once, when they are first asked for.
 
     Attributes:
-        offsets: added to the vectors read from entities' texts while they are trained; saved vectors have
+        residuals: added to the vectors read from entities' texts while they are trained; saved vectors have
             them in.
     """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.offsets: Offsets | None = None
+        self.residuals: Residuals | None = None
         self._vectors_ND: torch.Tensor | None = None
         self._read_N = np.zeros(len(reader.context.entities), np.bool_)
 
@@ -240,6 +240,6 @@ class EntityVectors:
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
                 ids = torch.from_numpy(part[rows]).to(model.device)
                 vectors = model(batch).vector_BD
-                self._vectors_ND[ids] = vectors if self.offsets is None else self.offsets(ids, vectors)
+                self._vectors_ND[ids] = vectors if self.residuals is None else self.residuals(ids, vectors)
                 advance(len(rows))
         self._read_N[:] = True

@@ -23,7 +23,7 @@ from kgmlm.digests import RESTORE
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, RunError
 
-FORMAT = 1
+FORMAT = 2
 IDS = ("head", "relation", "tail")
 _ALWAYS = ("text", "scoring", "training")  # sections that every version has written
 
@@ -47,19 +47,10 @@ class BeganFrom(_Known):
     began_from: BeganFrom | None = None
 
 
-class Rescoring(_Known):
-    """How a rescorer is used."""
-
-    k: int = Field(ge=0)
-    weight: float = Field(allow_inf_nan=False)
-    model: str | None = None
-    began_from: BeganFrom | None = None
-
-
 class Record(_Known):
     """What of ``run.json`` opening a run relies on; there may be more."""
 
-    format: int = Field(ge=1)
+    format: int = Field(ge=2)
     dataset: str
     sources: dict[str, str]
     model: str
@@ -74,9 +65,7 @@ class Record(_Known):
     step: int = Field(0, ge=0)
     minutes: float = 0
     teacher: dict[str, Any] | None = None
-    structure: dict[str, Any] | None = None
-    weighing: dict[str, Any] | None = None
-    rescoring: Rescoring | None = None
+    signals: dict[str, dict[str, Any]] = {}
     files: digests.Accepted | None = None
 
 
@@ -98,6 +87,8 @@ def read_record(path: Path) -> dict[str, Any]:
         written = record.get("versions")
         by = written.get("kgmlm") if isinstance(written, dict) else None
         raise RunError(f"{path} was written by a newer kgmlm ({by}); upgrade")
+    if version == 1:
+        raise RunError(f"{path} was written by an older kgmlm; `kgmlm convert {path}` converts it")
     try:
         Record.model_validate(record)
     except ValidationError as error:

@@ -16,28 +16,28 @@ from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.metrics import check_finite
 from kgmlm.mixture import Mixture
 from kgmlm.pool import Pool
-from kgmlm.rescoring import Best, Rescorer, Use
+from kgmlm.reranker import Best, Reranker, Use
 
 
 @dataclass(frozen=True, eq=False)
 class Reranking:
-    """A rescorer and how it is used.
+    """A reranker and how it is used.
 
     Attributes:
         use: how many of the best it reads again, and how much that counts.
-        unit: the weight at which vectors are as confident as the likelihood; what the rescorer says is put on
+        unit: the weight at which vectors are as confident as the likelihood; what the reranker says is put on
             the scale of each query's scores by it.
     """
 
-    rescorer: Rescorer
+    reranker: Reranker
     use: Use
     unit: float
 
     def over(self, context: ContextGraph) -> Reranking:
         """The same over another graph."""
-        return replace(self, rescorer=self.rescorer.over(context))
+        return replace(self, reranker=self.reranker.over(context))
 
-    def rescored(
+    def reranked(
         self, queries: Queries, scores_BN: torch.Tensor, pool: Pool, mixture: Mixture, batch_size: int = 64
     ) -> torch.Tensor:
         """First-stage scores with what reading adds to the best of each query; all of them stay ahead of the
@@ -48,19 +48,19 @@ class Reranking:
         """
         if not self.use.k:
             return scores_BN
-        best, ids_BK = best_of(self.rescorer.context, queries, scores_BN, self.use.k, pool)
+        best, ids_BK = best_of(self.reranker.context, queries, scores_BN, self.use.k, pool)
         read_BK = self.read(queries, best.to_read(ids_BK), mixture, batch_size).to(scores_BN.device)
-        return best.rescored(scores_BN, read_BK, self.use.weight)
+        return best.reranked(scores_BN, read_BK, self.use.weight)
 
     def read(
         self, queries: Queries, ids_BK: IntArray, mixture: Mixture, batch_size: int = 64
     ) -> torch.Tensor:
-        """What the rescorer says of the candidates ``(B, K)``, on the scale of each query's scores.
+        """What the reranker says of the candidates ``(B, K)``, on the scale of each query's scores.
 
         Where a relation weighs vectors more than the average does, its scores are as much larger, and one
-        weight of rescoring has to mean the same for all.
+        weight of reranking has to mean the same for all.
         """
-        read_BK = self.rescorer.score(queries, ids_BK, batch_size)
+        read_BK = self.reranker.score(queries, ids_BK, batch_size)
         check_finite(read_BK)
         if not {"likelihood", "vector"} <= set(mixture.signals):
             return read_BK

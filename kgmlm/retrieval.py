@@ -9,7 +9,7 @@ so there is one FAISS index for each k, over ``(E[t_1], b[t_1], ..., E[t_k], b[t
 are added to what they find, never quantized. Names can be held in fewer dimensions a token: those that lose
 least on the states of real queries. An *entity* index holds entity vectors.
 
-Shortlists are rescored exactly by the ranker.
+Shortlists are reranked exactly by the ranker.
 
 Shapes: B queries, K shortlist, N entities, L span, D decoder width, V vocabulary, d dimensions a token.
 """

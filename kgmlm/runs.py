@@ -8,16 +8,17 @@
     ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter; and the
     │                     tokens of the entities' names
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
-    │                     entity_vectors.safetensors
-    ├── structure.safetensors   a structural model and its weights, where `kgmlm fuse` has made one
-    ├── teacher.safetensors     the structural model that taught the text model, where one did
-    ├── rescorer/         a run of its own that rescores this one, where `kgmlm rescore` has trained one
+    │                     entity_vectors.safetensors; mixture.json: what validation chose for all signals
+    ├── signals/          what is trained beside the model, such as kge.safetensors (`kgmlm tune --add kge`)
+    ├── teacher.safetensors     the KGE model that the text model was distilled from, where one was
+    ├── reranker/         a run of its own that reranks this one, where `kgmlm rerank` has trained one
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ import numpy as np
 from kgmlm import digests, files
 from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import KgmlmError, RunError
-from kgmlm.provenance import began_from, command, hardware, run_of, versions
+from kgmlm.kg import RunError
+from kgmlm.provenance import began_from, command, earlier, hardware, versions
 from kgmlm.records import (
     FORMAT,
     accepted,
@@ -41,23 +42,23 @@ from kgmlm.records import (
     read_settings,
     write_graph,
 )
-from kgmlm.saving import load_names, load_vectors, save_model, save_names, save_vectors
-from kgmlm.upkeep import RESCORER, check_output, recover
+from kgmlm.upkeep import RERANKER, check_output, has_reranker, recover
 
 if TYPE_CHECKING:
     import torch
 
+    from kgmlm.chosen import Chosen
     from kgmlm.ranker import Ranker
+    from kgmlm.reranker import Use
     from kgmlm.reranking import Reranking
-    from kgmlm.rescoring import Rescorer
-    from kgmlm.signals.structure import Structure
+    from kgmlm.signals import Signal
+    from kgmlm.signals.kge import KGE
     from kgmlm.tokenization import Candidates
     from kgmlm.vocabulary import Vocabulary
 
-VECTORS = "entity_vectors.safetensors"
-STRUCTURE = "structure.safetensors"
 TEACHER = "teacher.safetensors"
-NAMES = "graph/name_tokens.safetensors"
+MIXTURE = "model/mixture.json"
+HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,29 +85,20 @@ class Run:
         """The best model so far."""
         return self.path / "model"
 
-    def past(self, rescored: bool) -> tuple[list[KnowledgeGraph], list[str]]:
+    @property
+    def made_by(self) -> str:
+        """A digest of all that the run's scores go by: another one, other scores."""
+        path = self.path / MIXTURE
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+    def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
         """The graphs of the runs that this one began from, and datasets of those that are no longer there.
 
         Args:
-            rescored: the runs that its rescorer began from, too.
+            reranked: the runs that its reranker began from, too.
         """
-        graphs: dict[Path, KnowledgeGraph] = {}
-        gone = []
-        records = [self.record, self.record.get("rescoring") or {}] if rescored else [self.record]
-        for record in records:
-            model, older = record.get("model"), record.get("began_from")
-            while older:
-                folder = run_of(str(model))
-                try:
-                    there = read_record(folder).get("command") == older.get("command")
-                    if there and folder not in graphs:
-                        graphs[folder] = read_graph(folder / "graph", str(older.get("dataset")), {})
-                except KgmlmError:
-                    there = False  # or damaged
-                if not there and older.get("command") != self.record.get("command"):
-                    gone.append(str(older.get("dataset")))  # not this run itself, as a rescorer's is
-                model, older = older["model"], older.get("began_from")
-        return list(graphs.values()), list(dict.fromkeys(gone))
+        more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
+        return earlier([self.record, *more], self.record.get("command"))
 
     def update(self, **values: Any) -> Run:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""
@@ -117,236 +109,225 @@ class Run:
     def save_model(self, ranker: Ranker) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
 
-        What was chosen for the old one is outdated from then on.
+        The mixture that is saved with it is of the signals that come with the model. What is beside it, KGE
+        and reranker, is not used until `kgmlm tune` has chosen how much it counts.
         """
-        self._outdate()  # before, so that no kill can leave it beside scores that it was not chosen for
+        from kgmlm.chosen import Chosen
+        from kgmlm.saving import save_model
+        from kgmlm.signals import beside
+
+        own = [s for s in ranker.signals.values() if s.name not in beside()]
         with files.atomic_folder(self.model_folder) as folder:
-            if self.settings.vector.enabled:
-                save_vectors(ranker, folder / VECTORS)
+            for signal in own:
+                signal.save(folder / Path(signal.file).name)
             save_model(ranker.reader.model, ranker.reader.tokenizer, folder)
+            known = digests.of_folder(folder)
+            of = {signal.name: digests.sha(known, Path(signal.file).name, folder) for signal in own}
+            mixture = folder / Path(MIXTURE).name
+            Chosen(ranker.mixture.without(*beside()), of=of).save(mixture)
+            digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
 
-    def save_weights(self, ranker: Ranker, **values: Any) -> Run:
-        """Keep other weights of the vectors; ``values`` go into the record.
+    @property
+    def chosen(self) -> Chosen:
+        """What validation chose for the run's signals.
 
-        What was chosen for the scores of before is outdated from then on.
+        Raises:
+            RunError: when it is missing or damaged.
         """
-        self._outdate()
+        from kgmlm.chosen import Chosen
+
+        return Chosen.open(self.path / MIXTURE, len(self.graph.relations))
+
+    def save_chosen(self, chosen: Chosen) -> None:
+        """Keep what was chosen for the signals that there are now."""
+        from kgmlm.chosen import fingerprints
+
+        whole = replace(chosen, of=fingerprints(self.path))
         folder = self.model_folder
         keep = partial(digests.write_manifest, folder)
-        with digests.replacing(folder / VECTORS, digests.read_manifest(folder), keep) as temporary:
-            save_vectors(ranker, temporary)
-        return self.update(weighing=values)
+        with digests.replacing(self.path / MIXTURE, digests.read_manifest(folder), keep) as temporary:
+            whole.save(temporary)
 
-    def _outdate(self) -> None:
-        """Leave out of the record what was chosen for other scores: rescoring and weights of vectors are not
-        used any more; weights of structure still are, and are marked.
+    def save_signal(self, signal: Signal, **how: Any) -> Run:
+        """Keep a signal beside the model; ``how`` it was trained goes into the record.
+
+        It counts nothing until `kgmlm tune` has chosen how much.
         """
-        record = read_record(self.path)  # others may have written since
-        if structure := record.get("structure"):
-            structure = {**structure, "outdated": True}
-        if structure or record.get("rescoring") or record.get("weighing"):
-            self.update(rescoring=None, weighing=None, structure=structure)
-
-    def save_structure(self, structure: Structure, weights_R2: torch.Tensor, **values: Any) -> Run:
-        """Keep a structural model beside the text model, and its weights; ``values`` go into the record.
-
-        A rescoring that was chosen for the earlier scores is left out from then on.
-        """
-        from kgmlm.signals.structure import save_structure
-
-        self.update(rescoring=None)
 
         def keep(known: digests.Accepted) -> None:
             self.update(files=digests.as_json(known))
 
         known = accepted(read_record(self.path))
-        with digests.replacing(self.path / STRUCTURE, known, keep) as temporary:
-            save_structure(structure, weights_R2, temporary)
-        return self.update(structure=values)
+        with digests.replacing(self.path / signal.file, known, keep, below=self.path) as temporary:
+            signal.save(temporary)
+        return self.update(signals={**read_record(self.path).get("signals", {}), signal.name: how})
 
-    def lend_structure(self, graph: KnowledgeGraph) -> tuple[Structure, dict[str, Any]]:
-        """This run's structural model, else its teacher, and how that was trained, for another run.
+    def drop_signal(self, name: str) -> Run:
+        """Remove a signal that is beside the model.
 
         Raises:
-            RunError: when it has neither, or is a run of another graph.
+            RunError: when there is none of this name.
         """
-        from kgmlm.signals.structure import load_structure
+        from kgmlm.signals import beside
 
-        self._check(STRUCTURE, TEACHER)
-        there = [name for name in (STRUCTURE, TEACHER) if (self.path / name).is_file()]
-        if not there:
-            raise RunError(f"{self.path} has no structural model; `kgmlm fuse {self.path}` trains one")
+        record = read_record(self.path)
+        file = beside()[name].file
+        if not (self.path / file).is_file() and file not in (record.get("files") or {}):
+            raise RunError(f"{self.path} has no signal '{name}'")
+        known = {k: v for k, v in (record.get("files") or {}).items() if k != file}
+        how = {k: v for k, v in record.get("signals", {}).items() if k != name}
+        run = self.update(files=known or None, signals=how)
+        (self.path / file).unlink(missing_ok=True)
+        return run
+
+    def lend(self, name: str, graph: KnowledgeGraph) -> tuple[Signal, dict[str, Any]]:
+        """A signal that is beside this run's model, and how that was trained, for another run.
+
+        For "kge" a run's teacher will do.
+
+        Raises:
+            RunError: when it has none, or is a run of another graph.
+        """
+        from kgmlm.signals import beside
+
+        kind, how = beside()[name], self.record.get("signals", {}).get(name)
+        file = kind.file
+        if not (self.path / file).is_file() and name == "kge" and (self.path / TEACHER).is_file():
+            file, how = TEACHER, self.record.get("teacher")
+        self._check(file)
+        if not (self.path / file).is_file():
+            raise RunError(
+                f"{self.path} has no signal '{name}'; `kgmlm tune {self.path} --add {name}` trains one"
+            )
         if not self.graph.same(graph):
             raise RunError(f"{self.path} is a run of another graph")
-        structure, _ = load_structure(self.path / there[0], self.graph)
-        record = self.record.get("structure" if there[0] == STRUCTURE else "teacher") or {}
-        keys = ("settings", "minutes", "versions", "hardware", "command")
-        return structure, {k: record.get(k) for k in keys}
+        return kind.open(self.path / file, self.graph), {key: (how or {}).get(key) for key in HOW}
 
-    def teacher(self, device: torch.device) -> Structure | None:
-        """The structural model that teaches this run's, if its settings have one.
+    def teacher(self, device: torch.device) -> KGE | None:
+        """The KGE model that this run's text model is distilled from, if its settings have one.
 
         Raises:
             RunError: when it is missing or damaged.
         """
-        from kgmlm.signals.structure import load_structure
+        from kgmlm.signals.kge import KGE
 
-        if not self.settings.training.teaching:
+        if not self.settings.training.distillation:
             return None
         self._check(TEACHER)
-        return load_structure(self.path / TEACHER, self.graph)[0].to(device)
+        return KGE.open(self.path / TEACHER, self.graph).to(device)
 
     def _check(self, *names: str) -> None:
         """See that single files are as they were written."""
-        again = f"restore it from a copy, or make it again with `kgmlm fuse {self.path} --overwrite`"
         for name in names:
-            remedy = again if name == STRUCTURE else digests.RESTORE
+            again = f"`kgmlm tune {self.path} --add {Path(name).stem} --overwrite`"
+            remedy = (
+                digests.RESTORE if name == TEACHER else f"restore it from a copy, or make it again: {again}"
+            )
             check_files(self.path, read_record(self.path), name, remedy=remedy)
 
     def verify(self) -> None:
         """Read all files of the run and see that they are as they were written.
 
         Raises:
-            RunError: naming the first that is not; or when an older version kept no digests.
+            RunError: naming the first that is not; or when no digests were kept.
         """
         if not self.record.get("files"):
-            raise RunError(f"{self.path} cannot be verified: an older kgmlm wrote it, which kept no digests")
+            raise RunError(f"{self.path} cannot be verified: its run.json has no digests")
         check_files(self.path, self.record, *self.record["files"], contents=True)
         if self.model_folder.is_dir():
             digests.check_folder(self.model_folder, contents=True)
         for index in (self.path / "index").glob("*"):
             digests.check_folder(index, contents=True, remedy="build it again with `kgmlm index`")
-        if self.record.get("rescoring"):
-            open_run(self.rescorer_folder, verify=True)
+        if has_reranker(self.path):
+            open_run(self.path / RERANKER, verify=True)
 
-    def ranker(
-        self,
-        device: str | None = None,
-        folder: Path | None = None,
-        graph: KnowledgeGraph | None = None,
-        rescorer: bool = True,
-        structure: bool = True,
-    ) -> Ranker:
-        """A ready ranker with the run's best model.
+    def text_ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
+        """What ranks by the text of a model alone, each signal as confident as in training.
 
         Args:
-            graph: other texts and candidates than the run's own; nothing is trained.
-            folder: another model of this run, such as a checkpoint's.
-            device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-            rescorer, structure: False leaves the run's rescorer or structural model on disk, if it has one.
+            folder: another model of this run than its best, such as a checkpoint's.
 
         Raises:
             RunError: when training has left no model yet.
         """
-        folder = folder or self.model_folder
-        digests.check_folder(folder)
-        if not (folder / "config.json").is_file():
-            raise RunError(
-                f"{self.path} has no trained model yet; `kgmlm train --output {self.path} --resume` goes on"
-            )
-        import torch
+        from kgmlm.opening import open_text
 
-        from kgmlm.modeling import check_vocabulary, load_model
-        from kgmlm.ranker import Ranker
-        from kgmlm.signals.structure import load_structure
-        from kgmlm.tokenizer_sources import load_tokenizer
+        return open_text(self.path, folder or self.model_folder, self.graph, self.vocabulary, device)
 
-        if self.record.get("files") and not (folder / digests.MANIFEST).is_file():
-            raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
-        model = load_model(folder)
-        tokens = self.vocabulary.softmax_tokens
-        if tokens is not None and tokens[-1] >= len(model.decoder[0]):
-            raise RunError(
-                f"{self.path / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
-                f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
-            )
-        try:
-            torch.zeros(1, device=device).item()  # "meta" is a device that holds nothing
-            model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-        except (RuntimeError, AssertionError) as error:
-            raise RunError(f"the device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
-        tokenizer = load_tokenizer(folder)
-        ranker = Ranker.fresh(self.graph.context, tokenizer, model, self.settings, self.vocabulary)
-        check_vocabulary(model, tokenizer, folder)
-        if (folder / VECTORS).is_file() and not self.settings.vector.enabled:
-            raise RunError(
-                f"{self.path / 'config.toml'} is damaged: 'vector.enabled' is false, yet there are vectors; "
-                f"{digests.RESTORE}"
-            )
-        names = load_names(
-            self.path / NAMES,
-            len(self.graph.entities),
-            self.vocabulary.span_length,
-            len(tokenizer.tokenizer),
-        )
-        if names is not None:
-            ranker.reader.adopt_names(names)
-        if self.settings.vector.enabled and folder == self.model_folder and not (folder / VECTORS).is_file():
-            raise RunError(f"{folder / VECTORS} is missing; it belongs to the model beside it")
-        if (folder / VECTORS).is_file():
-            load_vectors(ranker, folder / VECTORS)
-        if structure and folder == self.model_folder:
-            self._check(STRUCTURE)
-        if structure and folder == self.model_folder and (self.path / STRUCTURE).is_file():
-            found, weights_R2 = load_structure(self.path / STRUCTURE, self.graph)
-            ranker.signals["structure"] = found.to(model.device)
-            ranker.mixture = ranker.mixture.weighed("structure", weights_R2, float(weights_R2.mean()))
-        if rescorer and folder == self.model_folder and self.record.get("rescoring"):
-            ranker.reranking = self.reranking(model.device)
+    def untuned(self, device: str | None = None, but: tuple[str, ...] = ()) -> Ranker:
+        """Every signal of the run, whatever weights were chosen for, and no reranker.
+
+        Args:
+            but: signals to leave on disk.
+        """
+        from kgmlm.signals import SIGNALS
+
+        ranker = self.text_ranker(device)
+        for name, kind in SIGNALS.items():
+            self._check(kind.file)
+            if name not in but and (self.path / kind.file).is_file():
+                ranker = ranker.with_signal(kind.open(self.path / kind.file, self.graph, ranker.reader))
+            elif name in ranker.signals and name not in but:
+                raise RunError(f"{self.path / kind.file} is missing; it belongs to the model beside it")
+        return ranker
+
+    def ranker(
+        self,
+        device: str | None = None,
+        graph: KnowledgeGraph | None = None,
+        scores: str = "all",
+        rerank: bool = True,
+    ) -> Ranker:
+        """A ready ranker with the run's best model.
+
+        Args:
+            device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+            graph: other texts and candidates than the run's own; nothing is trained.
+            scores: what to rank by, as :meth:`kgmlm.ranker.Ranker.by` has it.
+            rerank: False leaves the run's reranker on disk, if it has one.
+
+        Raises:
+            RunError: when training has left no model yet, or the run has signals that its weights were not
+                chosen for.
+            ConfigError: when the run has no such scores.
+        """
+        from kgmlm.chosen import fingerprints
+        from kgmlm.signals import beside
+
+        others = tuple(name for name in beside() if scores not in ("all", name))
+        ranker, chosen = self.untuned(device, others), self.chosen
+        ranker = ranker.but(mixture=chosen.mixture).by(scores)
+        if scores in ("all", "text"):
+            chosen.check(fingerprints(self.path), self.path, others if rerank else (*others, RERANKER))
+        else:
+            rerank = False
+        if rerank and chosen.use is not None and chosen.use.k:
+            ranker = ranker.but(reranking=self.reranking(chosen.use, ranker.reader.model.device))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
-    def copy_rescorer(self, other: Run) -> None:
-        """Give another run of the same graph this one's rescorer."""
-        mine = self.rescorer_folder
-        files.refuse_link(other.path / RESCORER)
-        other.update(rescoring=None)
-        with files.atomic_folder(other.path / RESCORER) as folder:
-            shutil.copytree(mine, folder, dirs_exist_ok=True)
-
-    @property
-    def rescorer_folder(self) -> Path:
-        """The run folder of the trained rescorer of this run.
-
-        Raises:
-            RunError: when there is none.
-        """
-        folder = self.path / RESCORER
-        if not (folder / "model" / "config.json").is_file():
-            further = (
-                "--resume` goes on with its training" if (folder / "run.json").is_file() else "` trains one"
-            )
-            raise RunError(f"{self.path} has no trained rescorer; `kgmlm rescore {self.path} {further}")
-        return folder
-
-    def rescorer(self, device: torch.device) -> Rescorer:
-        """The trained rescorer of this run.
+    def reranking(self, use: Use, device: torch.device) -> Reranking:
+        """The reranker of this run, used so.
 
         Raises:
             RunError: when it is missing or damaged.
         """
-        from kgmlm.modeling import check_vocabulary, load_model
-        from kgmlm.rescoring import Rescorer
-        from kgmlm.tokenizer_sources import load_tokenizer
-
-        folder = self.rescorer_folder
-        check_files(folder, read_record(folder), "config.toml")
-        model, tokenizer = load_model(folder / "model"), load_tokenizer(folder / "model")
-        check_vocabulary(model, tokenizer, folder / "model")
-        return Rescorer(self.graph.context, tokenizer, model.to(device), read_settings(folder))
-
-    def reranking(self, device: torch.device) -> Reranking:
-        """The rescorer of this run, used as was chosen on validation, or not yet.
-
-        Raises:
-            RunError: when it is missing or damaged.
-        """
+        from kgmlm.opening import open_reranker
         from kgmlm.ranker import unit
         from kgmlm.reranking import Reranking
-        from kgmlm.rescoring import Use
 
-        use = self.record.get("rescoring") or {"k": 0, "weight": 0.0}
-        how = Use(int(use["k"]), float(use["weight"]))
-        return Reranking(self.rescorer(device), how, unit("vector", self.settings))
+        if not has_reranker(self.path):
+            more = (
+                "--resume` goes on with its training" if (self.path / RERANKER).is_dir() else "` trains one"
+            )
+            raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
+        reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
+        return Reranking(reranker, use, unit("vector", self.settings))
+
+    def copy_reranker(self, other: Run) -> None:
+        """Give another run of the same graph this one's reranker."""
+        files.refuse_link(other.path / RERANKER)
+        with files.atomic_folder(other.path / RERANKER) as folder:
+            shutil.copytree(self.path / RERANKER, folder, dirs_exist_ok=True)
 
 
 def create_run(
@@ -358,17 +339,15 @@ def create_run(
     *,
     names: Candidates | None = None,
     overwrite: bool = False,
-    teacher: tuple[Structure, Mapping[str, Any]] | None = None,
+    teacher: tuple[KGE, Mapping[str, Any]] | None = None,
 ) -> Run:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
 
     Args:
         names: the tokens of all entities, so that opening the run need not tokenize them again.
-        teacher: a structural model that is to teach the run's, and how it was trained.
+        teacher: a KGE model that the run's is distilled from, and how it was trained.
     """
-    import torch
-
-    from kgmlm.signals.structure import save_structure
+    from kgmlm.saving import NAMES, save_names
 
     check_output(path, overwrite)
     tokens = vocabulary.softmax_tokens
@@ -395,7 +374,7 @@ def create_run(
             save_names(names, folder / NAMES)
         files.write_atomic(folder / "config.toml", dump_settings(settings))
         if teacher:
-            save_structure(teacher[0], torch.ones(len(graph.relations), 2), folder / TEACHER)
+            teacher[0].save(folder / TEACHER)
         record["files"] = digests.as_json(digests.of_folder(folder))
         files.write_json(folder / "run.json", record)
     return Run(path, graph, settings, record)

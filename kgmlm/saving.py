@@ -1,4 +1,4 @@
-"""The files of a run's model: weights, tokenizer, tokens of names, vectors of entities."""
+"""The files of a run's model: weights, tokenizer, tokens of names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from kgmlm.kg import RunError
 
 if TYPE_CHECKING:
     from kgmlm.modeling import SpanModel
-    from kgmlm.ranker import Ranker
     from kgmlm.tokenization import Candidates, SpanTokenizer
+
+NAMES = "graph/name_tokens.safetensors"
 
 
 def save_names(names: Candidates, path: Path) -> None:
@@ -29,7 +30,7 @@ def save_names(names: Candidates, path: Path) -> None:
 
 
 def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:
-    """What :func:`save_names` saved; None where a run of an older version has none.
+    """What :func:`save_names` saved; None where there is no such file.
 
     Args:
         entities, span, tokens: how many entities there are, and what names and token ids must be within.
@@ -61,55 +62,11 @@ def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates 
     return names
 
 
-def save_vectors(ranker: Ranker, path: Path) -> None:
-    """Vectors of the run's own entities, in order, and the weights of likelihood and vectors."""
-    mixture, vectors = ranker.mixture, ranker.vectors
-    assert vectors is not None
-    averages = {name: mixture.averages.get(name, 0.0) for name in ("likelihood", "vector", "structure")}
-    tensors = {"vectors": vectors.all.cpu().contiguous()}
-    if averages["vector"] and averages["likelihood"]:
-        tensors["factors"] = mixture.tables["vector"] / averages["vector"]
-    files.write_tensors(path, tensors, {name: repr(weight) for name, weight in averages.items()})
-
-
-def load_vectors(ranker: Ranker, path: Path) -> None:
-    """Give a ranker of the run's own graph what :func:`save_vectors` saved.
-
-    Raises:
-        RunError: when the file is damaged or of another graph or model.
-    """
-    import torch
-    from safetensors import safe_open
-
-    from kgmlm.mixture import Mixture
-
-    assert ranker.vectors is not None
-    names = ("likelihood", "vector")
-    try:
-        with safe_open(path, "pt") as opened:
-            vectors = opened.get_tensor("vectors")
-            factors = opened.get_tensor("factors") if "factors" in opened.keys() else None  # noqa: SIM118
-            weights = {k: float(v) for k, v in opened.metadata().items() if k in names}
-        if any(t is not None and t.dtype != torch.float32 for t in (vectors, factors)):
-            raise ValueError("its vectors or weights are not float32")
-    except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunError(f"{path} cannot be read: {why}") from None
-    expected = (len(ranker.context.entities), ranker.reader.model.decoder[0].shape[1])
-    if tuple(vectors.shape) != expected:
-        raise RunError(f"{path} has vectors of shape {tuple(vectors.shape)}; the run needs {expected}")
-    expected = (len(ranker.context.relations), 2)
-    if factors is not None and tuple(factors.shape) != expected:
-        raise RunError(f"{path} has weights of shape {tuple(factors.shape)}; the run needs {expected}")
-    ranker.mixture = Mixture.even({**dict.fromkeys(names, 0.0), **weights}, len(ranker.context.relations))
-    if factors is not None:
-        average = ranker.mixture.averages["vector"]
-        ranker.mixture = ranker.mixture.weighed("vector", average * factors, average)
-    ranker.vectors.adopt(ranker.context.entities, vectors)
-
-
 def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
-    """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it."""
+    """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it.
+
+    The folder has no manifest yet.
+    """
     from safetensors import SafetensorError
 
     try:
@@ -121,4 +78,3 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
     except Exception as error:  # the library raises no other
         raise OSError(f"{folder.parent}: the tokenizer cannot be written: {error}") from None
     files.follow_umask(folder)
-    digests.write_manifest(folder)

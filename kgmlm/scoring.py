@@ -333,7 +333,7 @@ def left_out(scores_BN: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> 
     return scores_BN.index_put(at, scores_BN.new_tensor(-1e30))
 
 
-def teaching_loss(
+def distillation_loss(
     scores_BN: torch.Tensor,
     taught_BN: torch.Tensor,
     answers: tuple[torch.Tensor, torch.Tensor],

@@ -36,11 +36,11 @@ def shortlist(
     """The K best that an index finds, scored exactly: ids and scores ``(B, K)``, best first.
 
     The index is asked for some more, since its own scores are approximate. It finds by one signal; the others
-    and a rescorer only score what it found. Equal scores keep the order of their ids. Where there are fewer
+    and a reranker only score what it found. Equal scores keep the order of their ids. Where there are fewer
     than K, ids are -1 and scores :data:`~kgmlm.constraints.MISSED`.
 
     Args:
-        batch_size: pairs that a rescorer reads at once.
+        batch_size: pairs that a reranker reads at once.
     """
     queries = reading.queries
     ids_BK = _found(ranker, reading, retrieval)
@@ -53,7 +53,7 @@ def shortlist(
     ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
     if ranker.reranking is None:
         return ids_BK, scores_BK
-    scores_BK = ranker.rescored(queries, scores_BK, Pool(pool.count, ids_BK), batch_size)
+    scores_BK = ranker.reranked(queries, scores_BK, Pool(pool.count, ids_BK), batch_size)
     return _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK))
 
 
@@ -101,7 +101,7 @@ def retrieve_and_rank(
     """
     for rows, reading, said in ranker.said(queries, None, batch_size, advance):
         asked = queries[rows]
-        exact_BN = ranker.rescored(asked, ranker.combined(asked, said), None, batch_size)
+        exact_BN = ranker.reranked(asked, ranker.combined(asked, said), None, batch_size)
         ids_BK, scores_BK = shortlist(ranker, reading, retrieval, batch_size)
         scores_BN = torch.full_like(exact_BN, MISSED)
         found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)

@@ -13,34 +13,41 @@ import torch
 
 from kgmlm import digests
 from kgmlm.checkpoints import latest_checkpoint
-from kgmlm.config import Settings, StructureSettings
-from kgmlm.embedding import train_structure
+from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
 from kgmlm.machine import only_cpu
 from kgmlm.modeling import check_vocabulary, create_model, load_model
-from kgmlm.objectives import OBJECTIVES, check_teaching, stream_of
+from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
 from kgmlm.provenance import command, hardware, model_address, versions
 from kgmlm.ranker import Ranker
 from kgmlm.runs import Run, create_run, open_run
-from kgmlm.signals.structure import Structure
+from kgmlm.signals import beside
+from kgmlm.signals.kge import KGE
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
 from kgmlm.upkeep import ENDED, check_output
 from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 
-def make_structure(
+def fit_signal(
+    name: str,
     graph: KnowledgeGraph,
-    settings: StructureSettings,
+    settings: Settings,
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
-) -> tuple[Structure, dict[str, Any]]:
-    """Train a structural model, and say how for the record; arguments as of ``train_structure``."""
+) -> tuple[Any, dict[str, Any]]:
+    """Train a signal that is beside the text model, and say how for the record.
+
+    Args:
+        name: of the signal; its settings are the section of that name.
+        advance: called with (steps that were just done, all steps).
+    """
     started = time.monotonic()
-    structure = train_structure(graph, settings, advance, device)
-    return structure, {
-        "settings": settings.model_dump(mode="json"),
+    own = getattr(settings, name, None)
+    signal = beside()[name].fit(graph, own, advance, device)
+    return signal, {
+        "settings": None if own is None else own.model_dump(mode="json"),
         "minutes": round((time.monotonic() - started) / 60, 2),
         "versions": versions(),
         "hardware": hardware(),
@@ -55,14 +62,14 @@ def start_run(
     settings: Settings,
     *,
     overwrite: bool = False,
-    teach: Callable[[], tuple[Structure, Mapping[str, Any]]] | None = None,
+    teach: Callable[[], tuple[KGE, Mapping[str, Any]]] | None = None,
 ) -> tuple[Run, Ranker]:
     """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
 
     Args:
         model_name: "scratch", a Hugging Face name, or a folder.
-        teach: makes the teacher of a run whose settings have ``training.teaching``; by default
-            :func:`make_structure`. It is called when all else is ready, before anything is written.
+        teach: makes the teacher of a run whose settings have ``training.distillation``; by default
+            :func:`fit_signal`. It is called when all else is ready, before anything is written.
 
     Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
 
@@ -74,8 +81,8 @@ def start_run(
     """
     from accelerate import PartialState
 
-    check_teaching(settings.training)
-    teaching = settings.training.teaching
+    check_distillation(settings.training)
+    distillation = settings.training.distillation
 
     # All wait while one of several processes trains the teacher.
     processes = PartialState(cpu=only_cpu(), timeout=timedelta(days=1))
@@ -92,7 +99,7 @@ def start_run(
             settings.scratch,
             settings.text.max_length,
             seed,
-            spare=settings.rescoring.max_length,
+            spare=settings.reranking.max_length,
         )
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
@@ -104,7 +111,7 @@ def start_run(
     if OBJECTIVES[settings.training.objective].checks_queries:
         ranker.reader.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
     if processes.is_main_process:
-        teacher = (teach or partial(make_structure, graph, settings.structure))() if teaching else None
+        teacher = (teach or partial(fit_signal, "kge", graph, settings))() if distillation else None
         run = create_run(
             path,
             graph,
@@ -135,4 +142,4 @@ def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
     if checkpoint is None:
         raise RunError(f"{path} has no checkpoint to resume from; start again without --resume")
     digests.check_folder(checkpoint, contents=True)
-    return run, run.ranker(device, folder=checkpoint / "model")
+    return run, run.text_ranker(device, checkpoint / "model")

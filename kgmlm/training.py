@@ -31,7 +31,8 @@ from kgmlm.checkpoints import (
 from kgmlm.config import Settings, TrainingSettings
 from kgmlm.kg import ConfigError
 from kgmlm.machine import fast_bf16, keep_memory, only_cpu
-from kgmlm.modeling import Offsets, SpanModel, reduced_products
+from kgmlm.mixture import Mixture
+from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
 from kgmlm.ranker import Ranker
 from kgmlm.runs import Run
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Status = Literal["finished", "stopped early", "max steps", "interrupted"]
-Validate = Callable[[Ranker], Mapping[str, float]]
+Validate = Callable[[Ranker], tuple[Mixture, Mapping[str, float]]]
 
 
 class Reporter(Protocol):
@@ -104,7 +105,8 @@ def train(
     SIGINT and SIGTERM save a checkpoint and return with status "interrupted".
 
     Args:
-        validate: returns metrics with an ``mrr``; None for graphs without a validation split.
+        validate: returns the mixture to keep with the model, and metrics with an ``mrr``; None for graphs
+            without a validation split.
         max_steps: stop there, the schedule still laid for all epochs, so that a resumed run goes on as
             if it had never stopped. The validation there chooses nothing; its model is kept only where there
             is none yet.
@@ -112,11 +114,11 @@ def train(
             that is ending already goes on ending as it began to.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`kgmlm.starting.resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
-        first: what the objective "rescore" rescores.
+        first: what the objective "rerank" reranks.
         device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
 
     Raises:
-        ConfigError: when the loss is no longer finite, or the objective "rescore" has nothing to rescore.
+        ConfigError: when the loss is no longer finite, or the objective "rerank" has nothing to rerank.
         OSError: when the disk is full; the last checkpoint is then intact.
     """
     accelerator = _accelerator(run, tracker, device)
@@ -132,6 +134,8 @@ def train(
         max_steps=max_steps,
         decay=decay,
     )
+    if accelerator.is_main_process:
+        run.update(status="started")
     with reduced_products(accelerator.mixed_precision == "bf16"), _catch_signals() as caught:
         try:
             status = training.go(caught)
@@ -168,7 +172,7 @@ class _Training:
         share = (accelerator.process_index, accelerator.num_processes)
         teacher = run.teacher(accelerator.device)
         self.stream, self.losses = objective(ranker, run.graph, self.settings, share, first, teacher)
-        self.optimizer = _optimizer(self.model, ranker.offsets, run.settings, peak_learning_rate(run))
+        self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))
         self.state = State()
         if checkpoint is not None:
             self.state = load_checkpoint(checkpoint, self.model, self.optimizer, self.losses, share[0])
@@ -184,9 +188,9 @@ class _Training:
         )
         self.prepared = accelerator.prepare(self.model)
         self.trained = [self.prepared]
-        if self.losses.offsets is not None:
-            self.losses.offsets = accelerator.prepare(self.losses.offsets)
-            self.trained.append(self.losses.offsets)
+        if self.losses.residuals is not None:
+            self.losses.residuals = accelerator.prepare(self.losses.residuals)
+            self.trained.append(self.losses.residuals)
         self.prepared_optimizer = accelerator.prepare(self.optimizer)
         # Of several processes one writes; the others' losses are of their own batches.
         log = run.path / "metrics.jsonl" if accelerator.is_main_process else None
@@ -198,6 +202,11 @@ class _Training:
     def minutes(self) -> float:
         """How long the run has been trained, in this process and before."""
         return (time.monotonic() - self.started) / 60
+
+    def _forget(self) -> None:
+        """The model has changed: what it has read of entities holds no more."""
+        if self.ranker.vectors is not None:
+            self.ranker.vectors.forget()
 
     def go(self, caught: list[int]) -> Status:
         """Train to the end of the plan, or until a signal is caught; says how it ended."""
@@ -212,7 +221,7 @@ class _Training:
         if status in ("interrupted", "max steps"):
             self.save()
         if self.validate is None and status != "interrupted" and self.accelerator.is_main_process:
-            self.ranker.forget()
+            self._forget()
             self.run.save_model(self.ranker)
         return status
 
@@ -272,8 +281,8 @@ class _Training:
             return
         state, settings = self.state, self.settings
         self.save()  # a model that is better than the checkpoint's must not outlive a crash without it
-        self.ranker.forget()
-        metrics = self.validate(self.ranker)
+        self._forget()
+        mixture, metrics = self.validate(self.ranker)
         mrr = metrics["mrr"]
         # What only --max-steps asked for chooses nothing, or a run that stops and resumes would be another.
         chooses = state.step % self.plan.every == 0 or state.step == self.plan.total
@@ -288,7 +297,7 @@ class _Training:
         better = state.best_mrr is None or mrr > state.best_mrr or keeps_last
         keep = better if chooses else state.best_mrr is None or keeps_last
         if keep and self.accelerator.is_main_process:
-            self.run.save_model(self.ranker)
+            self.run.save_model(self.ranker.but(mixture=mixture))
         if chooses:
             state.bad_validations = 0 if better else state.bad_validations + 1
             state.best_mrr = mrr if better else state.best_mrr
@@ -359,18 +368,18 @@ def _placed(model: SpanModel, settings: TrainingSettings, accelerator: Accelerat
 
 
 def _optimizer(
-    model: SpanModel, offsets: Offsets | None, settings: Settings, learning_rate: float
+    model: SpanModel, residuals: torch.nn.Module | None, settings: Settings, learning_rate: float
 ) -> torch.optim.AdamW:
-    """Fused AdamW; no weight decay on biases and norms, offsets at a rate of their own."""
+    """Fused AdamW; no weight decay on biases and norms, residuals at a rate of their own."""
     decay = settings.training.weight_decay
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    if offsets is not None:
-        rate = settings.vector.offset_rate
-        groups.append({"params": list(offsets.parameters()), "weight_decay": decay, "lr": rate})
+    if residuals is not None:
+        rate = settings.vector.residual_rate
+        groups.append({"params": list(residuals.parameters()), "weight_decay": decay, "lr": rate})
     return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 

@@ -14,7 +14,8 @@ from kgmlm.locks import locked
 from kgmlm.records import read_record
 
 ENDED = ("finished", "stopped early")
-RESCORER = "rescorer"
+TRAINED = (*ENDED, "max steps")  # as far as was asked
+RERANKER = "reranker"
 
 
 def checkpoints(path: Path) -> list[Path]:
@@ -59,6 +60,12 @@ def is_blank(path: Path) -> bool:
     return started and all(p in checkpoints(path) and not _step(p) for p in there)
 
 
+def has_reranker(path: Path) -> bool:
+    """Whether a reranker of this run has been trained, as far as was asked."""
+    folder = path / RERANKER
+    return (folder / "model" / "config.json").is_file() and read_record(folder)["status"] in TRAINED
+
+
 @contextmanager
 def writing(path: Path, what: str) -> Iterator[None]:
     """Be the only one that writes a run, and put in order what a kill has left of it.
@@ -76,9 +83,9 @@ def writing(path: Path, what: str) -> Iterator[None]:
 
 
 def _owner(path: Path) -> Path:
-    """The run that a run is part of, or itself: a rescorer is written under its run's lock."""
+    """The run that a run is part of, or itself: a reranker is written under its run's lock."""
     path = path.resolve()
-    part = path.name == RESCORER and (path.parent / "run.json").is_file()
+    part = path.name == RERANKER and (path.parent / "run.json").is_file()
     return path.parent if part else path
 
 
@@ -88,20 +95,18 @@ def _put_in_order(path: Path) -> None:
         ended = read_record(path)["status"] in ENDED
     except RunError:  # no run, or one that says nothing that could be relied on
         return
-    for folder in (path, path / "model", path / "index", path / "checkpoints"):
+    for folder in (path, path / "model", path / "signals", path / "index", path / "checkpoints"):
         files.recover_in(folder)
-    for left in path.glob(".model.*"):  # by older versions
-        shutil.rmtree(left, ignore_errors=True)
     if ended and not (path / "checkpoints").is_symlink():
         discard_checkpoints(path)
-    if (path / RESCORER).is_dir() and not (path / RESCORER).is_symlink():
-        _put_in_order(path / RESCORER)
+    if (path / RERANKER).is_dir() and not (path / RERANKER).is_symlink():
+        _put_in_order(path / RERANKER)
 
 
 def recover(path: Path) -> None:
     """Before reading: end what a kill cut short, where nobody writes and this process may."""
     path = path.resolve()
-    inside = (path, path / "index", path / RESCORER, path / "checkpoints")
+    inside = (path, path / "index", path / RERANKER, path / "checkpoints")
     if files.is_unsettled(path) or any(map(files.unsettled, inside)):
         with suppress(RunError, OSError), writing(path, "opening"):
             pass

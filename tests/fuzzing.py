@@ -19,7 +19,6 @@ from random import Random
 import pandas as pd
 import pyarrow as pa
 import tomli_w
-import torch
 from damaging import (
     ODD,
     changed_array,
@@ -36,17 +35,19 @@ from damaging import (
 )
 
 from kgmlm import comparison, ranks_file, tables
+from kgmlm.chosen import Chosen
 from kgmlm.cli.ranking import read_queries
-from kgmlm.config import StructureSettings, dump_settings, load_protocol, load_settings
+from kgmlm.config import KGESettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
-from kgmlm.embedding import train_structure
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
 from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES
-from kgmlm.runs import STRUCTURE, VECTORS, open_run
+from kgmlm.runs import MIXTURE, open_run
+from kgmlm.signals.kge import KGE
+from kgmlm.signals.vector import Vector
 from kgmlm.starting import resume_run, start_run
 from kgmlm.training import train
 from kgmlm.upkeep import checkpoints
@@ -72,7 +73,7 @@ class Fuzzer:
 
     Args:
         plain: a run on the toy graph.
-        vectors: one with entity vectors; it gets a structural model and indexes.
+        vectors: one with entity vectors; it gets a KGE model and indexes.
         folder: for all that is written.
     """
 
@@ -112,8 +113,9 @@ class Fuzzer:
 
     def _complete(self, run: Path) -> None:
         opened = open_run(run)
-        structure = train_structure(opened.graph, StructureSettings(dimension=4, epochs=1))
-        opened.save_structure(structure, torch.ones(len(opened.graph.relations), 2))
+        kge = KGE.fit(opened.graph, KGESettings(dimension=4, epochs=1))
+        opened = opened.save_signal(kge)
+        opened.save_chosen(Chosen(opened.chosen.mixture.evenly("kge", 1.0)))
         ranker = open_run(run).ranker("cpu")
         for kind in INDEXES:
             save_index(opened, build_index(ranker, opened.graph, kind))
@@ -364,8 +366,9 @@ def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
         "config.toml": _of_run("config.toml", change=changed_toml),
         "graph": _of_run(*GRAPH, change=changed_parquet),
         "weights": _of_run("model/model.safetensors", change=changed_tensors),
-        "vectors": _of_run(f"model/{VECTORS}", change=changed_tensors),
-        "structure": _of_run(STRUCTURE, change=changed_tensors),
+        "vectors": _of_run(Vector.file, change=changed_tensors),
+        "kge": _of_run(KGE.file, change=changed_tensors),
+        "mixture": _of_run(MIXTURE, change=changed_json),
         "model": _of_run("model/config.json", change=changed_json),
         "tokenizer": _of_run("model/tokenizer.json", "model/tokenizer_config.json", change=changed_json),
         "manifest": _of_run("model/kgmlm.json", change=changed_json),

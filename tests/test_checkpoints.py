@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import without_digests
 from safetensors.torch import load_file, save_file
-from trainings import VECTORS, Validation, go, losses, settings
+from trainings import VECTORS, Validation, go, settings
 
 from kgmlm import training
 from kgmlm.checkpoints import State, latest_checkpoint, read_state, save_checkpoint, save_state
@@ -77,23 +77,6 @@ def test_a_damaged_line_of_metrics_ends_what_is_kept(
     path.write_bytes(rows[0] + line + b"\n" + rows[1])
     train(*resume_run(tmp_path / "run"), resume=True, max_steps=3)
     assert [json.loads(row)["step"] for row in path.read_text().splitlines()] == [1, 3]
-
-
-def test_a_state_without_processes_is_that_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    """Checkpoints were written so when there was one state for all of them."""
-    for name, steps in (("whole", None), ("parts", 7)):
-        go(tmp_path / name, toy, *VECTORS, max_steps=steps)
-    checkpoint = latest_checkpoint(tmp_path / "parts")
-    assert checkpoint is not None
-    state = load_file(checkpoint / "state.safetensors")
-    assert "0.rng.cpu" in state
-    save_file({k.removeprefix("0."): v for k, v in state.items()}, checkpoint / "state.safetensors")
-    with pytest.raises(RunError, match=r"state\.safetensors has [\d,]+ bytes instead of"):
-        resume_run(tmp_path / "parts")
-    without_digests(tmp_path / "parts")
-    run, ranker = resume_run(tmp_path / "parts")
-    train(run, ranker, resume=True)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
 def test_a_checkpoint_removes_older_ones_and_nothing_else(toy: KnowledgeGraph, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ import pytest
 from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.provenance import began_from
+from kgmlm.reranker import Use
 from kgmlm.runs import open_run
 
 DATA = Path(__file__).parent.parent / "data"
@@ -71,13 +73,11 @@ def options() -> Iterator[tuple[str, Any, Any]]:
 
 def test_choices_are_listed_in_the_help() -> None:
     choices = {(path, o.opts[0]): set(get_args(kind)) for path, o, kind in options() if get_args(kind)}
-    parts = {"all", "text", "likelihood", "vector", "structure"}
     kinds = {"likelihood", "entity"}
     assert {key: found for key, found in choices.items() if str not in found} == {
-        ("evaluate", "--scores"): parts, ("rank", "--scores"): parts,
         ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
-        ("evaluate", "--precision"): {"fp32", "bf16"}, ("weigh", "--precision"): {"fp32", "bf16"},
+        ("evaluate", "--precision"): {"fp32", "bf16"}, ("tune", "--precision"): {"fp32", "bf16"},
     }  # fmt: skip
 
 
@@ -400,10 +400,12 @@ def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_p
     assert "began with models of toy that are gone" in " ".join(unchecked.stderr.split())
     assert (report["unchecked"], json.loads(unchecked.stdout)["unchecked"]) == ([], ["toy"])
     model = str(toy_run / "model")
-    record = {"k": 0, "weight": 0.0, "model": model, "began_from": began_from(model)}
-    open_run(run).update(rescoring=record)
+    shutil.copytree(toy_run, run / "reranker")
+    open_run(run / "reranker").update(model=model, began_from=began_from(model))
+    opened = open_run(run)
+    opened.save_chosen(replace(opened.chosen, use=Use(0, 0.0)))
     refused(cli(*evaluate), "was trained on", "entities of 'toy'")
-    assert cli(*evaluate, "--rescore", 0).returncode == 0
+    assert cli(*evaluate, "--rerank", 0).returncode == 0
 
 
 def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
@@ -411,12 +413,12 @@ def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path:
     shutil.copytree(toy_run, run, ignore=shutil.ignore_patterns("ranks"))
     protocol = tmp_path / "few.toml"
     protocol.write_text('candidates = "split"\n')
-    asked = ("--protocol", protocol, "--max-triples", 5, "--scores", "likelihood", "--rescore", 0)
+    asked = ("--protocol", protocol, "--max-triples", 5, "--scores", "likelihood", "--rerank", 0)
     for more in ((), asked, ("--split", "train", "--candidates", "train")):
         assert cli("evaluate", run, "-q", *more).returncode == 0
     names = {path.name for path in (run / "ranks").iterdir()}
     assert names == {
-        "test.parquet", "test.few.5-triples.likelihood.rescore-0.parquet", "train.train.parquet",
+        "test.parquet", "test.few.5-triples.likelihood.rerank-0.parquet", "train.train.parquet",
     }  # fmt: skip
     told = cli("evaluate", run, "--split", "train", "--json")
     report = json.loads(told.stdout)
@@ -468,8 +470,8 @@ def test_a_run_with_entity_vectors_from_training_to_new_entities(
         assert done.returncode == 0, done.stderr
         assert "reading entities" not in done.stderr, "their vectors are saved with the run"
         reports[scores] = json.loads(done.stdout)
-    assert reports["likelihood"]["scores"] == {"likelihood": 1.0, "vector": 0.0, "structure": 0.0}
-    assert reports["vector"]["scores"] == {"likelihood": 0.0, "vector": 1.0, "structure": 0.0}
+    assert reports["likelihood"]["scores"] == {"likelihood": 1.0, "vector": 0.0, "kge": 0.0}
+    assert reports["vector"]["scores"] == {"likelihood": 0.0, "vector": 1.0, "kge": 0.0}
     assert reports["likelihood"]["metrics"] != reports["vector"]["metrics"]
     rows = [json.loads(x) for x in (toy_vector_run / "metrics.jsonl").read_text().splitlines()]
     best = max((row for row in rows if "valid_mrr" in row), key=lambda row: row["valid_mrr"])
@@ -486,32 +488,6 @@ def test_a_run_with_entity_vectors_from_training_to_new_entities(
         assert after.keys() - before.keys() == {"atl"}
         assert {k: after[k] for k in before} == pytest.approx(before, rel=1e-6, abs=1e-5)
     refused(cli("rank", toy_run, *base[2:], "--scores", "vector"), "no entity vectors", "vector.enabled")
-
-
-def test_vectors_are_weighed_anew(cli: Cli, toy_vector_run: Path, toy_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_vector_run, run)
-    refused(cli("weigh", toy_run), "no entity vectors")
-    done = cli("weigh", run, "--json", "-q")
-    assert done.returncode == 0, done.stderr
-    valid = json.loads(done.stdout)
-    assert valid["mrr"] >= valid["mrr_one_weight"] >= max(valid["mrr_likelihood"], valid["mrr_vector"])
-    record = json.loads((run / "run.json").read_text("utf-8"))
-    assert record["weighing"]["valid"] == valid
-    report = json.loads(cli("evaluate", run, "--split", "valid", "--json", "-q").stdout)
-    assert report["metrics"]["mrr"] == pytest.approx(valid["mrr"])
-    assert report["weighing"] == record["weighing"]
-    found = json.loads(cli("evaluate", run, "--scores", "likelihood", "--json", "-q").stdout)
-    assert found["weighing"] is None
-    open_run(run).update(rescoring={"k": 2, "weight": 1.0})  # chosen for the scores of before
-    done = cli("weigh", run, "--max-triples", "3")
-    assert "validation MRR" in done.stdout
-    assert "rescoring is left out" in done.stderr
-    assert open_run(run).record["rescoring"] is None
-    before = (run / "model" / "entity_vectors.safetensors").read_bytes()
-    (run / "graph" / "triples.parquet").write_bytes(b"")
-    refused(cli("weigh", run), "triples.parquet has 0 bytes instead of")
-    assert (run / "model" / "entity_vectors.safetensors").read_bytes() == before
 
 
 def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
@@ -565,7 +541,7 @@ def test_two_evaluations_are_compared(cli: Cli, toy_vector_run: Path, tmp_path: 
     refused(cli("evaluate", run, "--output", tmp_path), "is a folder")
     assert cli("evaluate", run, "-q").returncode == 0
     assert "before" not in cli("compare", run, run).stderr
-    assert cli("weigh", run, "-q").returncode == 0
+    assert cli("tune", run, "-q").returncode == 0
     assert "as it was before" in cli("compare", run, run).stderr.replace("\n", " ")
 
 

@@ -29,7 +29,7 @@ def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
         ("training.epochs.x=1", "training.epochs"),
         ("training.epochs=inf", "'training.epochs' is inf"),
         ("training.seed=4294967296", "'training.seed' is 4294967296"),
-        ("structure.seed=-1", "'structure.seed' is -1"),
+        ("kge.seed=-1", "'kge.seed' is -1"),
         ("training.batch_size=18446744073709551616", "'training.batch_size' is 18446744073709551616"),
         (
             "vector.memory=9223372036854775807",
@@ -41,7 +41,7 @@ def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
         ("vector.temperature=nan", "'vector.temperature' is nan"),
         ("training.eval_every=nan", "'training.eval_every' is nan"),
         ("training.weight_decay=inf", "'training.weight_decay' is inf"),
-        ("structure.learning_rate=1e308", r"'structure.learning_rate' is 1e\+308: at most 1e\+30"),
+        ("kge.learning_rate=1e308", r"'kge.learning_rate' is 1e\+308: at most 1e\+30"),
         ("training.epochs=" + "[" * 100_000, "nested too deeply"),
         ("training.epochs" + ".a" * 5000 + "=1", "training.epochs"),
         ("training.learning_rate=fast", "'training.learning_rate' is 'fast'"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import Protocol, RescoringSettings, TextSettings, VectorSettings
+from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import evaluate
@@ -20,12 +20,12 @@ from kgmlm.pool import Pool, Reading
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker, unit
 from kgmlm.reader import Reader
+from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking, best_of
-from kgmlm.rescoring import Rescorer, Use
 from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
 from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
-from kgmlm.tuning import validate
+from kgmlm.tuning import weigh_text
 
 
 def chain(relation: int, length: int) -> list[tuple[int, int, int]]:
@@ -156,11 +156,11 @@ def test_weights_are_chosen_under_the_constraint(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     protocol = Protocol(split="valid", max_triples=0)
-    _, plain = validate(ranker, toy, protocol)
-    ranker.mixture, ruled = validate(forbid(ranker), toy, protocol)
+    _, plain = weigh_text(ranker, toy, protocol)
+    mixture, ruled = weigh_text(forbid(ranker), toy, protocol)
     assert ruled["mrr_vector"] > plain["mrr_vector"]  # an untrained model's vectors are nearest to their own
-    own = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
-    assert ruled["mrr"] == pytest.approx(own, abs=1e-6)
+    alone = evaluate(ranker.but(mixture=mixture.only("vector")), toy, protocol).report["metrics"]["mrr"]
+    assert ruled["mrr_vector"] == pytest.approx(alone, abs=1e-6)
 
 
 def test_ranking_leaves_it_out(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
@@ -191,17 +191,17 @@ def test_a_shortlist_gives_it_no_place(make_ranker: Callable[..., Ranker], queri
         torch.testing.assert_close(scores.topk(5).values, exact.topk(5).values)
 
 
-def test_rescoring_never_reads_it(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
+def test_reranking_never_reads_it(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
     ranker = make_ranker(text=TextSettings(max_length=40))  # the model has 64 positions
     plain = _scores(ranker, queries)
     forbid(ranker)
     _, ids_BK = best_of(ranker.context, queries, _scores(ranker, queries), 5, ranker.pool())
     assert not (ids_BK == queries.entity_B[:, None]).any()
-    # The same with a rescorer: unconstrained scores are those of a ranker without the constraint.
-    short = {"rescoring": RescoringSettings(max_length=20)}
-    settings = ranker.reader.settings.for_rescoring().model_copy(update=short)
-    rescorer = Rescorer(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-    ranker.reranking = Reranking(rescorer, Use(5, 1.0), unit("vector", ranker.reader.settings))
+    # The same with a reranker: unconstrained scores are those of a ranker without the constraint.
+    short = {"reranking": RerankingSettings(max_length=20)}
+    settings = ranker.reader.settings.for_reranking().model_copy(update=short)
+    reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    ranker.reranking = Reranking(reranker, Use(5, 1.0), unit("vector", ranker.reader.settings))
     ((_, ruled, free),) = ranker.rank_both(queries, len(queries))
     ((_, expected),) = ranker.unconstrained().rank(queries, batch_size=len(queries))
     torch.testing.assert_close(free, expected)

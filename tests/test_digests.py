@@ -6,15 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import Cli, refused, without_digests
 
 from kgmlm import digests
-from kgmlm.config import StructureSettings
-from kgmlm.embedding import train_structure
+from kgmlm.chosen import Chosen
+from kgmlm.config import KGESettings
 from kgmlm.kg import RunError
-from kgmlm.runs import STRUCTURE, VECTORS, Run, open_run
-from kgmlm.signals.structure import Structure
+from kgmlm.runs import MIXTURE, Run, open_run
+from kgmlm.signals.kge import KGE
+from kgmlm.signals.vector import Vector
 
 
 def changed(path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_cut_or_missing_file_is_named_on_opening(toy_vector_run: Path, tmp_pat
 def test_changed_contents_are_found_when_asked_for(toy_vector_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_vector_run, run)
-    for name in ("model/model.safetensors", f"model/{VECTORS}", "graph/triples.parquet", "config.toml"):
+    for name in ("model/model.safetensors", Vector.file, "graph/triples.parquet", "config.toml"):
         before = (run / name).read_bytes()
         changed(run / name)
         with pytest.raises(RunError):
@@ -79,7 +79,7 @@ def test_a_run_without_digests_opens_but_cannot_be_verified(toy_run: Path, tmp_p
     run = without_digests(tmp_path / "run")
     opened = open_run(run)
     opened.save_model(opened.ranker("cpu"))
-    with pytest.raises(RunError, match="cannot be verified: an older kgmlm wrote it"):
+    with pytest.raises(RunError, match=r"cannot be verified: its run\.json has no digests"):
         open_run(run, verify=True)
 
 
@@ -94,42 +94,43 @@ def test_the_command_verifies(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fused(toy_run: Path, tmp_path: Path) -> tuple[Run, Structure]:
+def fused(toy_run: Path, tmp_path: Path) -> tuple[Run, KGE]:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
-    structure = train_structure(run.graph, StructureSettings(dimension=4, epochs=1))
-    return run.save_structure(structure, torch.ones(len(run.graph.relations), 2), minutes=1), structure
+    kge = KGE.fit(run.graph, KGESettings(dimension=4, epochs=1))
+    run = run.save_signal(kge, minutes=1)
+    run.save_chosen(Chosen(run.chosen.mixture.evenly("kge", 1.0)))
+    return run, kge
 
 
-def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, Structure]) -> None:
-    run, structure = fused
+def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, KGE]) -> None:
+    run, kge = fused
     open_run(run.path, verify=True)
-    changed(run.path / STRUCTURE)
-    with pytest.raises(RunError, match=r"structure\.safetensors has other contents"):
+    changed(run.path / KGE.file)
+    with pytest.raises(RunError, match=r"kge\.safetensors has other contents"):
         open_run(run.path, verify=True)
-    (run.path / STRUCTURE).unlink()
+    (run.path / KGE.file).unlink()
     for act in (
         lambda: open_run(run.path).ranker("cpu"),
-        lambda: open_run(run.path).lend_structure(run.graph),
+        lambda: open_run(run.path).lend("kge", run.graph),
     ):
-        with pytest.raises(RunError, match=r"structure\.safetensors is missing.*kgmlm fuse .*--overwrite"):
+        with pytest.raises(RunError, match=r"kge\.safetensors is missing.*--add kge --overwrite"):
             act()
-    run.save_structure(structure, torch.ones(len(run.graph.relations), 2))
+    run.save_signal(kge)
     open_run(run.path, verify=True)
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("moment", [1, 2, 3])
+@pytest.mark.parametrize("moment", [2, 3, 4])
 def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
-    fused: tuple[Run, Structure], monkeypatch: pytest.MonkeyPatch, first: bool, moment: int
+    fused: tuple[Run, KGE], monkeypatch: pytest.MonkeyPatch, first: bool, moment: int
 ) -> None:
     """Before its digest is known, between that and its replacement, and before the old digest goes."""
     run, _ = fused
     if first:
-        (run.path / STRUCTURE).unlink()
-        run.update(files={k: v for k, v in run.record["files"].items() if k != STRUCTURE})
-    other = train_structure(run.graph, StructureSettings(dimension=8, epochs=1))
-    weights_R2 = torch.ones(len(run.graph.relations), 2)
+        (run.path / KGE.file).unlink()
+        run.update(files={k: v for k, v in run.record["files"].items() if k != KGE.file})
+    other = KGE.fit(run.graph, KGESettings(dimension=8, epochs=1))
 
     class Killed(BaseException):
         pass
@@ -138,28 +139,28 @@ def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
     replaced = os.replace
 
     def replace(source: Path, target: Path) -> None:
-        if Path(target).parent == run.path:
-            changes.append(Path(target).name)
-            if len(changes) == 1 + moment:  # the first leaves out a rescoring
-                raise Killed
+        changes.append(Path(target).name)
+        if len(changes) == moment:
+            raise Killed
         replaced(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(Killed):
-        run.save_structure(other, weights_R2)
+        run.save_signal(other)
     monkeypatch.undo()
-    assert changes[1:] == ["run.json", STRUCTURE, "run.json"][:moment]
+    assert changes == ["kge.safetensors", "run.json", "kge.safetensors", "run.json"][:moment]
     opened = open_run(run.path, verify=True)
-    opened.ranker("cpu")
-    opened.save_structure(other, weights_R2)
-    assert len(open_run(run.path, verify=True).record["files"][STRUCTURE]) == 1
+    opened.untuned("cpu")
+    opened.save_signal(other)
+    assert len(open_run(run.path, verify=True).record["files"][KGE.file]) == 1
 
 
-def test_weights_of_vectors_are_replaced_with_their_digest(toy_vector_run: Path, tmp_path: Path) -> None:
+def test_what_was_chosen_is_replaced_with_its_digest(toy_vector_run: Path, tmp_path: Path) -> None:
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
-    ranker = run.ranker("cpu")
-    ranker.mixture = ranker.mixture.evenly("vector", 0.125)
-    run.save_weights(ranker, command="weigh")
+    run.save_chosen(Chosen(run.chosen.mixture.evenly("vector", 0.125)))
     again = open_run(run.path, verify=True).ranker("cpu")
     assert again.mixture.averages["vector"] == 0.125
+    (run.path / MIXTURE).write_text("{}")
+    with pytest.raises(RunError, match=r"mixture\.json has 2 bytes instead"):
+        open_run(run.path).ranker("cpu")

@@ -1,4 +1,4 @@
-"""Training of the structural model, and its loss."""
+"""Training of the KGE model, and its loss."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import StructureSettings
-from kgmlm.embedding import structure_loss, train_structure
+from kgmlm.config import KGESettings
+from kgmlm.embedding import kge_loss
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.pool import Pool, Reading
-from kgmlm.signals.structure import Structure
+from kgmlm.signals.kge import KGE
 
-SMALL = StructureSettings(dimension=8, epochs=30, batch_size=16)
+SMALL = KGESettings(dimension=8, epochs=30, batch_size=16)
 
 
 @pytest.fixture(scope="module")
-def structure(toy: KnowledgeGraph) -> Structure:
-    return train_structure(toy, SMALL)
+def kge(toy: KnowledgeGraph) -> KGE:
+    return KGE.fit(toy, SMALL)
 
 
-def better(structure: Structure, queries: Queries, answers: IntArray) -> torch.Tensor:
+def better(kge: KGE, queries: Queries, answers: IntArray) -> torch.Tensor:
     """How many entities score higher than the answer of each query."""
-    scores_BN = structure.score(Reading(queries), Pool(len(structure.rows_N)))
+    scores_BN = kge.score(Reading(queries), Pool(len(kge.rows_N)))
     return (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1)
 
 
-def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, structure: Structure) -> None:
+def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, kge: KGE) -> None:
     counted: list[int] = []
-    again = train_structure(toy, SMALL, lambda n, total: counted.append(total))
+    again = KGE.fit(toy, SMALL, lambda n, total: counted.append(total))
     steps = 30 * math.ceil(len(toy.unique_queries("train")[0]) / SMALL.batch_size)
     assert counted == [steps] * steps
-    assert torch.equal(again.entities_SD, structure.entities_SD)
-    assert better(structure, *toy.queries("train")).float().mean() < 3 < len(toy.entities) / 5
+    assert torch.equal(again.entities_SD, kge.entities_SD)
+    assert better(kge, *toy.queries("train")).float().mean() < 3 < len(toy.entities) / 5
 
 
 @pytest.mark.parametrize("penalty", ["triples", "entities"])
@@ -56,37 +56,37 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
         expected += 0.5 * (float(-scores_S.log_softmax(0)[tail]) + 0.3 * cubes) / 2
     if penalty == "entities":
         expected += 0.3 * float(entities.abs().pow(3).sum(1).mean())
-    found = structure_loss(
+    found = kge_loss(
         entities,
         relations,
         torch.tensor([[0, 1], [2, 0]]),
         torch.tensor([3, 4, 2]),
         torch.tensor([0, 0, 1]),
         torch.full((3,), 0.5),
-        StructureSettings.model_validate({"regularization": 0.3, "penalty": penalty}),
+        KGESettings.model_validate({"regularization": 0.3, "penalty": penalty}),
     )
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_queries_may_count_alike(toy: KnowledgeGraph, structure: Structure) -> None:
-    by_queries = train_structure(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))
-    assert not torch.equal(by_queries.entities_SD, structure.entities_SD)
+def test_queries_may_count_alike(toy: KnowledgeGraph, kge: KGE) -> None:
+    by_queries = KGE.fit(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))
+    assert not torch.equal(by_queries.entities_SD, kge.entities_SD)
     assert better(by_queries, *toy.queries("train")).float().mean() < 3
 
 
 def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
     with pytest.raises(RunError, match="learning_rate"):
-        train_structure(toy, SMALL.model_copy(update={"learning_rate": 1e30}))
+        KGE.fit(toy, SMALL.model_copy(update={"learning_rate": 1e30}))
     once = {"learning_rate": 1e30, "epochs": 1, "batch_size": 1000}  # before any loss tells
-    with pytest.raises(RunError, match=r"has diverged; lower structure\.learning_rate"):
-        train_structure(toy, SMALL.model_copy(update=once))
+    with pytest.raises(RunError, match=r"has diverged; lower kge\.learning_rate"):
+        KGE.fit(toy, SMALL.model_copy(update=once))
 
 
-def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, structure: Structure) -> None:
+def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, kge: KGE) -> None:
     shuffled = toy.splits["train"].copy()
     shuffled[:, 2] = np.random.default_rng(0).integers(0, len(toy.entities), len(shuffled))
     queries, answers = toy.queries("train")
     tail = queries.tail_B
-    chance = train_structure(replace(toy, splits={"train": shuffled}), SMALL)
-    mrrs = [(1 / (1 + better(x, queries[tail], answers[tail]))).mean() for x in (structure, chance)]
+    chance = KGE.fit(replace(toy, splits={"train": shuffled}), SMALL)
+    mrrs = [(1 / (1 + better(x, queries[tail], answers[tail]))).mean() for x in (kge, chance)]
     assert mrrs[1] < 0.6 * mrrs[0]

@@ -1,7 +1,7 @@
 """What a run ranked and reported when it was written, it ranks and reports today.
 
 ``golden/old-run`` was trained on the toy graph: likelihood, vectors with offsets and weights by relation and
-side, ComplEx, a rescorer, both indexes. ``golden/answers.json`` is what commands then printed about it;
+side, ComplEx, a reranker, both indexes. ``golden/answers.json`` is what commands then printed about it;
 KGMLM_UPDATE_GOLDEN=1 writes that file.
 """
 
@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kgmlm.cli import app
+from kgmlm.conversion import convert_run
 
 HERE = Path(__file__).parent / "golden"
 ANSWERS = HERE / "answers.json"
@@ -26,14 +27,14 @@ REPORT = ("evaluate", "RUN", "--json", "-q")
 CASES: dict[str, tuple[str, ...]] = {
     "all": (*ASK, "-k", "40"),
     "explained": (*ASK, "-k", "6", "--explain"),
-    "explained, not rescored": (*ASK, "-k", "4", "--explain", "--rescore", "0"),
+    "explained, not reranked": (*ASK, "-k", "4", "--explain", "--rerank", "0"),
     "novel": (*ASK, "-k", "5", "--novel"),
     "allow self": (*ASK, "-k", "40", "--allow-self"),
     "text": (*ASK, "-k", "40", "--scores", "text"),
-    "text, not rescored": (*ASK, "-k", "40", "--scores", "text", "--rescore", "0"),
+    "text, not reranked": (*ASK, "-k", "40", "--scores", "text", "--rerank", "0"),
     "likelihood": (*ASK, "-k", "6", "--scores", "likelihood", "--explain"),
     "vector": (*ASK, "-k", "40", "--scores", "vector"),
-    "structure": (*ASK, "-k", "40", "--scores", "structure"),
+    "kge": (*ASK, "-k", "40", "--scores", "kge"),
     "entity index": (*ASK, "-k", "8", "--retrieve", "8", "--index", "entity"),
     "likelihood index": (*ASK, "-k", "8", "--retrieve", "8", "--index", "likelihood", "--explain"),
     "new entities": (*ASK, "-k", "40", "--entities", "NEW"),
@@ -41,11 +42,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "report": REPORT,
     "report, valid": (*REPORT, "--split", "valid"),
     "report, allow self": (*REPORT, "--allow-self"),
-    "report, not rescored": (*REPORT, "--rescore", "0"),
+    "report, not reranked": (*REPORT, "--rerank", "0"),
     "report, text": (*REPORT, "--scores", "text"),
     "report, likelihood": (*REPORT, "--scores", "likelihood"),
     "report, vector": (*REPORT, "--scores", "vector"),
-    "report, structure": (*REPORT, "--scores", "structure"),
+    "report, kge": (*REPORT, "--scores", "kge"),
     "report, index": (*REPORT, "--retrieve", "8", "--index", "likelihood"),
     "report, another graph": (*REPORT, "--graph", "OTHER"),
     "report, another graph, all": (*REPORT, "--graph", "OTHER", "--candidates", "all"),
@@ -60,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run, the queries, new entities and another graph."""
     path = tmp_path_factory.mktemp("golden")
     shutil.copytree(HERE / "old-run", path / "RUN")
+    convert_run(path / "RUN")
     shutil.copy(HERE / "new.tsv", path / "NEW.tsv")
     (path / "QUERIES.csv").write_text(QUERIES)
     (path / "OTHER").mkdir()

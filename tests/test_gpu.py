@@ -17,7 +17,7 @@ from kgmlm.training import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-VECTORS = ("vector.enabled=true", "vector.memory=64", "vector.offset_rate=0.01", "training.precision=fp32")
+VECTORS = ("vector.enabled=true", "vector.memory=64", "vector.residual_rate=0.01", "training.precision=fp32")
 PLAIN = ("scratch.dropout=0.0", *VECTORS)
 
 

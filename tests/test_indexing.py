@@ -95,7 +95,8 @@ def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path
         ranker.reader.model.decoder[0].mul_(2)
     with pytest.raises(RunError, match="another model or other entities"):
         open_index(run, ranker, "likelihood")
-    ranker.forget()
+    assert ranker.vectors is not None
+    ranker.vectors.forget()
     with pytest.raises(RunError, match="another model or other entities"):
         open_index(run, ranker, "entity")
 

@@ -73,9 +73,9 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     train = ("train", "--dataset", "toy", "--model", "scratch", *TINY_SETTINGS)
-    with writing(run, "weigh"):
-        for command in ("fuse", "weigh", "rescore", "index"):
-            refused(cli(command, run), "in use by another kgmlm process (weigh, since ")
+    with writing(run, "tune"):
+        for command in ("tune", "rerank", "index", "convert"):
+            refused(cli(command, run), "in use by another kgmlm process (tune, since ")
         refused(cli(*train, "--output", run, "--overwrite"), "in use by another")
         done = cli("rank", run, "--head", "france", "--relation", "capital", "-k", "1")
         assert done.returncode == 0, "reading needs no lock"

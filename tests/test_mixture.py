@@ -20,7 +20,7 @@ def test_weights_go_by_relation_and_side() -> None:
     said = {"likelihood": torch.tensor([[1.0, 2.0]]), "vector": torch.tensor([[10.0, 0.0]])}
     assert mixture().combine(said, TAIL).tolist() == [[31.0, 2.0]]
     assert mixture().combine(said, HEAD).tolist() == [[41.0, 2.0]]
-    assert mixture().of("structure", TAIL).tolist() == [0.0]
+    assert mixture().of("kge", TAIL).tolist() == [0.0]
 
 
 def test_parts_of_a_mixture() -> None:

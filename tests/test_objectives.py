@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import RescoringSettings, TextSettings, TrainingSettings, VectorSettings
+from kgmlm.config import RerankingSettings, TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
-from kgmlm.objectives import OBJECTIVES, Task, check_teaching, objective
+from kgmlm.objectives import OBJECTIVES, Task, check_distillation, objective
 from kgmlm.objectives.ranking import RankingStream
 from kgmlm.ranker import Ranker
 
-VECTOR = VectorSettings(enabled=True, offset_rate=0.01)  # a memory and offsets, where an objective has them
+VECTOR = VectorSettings(
+    enabled=True, residual_rate=0.01
+)  # a memory and residuals, where an objective has them
 
 
 def training(**values: object) -> TrainingSettings:
@@ -58,15 +60,15 @@ def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[.
 
 @pytest.fixture
 def task_of(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Callable[..., Task]:
-    """A task for any objective; without entity vectors, as rescorers are, for those that rescore."""
+    """A task for any objective; without entity vectors, as rerankers are, for those that rerank."""
 
     def make(name: str, **values: object) -> Task:
         chosen = training(objective=name, epochs=2, **values)
         ranker = make_ranker(TextSettings(max_length=40, neighbors=3), VECTOR)
-        if name != "rescore":
+        if name != "rerank":
             return Task(ranker, toy, chosen)
-        small = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
-        settings = ranker.reader.settings.model_copy(update={"rescoring": small}).for_rescoring()
+        small = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
+        settings = ranker.reader.settings.model_copy(update={"reranking": small}).for_reranking()
         reader = Ranker.fresh(
             ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings, ranker.reader.vocabulary
         )
@@ -131,8 +133,8 @@ def test_a_loss_goes_on_from_its_state(task_of: Callable[..., Task], name: str) 
     losses, restored = (kind.losses(t, kind.stream(t)) for t in (task, twin))
     first, second = list(stream.from_position(0))[:2]
     losses(task.ranker.reader.model, first)
-    if losses.offsets is not None:
-        for parameter in losses.offsets.parameters():
+    if losses.residuals is not None:
+        for parameter in losses.residuals.parameters():
             torch.nn.init.normal_(parameter)
     kept = {key: tensor.clone() for key, tensor in losses.state().items()}
     expected = losses(task.ranker.reader.model, second)
@@ -145,13 +147,13 @@ def test_a_loss_goes_on_from_its_state(task_of: Callable[..., Task], name: str) 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_only_what_ranks_entities_is_taught(name: str) -> None:
-    kind, taught = OBJECTIVES[name], training(objective=name, teaching=1.0)
-    check_teaching(training(objective=name))
-    if kind.teachable:
-        check_teaching(taught)
+    kind, taught = OBJECTIVES[name], training(objective=name, distillation=1.0)
+    check_distillation(training(objective=name))
+    if kind.distillable:
+        check_distillation(taught)
     else:
         with pytest.raises(ConfigError, match=f"goes with the objective 'entity', not '{name}'"):
-            check_teaching(taught)
+            check_distillation(taught)
 
 
 def test_a_run_has_the_objective_of_its_settings(
@@ -163,5 +165,5 @@ def test_a_run_has_the_objective_of_its_settings(
         stream, losses = objective(ranker, toy, training(objective=name), (0, 1))
         found.append(losses(ranker.reader.model, next(stream.from_position(0))).item())
     assert found[0] != found[1]
-    with pytest.raises(ConfigError, match="kgmlm rescore"):
-        objective(ranker, toy, training(objective="rescore"), (0, 1))
+    with pytest.raises(ConfigError, match="kgmlm rerank"):
+        objective(ranker, toy, training(objective="rerank"), (0, 1))

@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
+from kgmlm.config import RerankingSettings, TextSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray
 from kgmlm.objectives import Task
-from kgmlm.objectives.pairs import RescoringStream, pair_loss
+from kgmlm.objectives.pairs import RerankingStream, pair_loss
 from kgmlm.ranker import Ranker
 
-SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
+SMALL = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
 
 
 @pytest.fixture
-def stream(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> RescoringStream:
+def stream(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> RerankingStream:
     first = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
-    settings = first.reader.settings.model_copy(update={"rescoring": SMALL}).for_rescoring()
+    settings = first.reader.settings.model_copy(update={"reranking": SMALL}).for_reranking()
     reader = Ranker.fresh(
         first.context, first.reader.tokenizer, first.reader.model, settings, first.reader.vocabulary
     )
     training = settings.training.model_copy(update={"batch_size": 16, "epochs": 2})
-    return RescoringStream(Task(reader, toy, training, first=first))
+    return RerankingStream(Task(reader, toy, training, first=first))
 
 
-def test_wrong_answers_are_wrong_seen_and_hard(stream: RescoringStream, toy: KnowledgeGraph) -> None:
+def test_wrong_answers_are_wrong_seen_and_hard(stream: RerankingStream, toy: KnowledgeGraph) -> None:
     rows = np.arange(len(stream.queries))
     drawn = stream._wrong(rows, np.random.default_rng(0))
     scores = dict[int, torch.Tensor]()
@@ -43,7 +43,7 @@ def test_wrong_answers_are_wrong_seen_and_hard(stream: RescoringStream, toy: Kno
         assert np.isin(wrong, leading).all()
 
 
-def test_a_batch_has_as_many_queries_as_their_pairs_have_room(stream: RescoringStream) -> None:
+def test_a_batch_has_as_many_queries_as_their_pairs_have_room(stream: RerankingStream) -> None:
     batch = next(stream.from_position(0))
     assert batch.counts_B.tolist() == [1 + SMALL.negatives] * 4
     assert len(batch.pairs.input_ids_BT) == 16

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import StructureSettings, TrainingSettings, VectorSettings
+from kgmlm.config import KGESettings, TrainingSettings, VectorSettings
 from kgmlm.constraints import Possible
-from kgmlm.embedding import train_structure
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.objectives import Task
 from kgmlm.objectives.ranking import EntityLosses, Memory, RankingStream
 from kgmlm.ranker import Ranker
+from kgmlm.signals.kge import KGE
 
 
 def test_entities_unseen_in_training_are_no_negatives(
@@ -54,11 +54,12 @@ def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
 
 
 @pytest.mark.parametrize(
-    "vector", [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, offset_rate=0.01)]
+    "vector",
+    [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, residual_rate=0.01)],
 )
-@pytest.mark.parametrize("teaching", [0.0, 1.0])
+@pytest.mark.parametrize("distillation", [0.0, 1.0])
 def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings, teaching: float
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings, distillation: float
 ) -> None:
     """Changing the scores of own entities alone changes the loss where they are negatives, else not."""
     losses = {}
@@ -66,9 +67,9 @@ def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
         ranker = make_ranker(vector=vector)
         ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
         chosen = TrainingSettings.model_validate(
-            {"batch_size": 8, "own_entity": own_entity, "teaching": teaching}
+            {"batch_size": 8, "own_entity": own_entity, "distillation": distillation}
         )
-        teacher = train_structure(toy, StructureSettings(dimension=4, epochs=1)) if teaching else None
+        teacher = KGE.fit(toy, KGESettings(dimension=4, epochs=1)) if distillation else None
         task = Task(ranker, toy, chosen, teacher=teacher)
         stream = RankingStream(task)
         made = EntityLosses(task, stream)

@@ -10,17 +10,17 @@ import torch
 from conftest import vectors_of
 
 import kgmlm
-from kgmlm.config import RescoringSettings, StructureSettings, TextSettings, VectorSettings
-from kgmlm.embedding import train_structure
+from kgmlm.config import KGESettings, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, ModelError, Queries, Query, RunError
 from kgmlm.prediction import Predictor, open_predictor
 from kgmlm.ranker import Ranker
+from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking
-from kgmlm.rescoring import Rescorer, Use
 from kgmlm.runs import open_run
 from kgmlm.shortlisting import Retrieval
+from kgmlm.signals.kge import KGE
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,12 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
         ("plain", {"likelihood", "vector"}),
         ("vectors that count nothing", {"likelihood", "vector"}),
         ("vectors alone", {"likelihood", "vector"}),
-        ("structure that counts nothing", {"likelihood", "vector", "structure"}),
-        ("structure", {"likelihood", "vector", "structure"}),
-        ("structure alone", {"likelihood", "structure"}),
+        ("kge that counts nothing", {"likelihood", "vector", "kge"}),
+        ("kge", {"likelihood", "vector", "kge"}),
+        ("kge alone", {"likelihood", "kge"}),
         ("likelihood alone", {"likelihood"}),
         ("sum", {"likelihood", "vector"}),
-        ("rescored", {"likelihood", "vector", "rescoring"}),
+        ("reranked", {"likelihood", "vector", "reranking"}),
     ],
 )
 def test_the_parts_of_an_explanation_add_up_to_the_score(
@@ -96,17 +96,17 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
 ) -> None:
     text, scoring = TextSettings(max_length=40), {"normalization": "sum"} if case == "sum" else {}
     ranker = make_ranker(text, VectorSettings(enabled=True), **scoring)
-    if case.startswith("structure"):
-        ranker.signals["structure"] = train_structure(toy, StructureSettings(dimension=8, epochs=1))
+    if case.startswith("kge"):
+        ranker.signals["kge"] = KGE.fit(toy, KGESettings(dimension=8, epochs=1))
         table_R2 = torch.full((len(toy.relations), 2), 0.0 if "nothing" in case else 0.5)
-        ranker.mixture = ranker.mixture.weighed("structure", table_R2, 0.5)
+        ranker.mixture = ranker.mixture.weighed("kge", table_R2, 0.5)
     if "vectors that" in case:
         ranker.mixture = ranker.mixture.weighed("vector", torch.zeros(len(toy.relations), 2), 5.0)
-    if case == "rescored":
-        small = {"rescoring": RescoringSettings(max_length=16), "text": text}
+    if case == "reranked":
+        small = {"reranking": RerankingSettings(max_length=16), "text": text}
         settings = ranker.reader.settings.model_copy(update=small)
-        rescorer = Rescorer(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-        ranker.reranking = Reranking(rescorer, Use(5, 2.0), 5.0)
+        reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+        ranker.reranking = Reranking(reranker, Use(5, 2.0), 5.0)
     if case.endswith("alone"):
         ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
@@ -122,29 +122,29 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
         assert p.parts["likelihood"].value == pytest.approx(
             sum(values) / (1 if case == "sum" else len(values)), abs=1e-5
         )
-    for name in parts - {"likelihood", "rescoring"}:
+    for name in parts - {"likelihood", "reranking"}:
         assert len({p.parts[name].value for p in found if p.parts}) > 10, (
             "values are told where weights are 0"
         )
     weights = {name: {p.parts[name].weight for p in found if p.parts} for name in parts}
     nothing = {"vectors that count nothing": "vector", "vectors alone": "likelihood",
-               "structure alone": "likelihood", "structure that counts nothing": "structure"}  # fmt: skip
+               "kge alone": "likelihood", "kge that counts nothing": "kge"}  # fmt: skip
     for name in parts:
         assert (weights[name] == {0.0}) == (nothing.get(case) == name)
 
 
-@pytest.mark.parametrize("damaged", ["model", "vector", "rescorer", "model by index", "vector by index"])
+@pytest.mark.parametrize("damaged", ["model", "vector", "reranker", "model by index", "vector by index"])
 def test_scores_that_are_no_numbers_are_refused(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, damaged: str
 ) -> None:
     ranker = make_ranker(TextSettings(max_length=40), VectorSettings(enabled=True))
     retrieval = None
-    if damaged == "rescorer":
-        small = ranker.reader.settings.model_copy(update={"rescoring": RescoringSettings(max_length=16)})
+    if damaged == "reranker":
+        small = ranker.reader.settings.model_copy(update={"reranking": RerankingSettings(max_length=16)})
         model = copy.deepcopy(ranker.reader.model)
         model.decoder[0].data.fill_(float("nan"))
-        rescorer = Rescorer(ranker.context, ranker.reader.tokenizer, model, small)
-        ranker.reranking = Reranking(rescorer, Use(5, 1.0), 1.0)
+        reranker = Reranker(ranker.context, ranker.reader.tokenizer, model, small)
+        ranker.reranking = Reranking(reranker, Use(5, 1.0), 1.0)
     if damaged.endswith("by index"):
         pytest.importorskip("faiss")
         retrieval = Retrieval(build_index(ranker, toy, "entity"), 31)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from conftest import vectors_of
 
-from kgmlm.config import RescoringSettings, TextSettings, VectorSettings
+from kgmlm.config import RerankingSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, EntityTable, ModelError, Queries, RelationTable
 from kgmlm.mixture import Mixture
 from kgmlm.ranker import Ranker, unit
+from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking
-from kgmlm.rescoring import Rescorer, Use
 from kgmlm.tokenization import SpanTokenizer
 
 
@@ -120,8 +120,8 @@ def test_an_entity_vector_is_a_function_of_its_text(
     fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
     assert wider.vectors is not None
     wider.vectors.adopt(toy.entities, vectors_of(ranker))
-    assert wider.unread() == 2
-    assert fresh.unread() == len(graph.entities)
+    assert wider.unread == 2
+    assert fresh.unread == len(graph.entities)
     torch.testing.assert_close(vectors_of(wider), vectors_of(fresh), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(wider)[-2])
     norms = vectors_of(wider).norm(dim=1)
@@ -144,19 +144,19 @@ def test_relations_weigh_vectors_by_themselves(
     )
 
 
-def test_rescoring_is_on_the_scale_of_the_scores(
+def test_reranking_is_on_the_scale_of_the_scores(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
-    small = {"rescoring": RescoringSettings(neighbors=2, max_length=16), "text": TextSettings(max_length=40)}
+    small = {"reranking": RerankingSettings(neighbors=2, max_length=16), "text": TextSettings(max_length=40)}
     settings = ranker.reader.settings.model_copy(update=small)
-    rescorer = Rescorer(toy.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    reranker = Reranker(toy.context, ranker.reader.tokenizer, ranker.reader.model, settings)
     one = unit("vector", ranker.reader.settings)
-    reranking = Reranking(rescorer, Use(3, 1.0), one)
+    reranking = Reranking(reranker, Use(3, 1.0), one)
     queries, _ = toy.queries("test")
     ids_BK = np.tile([3, 1, 4], (len(queries), 1))
     plain = reranking.read(queries, ids_BK, ranker.mixture)
-    torch.testing.assert_close(plain, rescorer.score(queries, ids_BK))
+    torch.testing.assert_close(plain, reranker.score(queries, ids_BK))
     table_R2 = torch.full((len(toy.relations), 2), 8 * one)
     weighed = ranker.mixture.weighed("vector", table_R2, 2 * one)
     torch.testing.assert_close(reranking.read(queries, ids_BK, weighed), plain * (1 + 8) / (1 + 2))

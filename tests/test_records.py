@@ -29,9 +29,8 @@ RECORD: dict[str, tuple[Any, str]] = {
     "status": ("done", "'status' is 'done'"),
     "sources": ([], "'sources' is"),
     "dataset": (None, "'dataset' is None"),
-    "rescoring": ({"weight": 1.0}, "'rescoring.k' is missing"),
+    "signals": ({"kge": 7}, "'signals.kge' is 7"),
     "began_from": ({"dataset": "toy"}, "'began_from.model' is missing"),
-    "structure": (7, "'structure' is 7"),
     "files": ({"config.toml": [{"size": "x"}]}, "'files.config.toml' is"),
 }
 

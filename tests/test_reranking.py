@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import Protocol, RescoringSettings, TextSettings, VectorSettings
+from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, Queries, Query
 from kgmlm.ranker import Ranker, unit
+from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking, best_of
-from kgmlm.rescoring import Rescorer, Use
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tokenization import Encoded, MaskedBatch
-from kgmlm.tuning import choose_rescoring
+from kgmlm.tuning import choose_reranking
 
-SMALL = RescoringSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
+SMALL = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
 
 
 @pytest.fixture
 def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
-    """A random first stage with a random rescorer: the same model, read in another way."""
+    """A random first stage with a random reranker: the same model, read in another way."""
     made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
     reader = made.reader
-    settings = reader.settings.model_copy(update={"rescoring": SMALL}).for_rescoring()
-    rescorer = Rescorer(reader.context, reader.tokenizer, reader.model, settings)
-    made.reranking = Reranking(rescorer, Use(5, 2.0), unit("vector", reader.settings))
+    settings = reader.settings.model_copy(update={"reranking": SMALL}).for_reranking()
+    reranker = Reranker(reader.context, reader.tokenizer, reader.model, settings)
+    made.reranking = Reranking(reranker, Use(5, 2.0), unit("vector", reader.settings))
     return made
 
 
@@ -43,7 +43,7 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
     known = 0
     for rows, _, said in ranker.said(queries):
         before = ranker.mixture.combine(said, queries[rows])
-        after = ranker.rescored(queries[rows], before)
+        after = ranker.reranked(queries[rows], before)
         for b, query in enumerate(queries[rows]):
             answered = torch.from_numpy(np.isin(np.arange(len(toy.entities)), list(answers(toy, query))))
             leading = before[b].masked_fill(answered, -torch.inf).topk(5).indices
@@ -52,7 +52,7 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
             assert int(gained.sum()) >= 4, "the worst read gains nothing"
             ahead = before[b] >= before[b, leading].min()
             assert after[b, ahead].min() > after[b, ~ahead].max()
-            read = ranker.reranking.rescorer.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
+            read = ranker.reranking.reranker.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
             gain = 2 * (read - read.min())
             close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
             close(after[b, leading], before[b, leading] + gain)
@@ -129,15 +129,15 @@ def test_what_training_answers_already_is_passed_over(ranker: Ranker, toy: Knowl
 def test_a_constant_scorer_stays_at_chance(ranker: Ranker, toy: KnowledgeGraph) -> None:
     queries, _ = toy.queries("test")
     flat = torch.full((len(queries), len(toy.entities)), -3.0)
-    assert torch.equal(ranker.rescored(queries, flat), flat)
+    assert torch.equal(ranker.reranked(queries, flat), flat)
 
 
-def test_what_a_shortlist_lacks_is_never_rescored(ranker: Ranker, toy: KnowledgeGraph) -> None:
+def test_what_a_shortlist_lacks_is_never_reranked(ranker: Ranker, toy: KnowledgeGraph) -> None:
     queries = toy.queries("test")[0][np.arange(2)]
     scores = torch.full((2, 6), MISSED)
     scores[:, :3] = torch.tensor([3.0, 2.0, 1.0])
     ids = np.array([[4, 5, 6, -1, -1, -1]] * 2)
-    after = ranker.rescored(queries, scores, ranker.pool(ids))
+    after = ranker.reranked(queries, scores, ranker.pool(ids))
     assert (after[:, 3:] == MISSED).all()
     assert (after[:, :3] > MISSED).all()
     assert (after[:, :3] != scores[:, :3]).any()
@@ -157,15 +157,15 @@ def test_new_entities_are_read_like_others(ranker: Ranker, toy: KnowledgeGraph) 
     twin = ranker.over(wider.context)
     assert twin.reranking is not None
     assert twin.reranking.use == ranker.reranking.use
-    rescorer, over = ranker.reranking.rescorer, twin.reranking.rescorer
+    reranker, over = ranker.reranking.reranker, twin.reranking.reranker
     queries = toy.queries("test")[0][np.arange(3)]
     ids = np.array([[0, 1]] * 3)
-    torch.testing.assert_close(over.score(queries, ids), rescorer.score(queries, ids))
+    torch.testing.assert_close(over.score(queries, ids), reranker.score(queries, ids))
     new = over.score(queries, np.full((3, 1), len(toy.entities)))
     assert new.isfinite().all()
 
 
-class Oracle(Rescorer):
+class Oracle(Reranker):
     """Knows the answers of a split, or the opposite of them."""
 
     graph: KnowledgeGraph
@@ -184,16 +184,18 @@ class Oracle(Rescorer):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: KnowledgeGraph, sign: float) -> None:
     protocol = Protocol(split="valid")
+    twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
+    toy = replace(toy, splits={**toy.splits, "valid": twice})
     reranking, ranker.reranking = ranker.reranking, None
     assert reranking is not None
     before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
-    with pytest.raises(ConfigError, match="no rescorer"):
-        choose_rescoring(ranker, toy, protocol)
-    made = reranking.rescorer
+    with pytest.raises(ConfigError, match="no reranker"):
+        choose_reranking(ranker, toy, protocol)
+    made = reranking.reranker
     oracle = Oracle(made.context, made.tokenizer, made.model, made.settings)
     oracle.graph, oracle.sign = toy, sign
-    ranker.reranking = replace(reranking, rescorer=oracle)
-    use, found = choose_rescoring(ranker, toy, protocol)
+    ranker.reranking = replace(reranking, reranker=oracle)
+    use, found = choose_reranking(ranker, toy, protocol)
     ranker.reranking = replace(ranker.reranking, use=use)
     assert found["mrr_first"] == pytest.approx(before)
     after = evaluate(ranker, toy, protocol).report["metrics"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from kgmlm.kg import ModelError, RunError
 from kgmlm.modeling import load_model
 from kgmlm.provenance import began_from
 from kgmlm.records import read_graph, write_graph
-from kgmlm.runs import VECTORS, open_run
+from kgmlm.reranker import Use
+from kgmlm.runs import open_run
+from kgmlm.signals.vector import Vector
 from kgmlm.tokenizer_sources import load_tokenizer
 
 
@@ -38,11 +41,17 @@ def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
     assert len(run.ranker("cpu").reader.names) == len(run.graph.entities)
 
 
-def test_a_new_model_leaves_out_a_rescoring_chosen_for_the_old_one(toy_run: Path, tmp_path: Path) -> None:
+def test_a_new_model_is_not_reranked_by_what_was_chosen_for_the_old_one(
+    toy_run: Path, tmp_path: Path
+) -> None:
     shutil.copytree(toy_run, tmp_path / "run")
-    run = open_run(tmp_path / "run").update(rescoring={"k": 3, "weight": 1.0})
-    run.save_model(run.ranker("cpu", rescorer=False))
-    assert open_run(tmp_path / "run").record["rescoring"] is None
+    run = open_run(tmp_path / "run")
+    run.save_chosen(replace(run.chosen, use=Use(3, 1.0)))
+    assert run.chosen.use == Use(3, 1.0)
+    made_by = run.made_by
+    run.save_model(run.ranker("cpu", rerank=False))
+    assert open_run(run.path).chosen.use is None
+    assert run.made_by != made_by
 
 
 def test_the_past_of_a_run_is_read_where_it_still_is(
@@ -52,39 +61,31 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.copytree(toy_run, base)
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
-    assert run.past(rescored=True) == ([], [])
-    run.update(
-        rescoring={
-            "k": 1,
-            "weight": 1.0,
-            "model": str(run.model_folder),
-            "began_from": began_from(str(run.model_folder)),
-        }
-    )
+    assert run.past(reranked=True) == ([], [])
+    shutil.copytree(toy_run, run.path / "reranker")
+    reranker = open_run(run.path / "reranker")
+    reranker.update(model=str(run.model_folder), began_from=began_from(str(run.model_folder)))
     shutil.move(run.path, tmp_path / "moved")
     run = open_run(tmp_path / "moved")
-    assert run.past(rescored=True) == ([], []), "its rescorer began with the run itself, wherever it is"
-    run = run.update(command="another", rescoring=None)
+    assert run.past(reranked=True) == ([], []), "its reranker began with the run itself, wherever it is"
+    run = run.update(command="another")
     model = str(base / "model")
-    run = run.update(
-        model=model,
-        began_from=began_from(model),
-        rescoring={"k": 1, "weight": 1.0, "model": model, "began_from": None},
-    )
-    for rescored in (False, True):
-        (graph,), gone = run.past(rescored)
+    run = run.update(model=model, began_from=began_from(model))
+    reranker = open_run(run.path / "reranker").update(model=model, began_from=None)
+    for reranked in (False, True):
+        (graph,), gone = run.past(reranked)
         assert graph.same(run.graph)
         assert gone == []
-    run = run.update(rescoring={"k": 1, "weight": 1.0, "model": model, "began_from": began_from(model)})
-    assert len(run.past(rescored=True)[0]) == 1, "the same run is read once"
+    reranker.update(model=model, began_from=began_from(model))
+    assert len(run.past(reranked=True)[0]) == 1, "the same run is read once"
     shutil.rmtree(base)
     shutil.copytree(toy_vector_run, base)
-    assert run.past(rescored=True) == ([], ["toy"]), "another run is there now"
+    assert run.past(reranked=True) == ([], ["toy"]), "another run is there now"
     shutil.rmtree(base)
     shutil.copytree(toy_run, base)
-    assert len(run.past(rescored=True)[0]) == 1
+    assert len(run.past(reranked=True)[0]) == 1
     (base / "graph" / "triples.parquet").write_bytes(b"PAR1")
-    assert run.past(rescored=True) == ([], ["toy"]), "what cannot be read cannot be checked"
+    assert run.past(reranked=True) == ([], ["toy"]), "what cannot be read cannot be checked"
 
 
 def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> N
         load_tokenizer(run.path)
     with pytest.raises(ModelError, match="is a run; its model is"):
         load_model(run.path)
-    vectors = run.model_folder / VECTORS
+    vectors = run.path / Vector.file
     vectors.rename(tmp_path / "vectors")
     with pytest.raises(RunError, match=r"vectors.*is missing"):
         run.ranker("cpu")
@@ -107,21 +108,6 @@ def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> N
     run = open_run(without_digests(run.path))
     with pytest.raises(ModelError, match="has no tokenizer"):
         run.ranker("cpu")
-
-
-def test_what_was_chosen_for_other_scores_is_marked(toy_vector_run: Path, tmp_path: Path) -> None:
-    shutil.copytree(toy_vector_run, tmp_path / "run")
-    early = open_run(tmp_path / "run")  # as a training that goes on beside what follows
-    ranker = early.ranker("cpu")
-    early.update(structure={"minutes": 1}, rescoring={"k": 1, "weight": 1.0}, weighing={"valid": {}})
-    early.save_model(ranker)
-    record = open_run(tmp_path / "run").record
-    assert record["rescoring"] is record["weighing"] is None
-    assert record["structure"] == {"minutes": 1, "outdated": True}
-    early.update(structure={"minutes": 1}, rescoring={"k": 1, "weight": 1.0})
-    record = early.save_weights(ranker, command="weigh").record
-    assert (record["rescoring"], record["weighing"]) == (None, {"command": "weigh"})
-    assert record["structure"]["outdated"]
 
 
 @pytest.mark.parametrize(
@@ -156,26 +142,17 @@ def test_a_newer_format_is_refused(toy_run: Path, tmp_path: Path) -> None:
         open_run(copy)
 
 
+def test_an_older_format_is_refused_in_one_sentence(toy_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_run, copy)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**record, "format": 1}))
+    with pytest.raises(RunError, match=f"older kgmlm; `kgmlm convert {copy}` converts it"):
+        open_run(copy)
+
+
 def test_a_run_without_a_model_says_how_to_go_on(toy_run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(toy_run, copy, ignore=shutil.ignore_patterns("model"))
     with pytest.raises(RunError, match="--resume"):
         open_run(copy).ranker()
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(toy_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    without_digests(run)
-    path = run / "model" / "tokenizer.json"
-    tokenizer = json.loads(path.read_text("utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary[max(vocabulary, key=vocabulary.__getitem__)] = 100_000
-    path.write_text(json.dumps(tokenizer), "utf-8")
-    with pytest.raises(ModelError, match="has a token 100000, its model 400"):
-        open_run(run).ranker("cpu")
-
-
-def test_a_device_that_holds_no_data_is_refused(toy_run: Path) -> None:
-    with pytest.raises(RunError, match="the device 'meta' cannot be used"):
-        open_run(toy_run).ranker("meta")

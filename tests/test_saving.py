@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import without_digests
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
 from kgmlm.ranker import Ranker
-from kgmlm.runs import NAMES, VECTORS, open_run
-from kgmlm.saving import save_model
+from kgmlm.runs import open_run
+from kgmlm.saving import NAMES, save_model
+from kgmlm.signals.vector import Vector
 from kgmlm.tokenization import SpanTokenizer
 
 
@@ -28,7 +28,7 @@ def test_damaged_entity_vectors_are_one_sentence(
     without_digests(copy)
     path = copy / "model" / "entity_vectors.safetensors"
     if vectors is None:
-        save_file({"vectors": torch.zeros(3, 32)}, path, metadata={"likelihood": "1.0", "vector": "5.0"})
+        save_file({"vectors": torch.zeros(3, 32)}, path)
     else:
         path.write_bytes(vectors)
     message = "cannot be read" if vectors else r"shape \(3, 32\)"
@@ -43,17 +43,15 @@ def test_vectors_of_another_type_or_against_the_settings_are_refused(
     run = tmp_path / "run"
     shutil.copytree(toy_vector_run, run)
     without_digests(run)
-    path = run / "model" / VECTORS
+    path = run / Vector.file
     whole = path.read_bytes()
-    with safe_open(path, "pt") as opened:
-        tensors, weights = {k: opened.get_tensor(k) for k in opened.keys()}, opened.metadata()  # noqa: SIM118
-    save_file({**tensors, "vectors": tensors["vectors"].double()}, path, metadata=weights)
-    with pytest.raises(RunError, match=r"cannot be read: its vectors or weights are not float32"):
+    save_file({"vectors": load_file(path)["vectors"].double()}, path)
+    with pytest.raises(RunError, match=r"cannot be read: its vectors are not float32"):
         open_run(run).ranker("cpu")
     path.write_bytes(whole)
     config = run / "config.toml"
     config.write_text(config.read_text().replace("enabled = true", "enabled = false"))
-    with pytest.raises(RunError, match=r"config\.toml is damaged: 'vector\.enabled' is false"):
+    with pytest.raises(RunError, match=r"settings of the run have vector\.enabled = false"):
         open_run(run).ranker("cpu")
 
 

@@ -15,11 +15,11 @@ from kgmlm.ranker import Ranker
 from kgmlm.scoring import (
     Normalization,
     PairTable,
+    distillation_loss,
     entity_loss,
     rank_candidates,
     score_candidates,
     score_shortlist,
-    teaching_loss,
     token_log_probs,
     token_loss,
     top,
@@ -153,7 +153,7 @@ def test_the_entity_loss_weighs_queries_alike() -> None:
     torch.testing.assert_close(entity_loss(scores, (rows, columns), 0.25), expected)
 
 
-def test_teaching_compares_only_what_is_no_answer() -> None:
+def test_distillation_compares_only_what_is_no_answer() -> None:
     generator = torch.Generator().manual_seed(0)
     scores, taught = torch.randn(2, 2, 6, generator=generator)
     answers = (torch.tensor([0, 0, 1]), torch.tensor([1, 2, 5]))
@@ -161,16 +161,16 @@ def test_teaching_compares_only_what_is_no_answer() -> None:
     first = (p * (p.log() - log_q)).sum()
     p, log_q = taught[1, :5].softmax(0), (scores[1, :5] / 0.25).log_softmax(0)
     second = (p * (p.log() - log_q)).sum()
-    torch.testing.assert_close(teaching_loss(scores, taught, answers, 0.25), (first + second) / 2)
+    torch.testing.assert_close(distillation_loss(scores, taught, answers, 0.25), (first + second) / 2)
 
 
-def test_teaching_is_nothing_where_the_two_agree_or_all_is_known() -> None:
+def test_distillation_is_nothing_where_the_two_agree_or_all_is_known() -> None:
     taught = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
     scores = (taught * 0.25 + torch.tensor([[3.0], [-1.0]])).requires_grad_()
     answers = (torch.tensor([0, 1, 1, 1, 1]), torch.tensor([2, 0, 1, 2, 3]))
     with torch.no_grad():
         scores[0, 2] = 9.0  # an answer may score as it likes
-    loss = teaching_loss(scores, taught, answers, 0.25)
+    loss = distillation_loss(scores, taught, answers, 0.25)
     assert loss.item() == pytest.approx(0, abs=1e-6)
     loss.backward()
     assert scores.grad is not None

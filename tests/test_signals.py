@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from kgmlm import signals
-from kgmlm.config import Protocol, StructureSettings, VectorSettings
-from kgmlm.embedding import train_structure
+from kgmlm.cli import app
+from kgmlm.config import KGESettings, Protocol, VectorSettings
 from kgmlm.evaluation import evaluate
+from kgmlm.files import write_json
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable, IntArray, Query
+from kgmlm.kg import EntityTable, IntArray, Queries, Query
 from kgmlm.pool import Pool, Reading
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
+from kgmlm.runs import open_run
 from kgmlm.signals import SIGNALS, Signal
-from kgmlm.tuning import weigh_signal
+from kgmlm.signals.kge import KGE
 
 
 @pytest.fixture
 def whole(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
     """A ranker that has every signal."""
     ranker = make_ranker(vector=VectorSettings(enabled=True))
-    ranker.signals["structure"] = train_structure(toy, StructureSettings(dimension=4, epochs=1))
-    ranker.mixture = ranker.mixture.evenly("structure", 0.5)
+    ranker.signals["kge"] = KGE.fit(toy, KGESettings(dimension=4, epochs=1))
+    ranker.mixture = ranker.mixture.evenly("kge", 0.5)
     return ranker
 
 
@@ -80,30 +85,51 @@ class TestEverySignal:
 
 
 class Longest:
-    """Long names first: a signal in ten lines."""
+    """Long names first: a signal in a few lines, with a factor that it learns."""
 
     name: ClassVar[str] = "longest"
     reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/longest.json"
 
-    def __init__(self, reader: Reader) -> None:
-        surfaces = reader.context.entities.column("surface")
-        self.lengths_N = torch.tensor([float(len(x)) for x in surfaces])
+    def __init__(self, entities: EntityTable, factor: float) -> None:
+        self.factor = factor
+        self.lengths_N = factor * torch.tensor([float(len(x)) for x in entities.column("surface")])
 
     def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
         found = self.lengths_N[torch.from_numpy(pool.filled)]
         return found if pool.own else found.expand(len(reading.queries), -1).clone()
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Longest:
-        return Longest(reader)
+        return Longest(reader.context.entities, self.factor)
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        return None
+
+    @classmethod
+    def fit(cls, graph: KnowledgeGraph, settings: Any, advance: Any = None, device: Any = None) -> Longest:
+        return cls(graph.entities, 1 / len(graph.splits["train"]))
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.factor)
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Longest:
+        return cls(graph.entities, json.loads(path.read_text()))
 
 
-def test_one_more_signal_is_ranked_weighed_explained_and_evaluated(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line in the registry."""
     monkeypatch.setitem(signals.SIGNALS, "longest", Longest)
-    ranker = make_ranker()
-    ranker.signals["longest"] = Longest(ranker.reader)
-    ranker.mixture = ranker.mixture.evenly("longest", 100.0)
+
+
+@pytest.mark.usefixtures("longest")
+def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_graph(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker().with_signal(Longest(toy.entities, 1.0))
+    plain, ranker = ranker, ranker.but(mixture=ranker.mixture.evenly("longest", 100.0))
     longest = max(toy.entities.column("surface"), key=len)
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     ((_, found),) = Predictor(toy, ranker).predict([query], k=3, explain=True)
@@ -111,11 +137,32 @@ def test_one_more_signal_is_ranked_weighed_explained_and_evaluated(
     assert found[0].parts is not None
     assert found[0].parts["longest"] == (100.0, float(len(longest)))
     assert json.dumps(found[0].as_json())
-    chosen, figures = weigh_signal(ranker, "longest", toy, Protocol(split="valid"))
-    assert figures["mrr"] >= figures["mrr_text"]
-    assert chosen.tables["longest"].shape == (len(toy.relations), 2)
-    plain = evaluate(ranker.but(mixture=ranker.mixture.without("longest")), toy, Protocol())
     mixed = evaluate(ranker, toy, Protocol())
-    assert plain.report["metrics"] != mixed.report["metrics"]
+    assert evaluate(plain, toy, Protocol()).report["metrics"] != mixed.report["metrics"]
     wider = Predictor(toy, ranker).with_entities(EntityTable(["q1"], ["A" * 99]))
     assert wider.rank(head="usa", relation="located_in", k=1)["tail_label"].tolist() == ["q1"]
+
+
+@pytest.mark.usefixtures("longest")
+def test_one_more_signal_is_trained_beside_a_run_tuned_saved_and_opened_again(
+    toy_run: Path, tmp_path: Path
+) -> None:
+    run = str(shutil.copytree(toy_run, tmp_path / "run"))
+    done = CliRunner().invoke(app, ["tune", run, "--add", "longest", "--json", "-q"])
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)["longest"]
+    assert {"mrr", "mrr_text", "mrr_longest", "mrr_one_weight"} <= figures.keys()
+    opened = open_run(run, verify=True)
+    assert "kgmlm" in opened.record["signals"]["longest"]["versions"]
+    for scores in ("all", "longest", "text"):
+        asked = ["evaluate", run, "--split", "valid", "--scores", scores, "--json", "-q"]
+        done = CliRunner().invoke(app, asked)
+        assert done.exit_code == 0, done.output
+        report = json.loads(done.stdout)
+        if scores != "all":
+            assert report["metrics"]["mrr"] == pytest.approx(figures[f"mrr_{scores}"])
+    ranker = opened.ranker("cpu")
+    assert ranker.signals["longest"].score(Reading(Queries.of([])), ranker.pool()).shape[1] > 0
+    assert ranker.mixture.tables["longest"].shape == (len(opened.graph.relations), 2)
+    assert CliRunner().invoke(app, ["tune", run, "--drop", "longest", "-q"]).exit_code == 0
+    assert "longest" not in open_run(run).ranker("cpu").signals

@@ -45,7 +45,7 @@ def test_more_accumulation_than_batches_is_refused(toy: KnowledgeGraph, tmp_path
     assert list(tmp_path.iterdir()) == [], "refused before anything is laid"
 
 
-@pytest.mark.parametrize("objective", ["entity", "masked", "rescore"])
+@pytest.mark.parametrize("objective", ["entity", "masked", "rerank"])
 def test_more_processes_than_batches_are_refused(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], objective: str
 ) -> None:

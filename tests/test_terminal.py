@@ -157,7 +157,7 @@ def test_an_explanation_is_readable_and_adds_up(
             (("\u0120Tok", " Tok"), ("yo", "yo"), ("\u0120[x", " [x"), ("\u00c3", ""))
         )
     )
-    parts = {"likelihood": Part(1.0, -2.5), "vector": Part(4.0, 0.5), "structure": Part(0.0, 3.0)}
+    parts = {"likelihood": Part(1.0, -2.5), "vector": Part(4.0, 0.5), "kge": Part(0.0, 3.0)}
     found = [Prediction(1, 0, "tokyo", "Tokyo", -0.5, False, tokens, parts)]
 
     class Double:

@@ -10,11 +10,11 @@ from kgmlm.runs import open_run
 from kgmlm.upkeep import ENDED, check_output, writing
 
 
-def test_a_rescorer_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
+def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
-    shutil.copytree(toy_run, run / "rescorer")
-    with writing(run, "rescore"), pytest.raises(RunError, match="in use"), writing(run / "rescorer", "train"):
+    shutil.copytree(toy_run, run / "reranker")
+    with writing(run, "rerank"), pytest.raises(RunError, match="in use"), writing(run / "reranker", "train"):
         pass
 
 
@@ -43,18 +43,18 @@ def test_a_reader_touches_nothing_that_is_being_written(toy_run: Path, tmp_path:
 def test_a_writer_removes_what_a_kill_has_left(toy_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
-    left = ("checkpoints/step-00000009/model", ".model.4k2_x9ab", "checkpoints/.step-00000009.ab.kgmlm-part",
-            "index/.entity.ab.kgmlm-part", "rescorer/.model.ab.kgmlm-part",
-            ".structure.safetensors.ab.kgmlm-part",
+    left = ("checkpoints/step-00000009/model", "checkpoints/.step-00000009.ab.kgmlm-part",
+            "index/.entity.ab.kgmlm-part", "reranker/.model.ab.kgmlm-part",
+            "signals/.kge.safetensors.ab.kgmlm-part",
             "model/.entity_vectors.safetensors.ab.kgmlm-part")  # fmt: skip
     for name in left:
         (run / name).mkdir(parents=True)
-    shutil.copy(run / "run.json", run / "rescorer" / "run.json")
+    shutil.copy(run / "run.json", run / "reranker" / "run.json")
     (tmp_path / ".run.ab.kgmlm-part").mkdir()
     others = tmp_path / ".run.old"
     others.mkdir()
     assert open_run(run).record["status"] in ENDED
-    with writing(run, "weigh"):
+    with writing(run, "tune"):
         pass
     assert not (run / "checkpoints").exists()
     assert not list(run.rglob(".*"))

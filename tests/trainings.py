@@ -9,6 +9,7 @@ from typing import Any
 
 from kgmlm.config import Settings, load_settings
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.mixture import Mixture
 from kgmlm.ranker import Ranker
 from kgmlm.starting import start_run
 from kgmlm.training import Outcome, train
@@ -36,8 +37,8 @@ class Validation:
     def __init__(self, *values: float) -> None:
         self.values = list(values)
 
-    def __call__(self, ranker: Ranker) -> Mapping[str, float]:
-        return {"mrr": self.values.pop(0) if self.values else 0.0}
+    def __call__(self, ranker: Ranker) -> tuple[Mixture, Mapping[str, float]]:
+        return ranker.mixture, {"mrr": self.values.pop(0) if self.values else 0.0}
 
 
 def go(path: Path, toy: KnowledgeGraph, *more: str, **options: Any) -> Outcome:

@@ -134,7 +134,7 @@ def timed(search: Callable[[SpanOutput], Any], spans: list[SpanOutput]) -> dict[
 def recalls(
     ranker: Ranker, retriever: Retriever, spans: list[SpanOutput], best: list[torch.Tensor]
 ) -> dict[str, float]:
-    """Share of the exact top 10 in rescored shortlists of 100, and of the top 100 in those of 1,000."""
+    """Share of the exact top 10 in reranked shortlists of 100, and of the top 100 in those of 1,000."""
     found = {}
     for first, k in ((10, 100), (100, 1000)):
         hits = total = 0

@@ -20,14 +20,14 @@ from kgmlm.cli.options import (
     Json,
     Precision,
     Quiet,
-    Rescore,
+    Rerank,
     Retrieve,
     RunArgument,
     Scores,
     SkipHeader,
     Verify,
 )
-from kgmlm.cli.steps import Way, read_entities, tell_not_rescored
+from kgmlm.cli.steps import Way, read_entities, tell_not_reranked
 from kgmlm.terminal import (
     handled,
     print_comparison,
@@ -76,7 +76,7 @@ def evaluate(
     ] = None,
     scores: Scores = "all",
     allow_self: AllowSelf = False,
-    rescore: Rescore = None,
+    rerank: Rerank = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
@@ -107,11 +107,11 @@ def evaluate(
         candidates=candidates or (None if graph is None or protocol else "graph"),
         allow_self=allow_self or None,
     )
-    way = Way(scores, allow_self, rescore, retrieve, index, effort, precision, device)
+    way = Way(scores, allow_self, rerank, retrieve, index, effort, precision, device)
     opened = open_run(run, verify=verify)
     other = None if graph is None else load_graph(graph, skip_header=skip_header)
     (other or opened.graph).triples(settings.split)  # is there, or this says so before the heavy imports
-    scope, unchecked = _scope(opened, other, settings, way.rescores, allowed)
+    scope, unchecked = _scope(opened, other, settings, way.reranks, allowed)
     ranker, result = _evaluate(opened, scope, settings, way, batch_size, quiet)
     report = whole_report(opened, ranker, result, precision, unchecked)
     if as_json:
@@ -149,12 +149,12 @@ def _check(
 
 
 def _scope(
-    run: Run, other: KnowledgeGraph | None, protocol: Protocol, rescored: bool, allowed: Mapping[str, bool]
+    run: Run, other: KnowledgeGraph | None, protocol: Protocol, reranked: bool, allowed: Mapping[str, bool]
 ) -> tuple[Scope, list[str]]:
     """What is asked, and the datasets of earlier runs that are gone, so nothing is checked against them."""
     from kgmlm.scope import Scope
 
-    earlier, gone = run.past(rescored)
+    earlier, gone = run.past(reranked)
     if gone:
         tell(
             f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
@@ -167,14 +167,12 @@ def _scope(
 def _evaluate(
     run: Run, scope: Scope, protocol: Protocol, way: Way, batch_size: int, quiet: bool
 ) -> tuple[Ranker, Evaluation]:
-    """Rank under a bar, and say of what the run has beside its model why it is left out or out of date."""
+    """Rank under a bar, and say of a reranker why it is left out."""
     from kgmlm.evaluation import evaluate
 
     quiet_transformers()
     ranker = way.ranker(run, scope.graph)
-    if "structure" in ranker.mixture.signals and (run.record.get("structure") or {}).get("outdated"):
-        tell(f"weights of structure were chosen for other scores: kgmlm fuse {run.path} --from {run.path}")
-    tell_not_rescored(run, way)
+    tell_not_reranked(run, way)
     with progress_bar(quiet=quiet) as progress:
         read_entities(ranker, progress, batch_size)
         retrieval = way.retrieval(run, ranker)
@@ -209,9 +207,9 @@ def whole_report(
         "trained_on": run.graph.name,
         "unchecked": list(unchecked),
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
-        "structure": run.record.get("structure") if "structure" in counting else None,
-        "weighing": run.record.get("weighing") if "vector" in counting else None,
-        "rescoring": _rescoring(run, ranker),
+        "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
+        "chosen_by": dict(run.chosen.by) if len(counting) > 1 or ranker.reranking else None,
+        "reranking": _reranking(run, ranker),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
         "versions": provenance.versions(),
@@ -220,12 +218,17 @@ def whole_report(
     }
 
 
-def _rescoring(run: Run, ranker: Ranker) -> dict[str, Any] | None:
-    """What a report says of rescoring."""
-    if ranker.reranking is None or not ranker.reranking.use.k:
+def _reranking(run: Run, ranker: Ranker) -> dict[str, Any] | None:
+    """What a report says of reranking."""
+    from kgmlm.runs import open_run
+    from kgmlm.upkeep import RERANKER
+
+    if ranker.reranking is None:
         return None
-    record = run.record["rescoring"]
-    return {**record, **asdict(ranker.reranking.use)}
+    trained = open_run(run.path / RERANKER)
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
+    how = {key: trained.record.get(key) for key in keys}
+    return {**how, "settings": trained.settings.model_dump(mode="json"), **asdict(ranker.reranking.use)}
 
 
 def ranks_name(
@@ -252,11 +255,8 @@ def ranks_name(
 
 def _keep_ranks(run: Run, evaluation: Evaluation, path: Path | None, name: str) -> None:
     """Write ranks where they are asked for, or into the run under a name, if it can be written."""
-    from kgmlm import provenance
-
     try:
-        made_by = provenance.scores_of(run.record)
-        evaluation.write_ranks(path or run.path / "ranks" / name, made_by, follow=path is not None)
+        evaluation.write_ranks(path or run.path / "ranks" / name, run.made_by, follow=path is not None)
     except OSError as error:
         if path is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
@@ -301,13 +301,13 @@ def compare(
     Pairs their ranks triple by triple: a 95 % interval of each difference by resampling triples, and p, how
     often swapping the two at random gives as large a one. Seeds of training are another source of chance.
     """
-    from kgmlm import comparison, provenance, ranks_file, runs
+    from kgmlm import comparison, ranks_file, runs
 
     found_at = [ranks_file.find_ranks(path, split) for path in (a, b)]
     one, other = (ranks_file.read_ranks(path) for path in found_at)
     for path, ranks in zip((a, b), found_at, strict=True):
         made_by = ranks_file.made_by(ranks)
-        if path.is_dir() and made_by and made_by != provenance.scores_of(runs.open_run(path).record):
+        if path.is_dir() and made_by and made_by != runs.open_run(path).made_by:
             tell(f"{ranks} is of {path} as it was before; `kgmlm evaluate` makes it again")
     found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     if as_json:

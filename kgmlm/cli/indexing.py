@@ -49,7 +49,7 @@ def index(
     default = "entity" if opened.settings.vector.enabled else "likelihood"
     chosen = check_kind(default if kind is None else kind)
     quiet_transformers()
-    ranker = opened.ranker(device, rescorer=False)
+    ranker = opened.ranker(device, rerank=False)
     with progress_bar(quiet=quiet) as progress:
         task = progress.add_task("indexing", total=None)
         made = build_index(

@@ -9,16 +9,15 @@ import typer
 
 MOST = 2**32 - 1  # of any number of a command
 
-Part = Literal["all", "text", "likelihood", "vector", "structure"]
 Kind = Literal["likelihood", "entity"]
 
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
 Scores = Annotated[
-    Part,
+    str,
     typer.Option(
-        help="all that a run has; its text, without the structural model; or likelihood, vector or "
-        "structure alone."
+        help="all that a run has; its text, without what is trained beside it; or likelihood, vector or kge "
+        "alone."
     ),
 ]
 Retrieve = Annotated[
@@ -34,12 +33,12 @@ Effort = Annotated[
     int | None,
     typer.Option(min=1, max=MOST, help="How hard the index tries; by default as hard as when it was built."),
 ]
-Rescore = Annotated[
+Rerank = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=MOST,
-        help="Rescore so many of the best, in runs with a rescorer (`kgmlm rescore`); by default as many as "
+        help="Rerank so many of the best, in runs with a reranker (`kgmlm rerank`); by default as many as "
         "validation chose. 0 is none.",
     ),
 ]

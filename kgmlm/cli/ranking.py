@@ -17,7 +17,7 @@ from kgmlm.cli.options import (
     IndexKind,
     Json,
     Quiet,
-    Rescore,
+    Rerank,
     Retrieve,
     RunArgument,
     Scores,
@@ -58,7 +58,7 @@ def rank(
     ] = False,
     scores: Scores = "all",
     allow_self: AllowSelf = False,
-    rescore: Rescore = None,
+    rerank: Rerank = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
@@ -92,10 +92,10 @@ def rank(
     from kgmlm.prediction import Predictor
 
     quiet_transformers()
-    way = Way(scores, allow_self, rescore, retrieve, index, effort, device=device)
+    way = Way(scores, allow_self, rerank, retrieve, index, effort, device=device)
     ranker = way.ranker(opened, graph)
     predictor = Predictor(graph, ranker.unconstrained() if allow_self else ranker)
-    unread = predictor.ranker.unread()
+    unread = predictor.ranker.unread
     with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
         read_entities(predictor.ranker, progress, batch_size)
         predictor.retrieval = way.retrieval(opened, predictor.ranker)

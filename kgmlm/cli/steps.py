@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
-from kgmlm.cli.options import Kind, Part
+from kgmlm.cli.options import Kind
 from kgmlm.terminal import PhaseBars, TrainingBar, progress_bar, tell
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.mixture import Mixture
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
     from kgmlm.shortlisting import Retrieval
@@ -59,43 +60,48 @@ class Way:
     What is None goes by the run; ``allow_self`` lets an entity be its own answer.
     """
 
-    scores: Part = "all"
+    scores: str = "all"
     allow_self: bool = False
-    rescore: int | None = None
+    rerank: int | None = None
     retrieve: int | None = None
     index: Kind | None = None
     effort: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
+        if self.scores not in ("all", "text", "likelihood", "vector", "kge"):
+            from kgmlm.ranker import check_scores
+
+            check_scores(self.scores)
+
     @property
-    def rescores(self) -> bool:
-        """Whether a rescorer takes part, where the run has one."""
-        return self.scores in ("all", "text") and self.rescore != 0
+    def reranks(self) -> bool:
+        """Whether a reranker takes part, where the run has one."""
+        return self.scores in ("all", "text") and self.rerank != 0
 
     def ranker(self, run: Run, graph: KnowledgeGraph) -> Ranker:
         """A run's ranker over a graph, by the parts of the score that were asked for.
 
         Raises:
-            ConfigError: when the run has no such part, or nothing to rescore with.
+            ConfigError: when the run has no such part, or nothing to rerank with.
         """
         from kgmlm.kg import ConfigError
+        from kgmlm.upkeep import has_reranker
 
-        ranker = run.ranker(self.device, graph=graph, rescorer=self.rescores)
-        ranker = ranker.by(self.scores)
-        if self.rescore:
+        ranker = run.ranker(self.device, graph, self.scores, self.reranks)
+        if self.rerank:
+            if not self.reranks:
+                raise ConfigError(f"--rerank goes with --scores all or text, not {self.scores}")
+            if not has_reranker(run.path):
+                raise ConfigError(f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one")
             if ranker.reranking is None:
                 raise ConfigError(
-                    f"{run.path} has no rescorer; `kgmlm rescore {run.path}` trains one"
-                    if self.rescores
-                    else f"--rescore goes with --scores all or text, not {self.scores}"
+                    f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
+                    f"`kgmlm tune {run.path}` chooses again"
                 )
-            if not ranker.reranking.use.k:
-                raise ConfigError(
-                    f"{run.path}: validation chose not to rescore, so there is no weight to rescore with; "
-                    f"`kgmlm rescore {run.path} --from {run.path}` chooses again"
-                )
-            use = replace(ranker.reranking.use, k=self.rescore)
+            use = replace(ranker.reranking.use, k=self.rerank)
             ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
         ranker.reduce(self.precision == "bf16")
         return ranker
@@ -111,7 +117,7 @@ class Way:
         return [
             *([] if self.scores == "all" else [self.scores]),
             *(["allow-self"] if self.allow_self else []),
-            *([] if self.rescore is None else [f"rescore-{self.rescore}"]),
+            *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
             *([] if self.index is None else [self.index]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),
@@ -119,16 +125,17 @@ class Way:
 
 
 def read_entities(ranker: Ranker, progress: Progress, batch_size: int) -> None:
-    """Read the vectors that are missing, with a bar."""
-    if unread := ranker.unread():
+    """Read the vectors that are missing and count, with a bar."""
+    if unread := ranker.unread:
+        assert ranker.vectors is not None
         task = progress.add_task("reading entities", total=unread)
-        ranker.read_entities(batch_size, lambda n: progress.advance(task, n))
+        ranker.vectors.read(batch_size, lambda n: progress.advance(task, n))
 
 
 def train_under_bar(
     run: Run,
     ranker: Ranker,
-    validation: Callable[[Ranker, PhaseBars], dict[str, float]] | None,
+    validation: Callable[[Ranker, PhaseBars], tuple[Mixture, dict[str, float]]] | None,
     further: str,
     quiet: bool,
     **options: Any,
@@ -159,30 +166,10 @@ def train_under_bar(
     return outcome
 
 
-def tell_rescoring_outdated(run: Run) -> None:
-    """Say it where rescoring was chosen for the scores that a run had before."""
-    if run.record.get("rescoring"):
-        tell(f"rescoring is left out until it is chosen again: kgmlm rescore {run.path} --from {run.path}")
+def tell_not_reranked(run: Run, way: Way) -> None:
+    """Say so where a run's reranker is not trained to its end."""
+    from kgmlm.upkeep import RERANKER, has_reranker
 
-
-def tell_outdated(run: Run) -> None:
-    """Say what was chosen on validation for the scores that a run had before."""
-    from kgmlm.runs import STRUCTURE
-
-    tell_rescoring_outdated(run)
-    if (run.path / STRUCTURE).is_file():
-        tell(
-            f"weights of structure were chosen for the scores before: kgmlm fuse {run.path} --from {run.path}"
-        )
-
-
-def tell_not_rescored(run: Run, way: Way) -> None:
-    """Say why a run is not rescored, where it has something of a rescorer."""
-    from kgmlm.upkeep import RESCORER
-
-    if not way.rescores or way.rescore is not None or run.record.get("rescoring"):
-        return
-    if (run.path / RESCORER / "model" / "config.json").is_file():
-        tell(f"not rescored until it is chosen how: kgmlm rescore {run.path} --from {run.path}")
-    elif (run.path / RESCORER / "run.json").is_file():
-        tell(f"not rescored, its rescorer is not trained: kgmlm rescore {run.path} --resume")
+    untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
+    if way.reranks and way.rerank is None and untrained:
+        tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")

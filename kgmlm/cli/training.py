@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kgmlm.cli.options import MaxSteps, Quiet, SkipHeader
-from kgmlm.cli.steps import main_process, settings_of, tell_outdated, train_under_bar, writes_run
+from kgmlm.cli.steps import main_process, settings_of, train_under_bar, writes_run
 from kgmlm.terminal import PhaseBars, handled, progress_bar, quiet_transformers, tell
 
 if TYPE_CHECKING:
     from kgmlm.config import Settings
+    from kgmlm.mixture import Mixture
     from kgmlm.ranker import Ranker
     from kgmlm.runs import Run
-    from kgmlm.signals.structure import Structure
 
 
 @handled
@@ -42,7 +42,7 @@ def train(
     teacher: Annotated[
         Path | None,
         typer.Option(
-            help="With training.teaching: learn from the structural model of this run, or from its teacher, "
+            help="With training.distillation: learn from the KGE model of this run, or from its teacher, "
             "instead of training one first.",
             show_default=False,
         ),
@@ -118,16 +118,16 @@ def _check_settings(settings: Settings, set_: list[str] | None, teacher: Path | 
     """Refuse settings that another command trains with, and a teacher that they do not go with."""
     from kgmlm.kg import RunError
 
-    if settings.training.objective == "rescore":
-        raise RunError("the objective 'rescore' is trained beside a run, by `kgmlm rescore RUN`")
-    if teacher is not None and (resume or not settings.training.teaching):
+    if settings.training.objective == "rerank":
+        raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
+    if teacher is not None and (resume or not settings.training.distillation):
         raise RunError(
             "--teacher is for the start of a run"
             if resume
-            else "--teacher teaches nothing without `--set training.teaching=1`"
+            else "--teacher teaches nothing without `--set training.distillation=1`"
         )
-    if teacher is not None and (given := settings_of("structure", set_)):
-        raise RunError(f"--teacher takes a structural model as it is; {given[0]} goes without it")
+    if teacher is not None and (given := settings_of("kge", set_)):
+        raise RunError(f"--teacher takes a KGE model as it is; {given[0]} goes without it")
 
 
 def _check_tracker(name: str) -> None:
@@ -179,25 +179,23 @@ def _start(
     quiet: bool,
 ) -> tuple[Run, Ranker]:
     """Lay a new run, with its teacher where it learns from one, and say what it is about."""
-    from kgmlm.config import StructureSettings
+    from kgmlm.config import KGESettings
     from kgmlm.datasets import load_graph
     from kgmlm.runs import open_run
-    from kgmlm.starting import make_structure, start_run
+    from kgmlm.starting import fit_signal, start_run
 
     quiet_transformers()
     graph = load_graph(dataset, skip_header=skip_header)
-    lent = None if teacher is None else open_run(teacher).lend_structure(graph)
+    lent = None if teacher is None else open_run(teacher).lend("kge", graph)
     if lent and lent[1]["settings"]:
-        settings = settings.model_copy(
-            update={"structure": StructureSettings.model_validate(lent[1]["settings"])}
-        )
+        settings = settings.model_copy(update={"kge": KGESettings.model_validate(lent[1]["settings"])})
 
-    def teach() -> tuple[Structure, dict[str, Any]]:
+    def teach() -> tuple[Any, dict[str, Any]]:
         if lent:
             return lent
         with progress_bar(quiet=quiet) as progress:
-            bar = partial(PhaseBars(progress), "training structure")
-            return make_structure(graph, settings.structure, bar)
+            bar = partial(PhaseBars(progress), "training kge")
+            return fit_signal("kge", graph, settings, bar)
 
     run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach)
     if main_process():
@@ -227,21 +225,20 @@ def _tell_start(run: Run, ranker: Ranker) -> None:
             f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
         )
     if taught := run.record["teacher"]:
-        tell(f"taught by a structural model: {taught['command']}")
+        tell(f"taught by a KGE model: {taught['command']}")
 
 
 def _train(run: Run, ranker: Ranker, quiet: bool, options: dict[str, Any]) -> None:
     """Train a run with validation, if its graph has a split for it, and say how it ended."""
     from kgmlm.config import Protocol
-    from kgmlm.tuning import validating
+    from kgmlm.tuning import weigh_text
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
 
-    def validation(current: Ranker, advance: PhaseBars) -> dict[str, float]:
-        return validating(run.graph, protocol, advance)(current)
+    def validation(current: Ranker, advance: PhaseBars) -> tuple[Mixture, dict[str, float]]:
+        return weigh_text(current, run.graph, protocol, advance)
 
-    written = _written(run)
     outcome = train_under_bar(
         run,
         ranker,
@@ -252,12 +249,5 @@ def _train(run: Run, ranker: Ranker, quiet: bool, options: dict[str, Any]) -> No
     )
     if not main_process():
         return
-    if options["resume"] and written != _written(run):
-        tell_outdated(run)
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
-
-
-def _written(run: Run) -> int:
-    """When a run's model was written; 0 where there is none yet."""
-    return run.model_folder.stat().st_mtime_ns if run.model_folder.is_dir() else 0

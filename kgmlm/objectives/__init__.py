@@ -15,11 +15,11 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
 from kgmlm.objectives.contract import Losses, Objective
 from kgmlm.objectives.masked import MASKED
-from kgmlm.objectives.pairs import RESCORE
+from kgmlm.objectives.pairs import RERANK
 from kgmlm.objectives.ranking import ENTITY, TOKEN
 from kgmlm.objectives.streams import BatchStream, Task
 from kgmlm.ranker import Ranker
-from kgmlm.signals.structure import Structure
+from kgmlm.signals.kge import KGE
 
 __all__ = [
     "OBJECTIVES",
@@ -27,7 +27,7 @@ __all__ = [
     "Losses",
     "Objective",
     "Task",
-    "check_teaching",
+    "check_distillation",
     "objective",
     "stream_of",
 ]
@@ -36,19 +36,21 @@ OBJECTIVES: dict[str, Objective[Any]] = {
     "entity": ENTITY,
     "token": TOKEN,
     "masked": MASKED,
-    "rescore": RESCORE,
+    "rerank": RERANK,
 }
 
 
-def check_teaching(settings: TrainingSettings) -> None:
+def check_distillation(settings: TrainingSettings) -> None:
     """Refuse to teach an objective that cannot be taught.
 
     Raises:
         ConfigError: when the settings ask for it.
     """
-    if settings.teaching and not OBJECTIVES[settings.objective].teachable:
-        names = " or ".join(f"'{name}'" for name, kind in OBJECTIVES.items() if kind.teachable)
-        raise ConfigError(f"training.teaching goes with the objective {names}, not '{settings.objective}'")
+    if settings.distillation and not OBJECTIVES[settings.objective].distillable:
+        names = " or ".join(f"'{name}'" for name, kind in OBJECTIVES.items() if kind.distillable)
+        raise ConfigError(
+            f"training.distillation goes with the objective {names}, not '{settings.objective}'"
+        )
 
 
 def _checked_stream(task: Task) -> BatchStream[Any, Any]:
@@ -90,17 +92,17 @@ def objective(
     settings: TrainingSettings,
     share: tuple[int, int],
     first: Ranker | None = None,
-    teacher: Structure | None = None,
+    teacher: KGE | None = None,
 ) -> tuple[BatchStream[Any, Any], Losses]:
     """The stream and the loss of a run's objective.
 
     Args:
         share: (rank, world size) of this process.
-        first: what the objective "rescore" rescores.
-        teacher: what a teachable objective learns of as well.
+        first: what the objective "rerank" reranks.
+        teacher: what a distillable objective learns of as well.
 
     Raises:
-        ConfigError: as :func:`stream_of` says, or when the objective "rescore" has nothing to rescore.
+        ConfigError: as :func:`stream_of` says, or when the objective "rerank" has nothing to rerank.
     """
     task = Task(ranker, graph, settings, share, first, teacher)
     stream = _checked_stream(task)

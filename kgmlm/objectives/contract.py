@@ -18,10 +18,10 @@ class Losses(Protocol):
     """A loss as a function of a batch, and what it remembers between batches.
 
     Attributes:
-        offsets: what is learned beside the model; in training by several processes, wrapped.
+        residuals: what is learned beside the model; in training by several processes, wrapped.
     """
 
-    offsets: torch.nn.Module | None
+    residuals: torch.nn.Module | None
 
     def __call__(self, model: Callable[..., SpanOutput], batch: Any) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
@@ -36,7 +36,7 @@ class Losses(Protocol):
 class Stateless:
     """The state of losses that keep nothing beside the model."""
 
-    offsets: torch.nn.Module | None = None
+    residuals: torch.nn.Module | None = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """Nothing."""
@@ -53,7 +53,7 @@ class Objective(Generic[_Stream]):
     Attributes:
         stream: makes its stream of micro-batches.
         losses: makes its loss, of the same task and its stream.
-        teachable: a structural model may teach it.
+        distillable: a KGE model may teach it.
         keeps_last: it learns something else than ranking, so the last model is kept, not the one that ranks
             best.
         checks_queries: queries must fit ``text.max_length`` before a run is written; where they do not come
@@ -62,6 +62,6 @@ class Objective(Generic[_Stream]):
 
     stream: Callable[[Task], _Stream]
     losses: Callable[[Task, _Stream], Losses]
-    teachable: bool = False
+    distillable: bool = False
     keeps_last: bool = False
     checks_queries: bool = True

@@ -1,4 +1,4 @@
-"""The objective "rescore": a query and its candidates read together, the true answer against wrong ones.
+"""The objective "rerank": a query and its candidates read together, the true answer against wrong ones.
 
 Shapes: B queries, K candidates of each in a first stage, S of its entities, P pairs, C candidates of a query.
 """
@@ -15,14 +15,14 @@ from kgmlm.kg import ConfigError, FloatArray, IntArray
 from kgmlm.modeling import SpanOutput
 from kgmlm.objectives.contract import Objective, Stateless
 from kgmlm.objectives.streams import QueryStream, Task
+from kgmlm.reranker import Reranker
 from kgmlm.reranking import best_of
-from kgmlm.rescoring import Rescorer
 from kgmlm.tokenization import Encoded, MaskedBatch
 
 
 @dataclass(frozen=True)
 class PairBatch:
-    """A micro-batch of the objective "rescore": of each of B queries a true answer and some wrong ones.
+    """A micro-batch of the objective "rerank": of each of B queries a true answer and some wrong ones.
 
     Attributes:
         pairs: P texts, query by query, the true answer first.
@@ -33,8 +33,8 @@ class PairBatch:
     counts_B: IntArray
 
 
-class RescoringStream(QueryStream[list[Encoded], PairBatch]):
-    """Micro-batches of pairs, of the objective "rescore": each query with one answer and some wrong ones.
+class RerankingStream(QueryStream[list[Encoded], PairBatch]):
+    """Micro-batches of pairs, of the objective "rerank": each query with one answer and some wrong ones.
 
     Wrong answers are drawn from what a first stage ranks best, when a bucket is made; entities that training
     has not seen are never among them.
@@ -42,9 +42,9 @@ class RescoringStream(QueryStream[list[Encoded], PairBatch]):
 
     def __init__(self, task: Task) -> None:
         ranker, settings = task.ranker, task.settings
-        queries = max(1, settings.batch_size // (1 + ranker.reader.settings.rescoring.negatives))
+        queries = max(1, settings.batch_size // (1 + ranker.reader.settings.reranking.negatives))
         super().__init__(replace(task, settings=settings.model_copy(update={"batch_size": queries})))
-        self.rescorer = Rescorer(
+        self.reranker = Reranker(
             ranker.context, ranker.reader.tokenizer, ranker.reader.model, ranker.reader.settings
         )
         self.first = task.first or ranker  # without one it is only asked how long it is
@@ -53,11 +53,11 @@ class RescoringStream(QueryStream[list[Encoded], PairBatch]):
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[list[Encoded]]:
         true = self._drawn(rows, rng.random(len(rows)))
         ids = [np.append(answer, wrong) for answer, wrong in zip(true, self._wrong(rows, rng), strict=True)]
-        return self.rescorer.encode(self.queries[rows], ids, rng)
+        return self.reranker.encode(self.queries[rows], ids, rng)
 
     def _wrong(self, rows: IntArray, rng: np.random.Generator) -> list[IntArray]:
         """Wrong answers of some queries, drawn from the first stage's best."""
-        settings = self.ranker.reader.settings.rescoring
+        settings = self.ranker.reader.settings.reranking
         size = min(settings.candidates, len(self.entities))
         best_BK = np.full((len(rows), size), -1)
         pool = self.first.pool(self.entities)
@@ -88,18 +88,18 @@ class PairLosses(Stateless):
     """A softmax over each query's candidates.
 
     Raises:
-        ConfigError: when there is nothing to rescore.
+        ConfigError: when there is nothing to rerank.
     """
 
-    def __init__(self, task: Task, stream: RescoringStream) -> None:
+    def __init__(self, task: Task, stream: RerankingStream) -> None:
         if task.first is None:
-            raise ConfigError("the objective 'rescore' is trained by `kgmlm rescore RUN`")
-        self.rescorer = stream.rescorer
+            raise ConfigError("the objective 'rerank' is trained by `kgmlm rerank RUN`")
+        self.reranker = stream.reranker
 
     def __call__(self, model: Callable[..., SpanOutput], batch: PairBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
-        span = model(batch.pairs.to(self.rescorer.model.device))
-        return pair_loss(self.rescorer.read(span), batch.counts_B)
+        span = model(batch.pairs.to(self.reranker.model.device))
+        return pair_loss(self.reranker.read(span), batch.counts_B)
 
 
-RESCORE = Objective(RescoringStream, PairLosses, checks_queries=False)
+RERANK = Objective(RerankingStream, PairLosses, checks_queries=False)

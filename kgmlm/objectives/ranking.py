@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from kgmlm.kg import FloatArray, IntArray
-from kgmlm.modeling import Offsets, SpanOutput
+from kgmlm.modeling import Residuals, SpanOutput
 from kgmlm.objectives.contract import Objective
 from kgmlm.objectives.streams import QueryStream, Task
 from kgmlm.pool import Reading
-from kgmlm.scoring import entity_loss, left_out, score_vectors, teaching_loss, token_loss
+from kgmlm.scoring import distillation_loss, entity_loss, left_out, score_vectors, token_loss
 from kgmlm.tokenization import Encoded, MaskedBatch
 
 ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
@@ -130,10 +130,10 @@ class Memory:
 class RankingLosses(ABC):
     """What the scores that rank lose to the true answers; a subclass says it of the likelihood.
 
-    With entity vectors it remembers the latest, and gives the ranker offsets to learn if the run has them.
+    With entity vectors it remembers the latest, and gives the ranker residuals to learn if the run has them.
 
     Attributes:
-        offsets: the ranker's; in training by several processes, wrapped.
+        residuals: the ranker's; in training by several processes, wrapped.
     """
 
     def __init__(self, task: Task, stream: RankingStream) -> None:
@@ -143,12 +143,14 @@ class RankingLosses(ABC):
         self.teacher = task.teacher
         self.vector = ranker.reader.settings.vector
         self.memory: Memory | None = None
-        self.offsets: torch.nn.Module | None = None
+        self._residuals: Residuals | None = None
         if ranker.vectors is not None:
             count, width = len(task.graph.entities), ranker.reader.model.decoder[0].shape[1]
             self.memory = Memory(self.vector.memory, count, width, ranker.reader.model.device)
-            if self.vector.offset_rate:
-                self.offsets = ranker.vectors.offsets = Offsets(count, width).to(ranker.reader.model.device)
+            if self.vector.residual_rate:
+                self._residuals = Residuals(count, width).to(ranker.reader.model.device)
+                ranker.vectors.residuals = self._residuals
+        self.residuals: torch.nn.Module | None = self._residuals
 
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
@@ -161,7 +163,7 @@ class RankingLosses(ABC):
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         """Softmax of cosines over the entities just read and those remembered, true answers as targets.
 
-        Offsets have a loss of their own beside it, without gradient to the texts: what is read from a text
+        Residuals have a loss of their own beside it, without gradient to the texts: what is read from a text
         alone has to do for entities never seen.
         """
         assert self.memory is not None
@@ -177,9 +179,9 @@ class RankingLosses(ABC):
         taught_BM = self._taught(batch.rows, joined.ids_M)
         temperature = self.vector.temperature
         loss = self._loss(score_vectors(span.vector_BD, vectors_MD), taught_BM, targets, temperature, own)
-        if self.offsets is None:
+        if self.residuals is None:
             return loss
-        moved_MD = self.offsets(torch.from_numpy(joined.ids_M).to(vectors_MD.device), vectors_MD.detach())
+        moved_MD = self.residuals(torch.from_numpy(joined.ids_M).to(vectors_MD.device), vectors_MD.detach())
         moved_BM = score_vectors(span.vector_BD, moved_MD)
         return loss + self._loss(moved_BM, taught_BM, targets, temperature, own)
 
@@ -223,7 +225,9 @@ class RankingLosses(ABC):
         loss = entity_loss(scores_BN, answers, temperature)
         if taught_BN is None:
             return loss
-        return loss + self.settings.teaching * teaching_loss(scores_BN, taught_BN, answers, temperature)
+        return loss + self.settings.distillation * distillation_loss(
+            scores_BN, taught_BN, answers, temperature
+        )
 
     @abstractmethod
     def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
@@ -232,16 +236,16 @@ class RankingLosses(ABC):
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps."""
         tensors = self.memory.state() if self.memory else {}
-        if self.ranker.offsets is not None:
-            tensors["offsets"] = self.ranker.offsets.offset_ND.detach().cpu()
+        if self._residuals is not None:
+            tensors["residuals"] = self._residuals.residual_ND.detach().cpu()
         return tensors
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Go back to a checkpoint's state."""
         if self.memory:
             self.memory.restore(tensors)
-        if self.ranker.offsets is not None:
-            self.ranker.offsets.offset_ND.data.copy_(tensors["offsets"])
+        if self._residuals is not None:
+            self._residuals.residual_ND.data.copy_(tensors["residuals"])
 
 
 class EntityLosses(RankingLosses):
@@ -277,5 +281,5 @@ class TokenLosses(RankingLosses):
         return token_loss(scores_BN, self._places(positions, columns))
 
 
-ENTITY = Objective(RankingStream, EntityLosses, teachable=True)
+ENTITY = Objective(RankingStream, EntityLosses, distillable=True)
 TOKEN = Objective(RankingStream, TokenLosses)

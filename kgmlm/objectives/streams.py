@@ -15,7 +15,7 @@ from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import FloatArray, IntArray, Queries
 from kgmlm.ranker import Ranker
-from kgmlm.signals.structure import Structure
+from kgmlm.signals.kge import KGE
 
 BUCKET = 50  # batches that are sorted by length together
 
@@ -29,8 +29,8 @@ class Task:
 
     Attributes:
         share: (rank, world size) of this process; every process gets equally many batches.
-        first: what a rescorer rescores.
-        teacher: a structural model of the graph that is learned of as well.
+        first: what a reranker reranks.
+        teacher: a KGE model of the graph that is learned of as well.
     """
 
     ranker: Ranker
@@ -38,7 +38,7 @@ class Task:
     settings: TrainingSettings
     share: tuple[int, int] = (0, 1)
     first: Ranker | None = None
-    teacher: Structure | None = None
+    teacher: KGE | None = None
 
 
 class BatchStream(ABC, Generic[_Sample, _Batch]):

@@ -8,17 +8,19 @@ Shapes: B queries, N candidates that they share, K of each query's own.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 
-from kgmlm.graph import ContextGraph
+from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.kg import IntArray
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
+from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
-from kgmlm.signals.structure import Structure
 from kgmlm.signals.vector import Vector
 
 
@@ -27,12 +29,15 @@ class Signal(Protocol):
     """What a signal is asked.
 
     Attributes:
-        name: in tables of weights, in reports and in explanations.
+        name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
+            one.
         reads: whether it needs the states of the query's text: else it costs no forward pass.
+        file: where a run keeps it, below the run's folder; in ``model/`` where it comes with the model.
     """
 
     name: ClassVar[str]
     reads: ClassVar[bool]
+    file: ClassVar[str]
 
     def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
         """Scores ``(B, N)`` or ``(B, K)``, float32; of places without a candidate anything finite."""
@@ -45,8 +50,51 @@ class Signal(Protocol):
             entity_rows, relation_rows: which entity or relation of this graph each of the other's is, or -1.
         """
 
+    @classmethod
+    def fresh(cls, reader: Reader) -> Signal | None:
+        """The signal of a reader's model, where it comes with that; None of one that is trained beside."""
 
-SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, Structure)}
+    def save(self, path: Path) -> None:
+        """Write what it knows beside the model's weights."""
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Signal:
+        """What :meth:`save` wrote in a run of a graph.
+
+        Raises:
+            RunError: when the file is damaged, or of another graph or model.
+        """
+
+
+class Beside(Signal, Protocol):
+    """A signal that is trained beside the text model, by `kgmlm tune RUN --add NAME`."""
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Signal:
+        """As of any signal; it needs no reader."""
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: torch.device | None = None,
+    ) -> Signal:
+        """Train on the training triples alone.
+
+        Args:
+            settings: the section of the settings that has its name; None where there is none.
+            advance: called with (steps that were just done, all steps).
+        """
+
+
+SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE)}
+
+
+def beside() -> dict[str, type[Beside]]:
+    """The signals that are trained beside the text model, by name."""
+    return {name: cast(type[Beside], kind) for name, kind in SIGNALS.items() if hasattr(kind, "fit")}
 
 
 def rows_of(context: ContextGraph, before: ContextGraph) -> tuple[IntArray, IntArray]:

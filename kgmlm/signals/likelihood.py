@@ -6,10 +6,12 @@ Shapes: B queries, N candidates, L span.
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray
 from kgmlm.modeling import SpanOutput
 from kgmlm.pool import Pool, Reading
@@ -29,10 +31,24 @@ class Likelihood:
 
     name: ClassVar[str] = "likelihood"
     reads: ClassVar[bool] = True
+    file: ClassVar[str] = "model/model.safetensors"
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._latest: tuple[Pool, PairTable] | None = None
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> Likelihood:
+        """The likelihood under the reader's model."""
+        return cls(reader)
+
+    def save(self, path: Path) -> None:
+        """The weights of the model are all that it needs."""
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Likelihood:
+        """The likelihood under the reader's model."""
+        return cls(reader)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Likelihood:
         """The same for another graph."""

@@ -5,11 +5,15 @@ Shapes: B queries, N candidates, K of each query's own, D width.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import torch
+from safetensors.torch import load_file
 
-from kgmlm.kg import IntArray
+from kgmlm import files
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 from kgmlm.scoring import score_vectors
@@ -20,9 +24,42 @@ class Vector:
 
     name: ClassVar[str] = "vector"
     reads: ClassVar[bool] = True
+    file: ClassVar[str] = "model/entity_vectors.safetensors"
 
     def __init__(self, vectors: EntityVectors) -> None:
         self.vectors = vectors
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> Vector | None:
+        """Vectors that are still to be read, where the settings want them."""
+        return cls(EntityVectors(reader)) if reader.settings.vector.enabled else None
+
+    def save(self, path: Path) -> None:
+        """Write the vectors of all entities, in order; those that are missing are read."""
+        files.write_tensors(path, {"vectors": self.vectors.all.cpu().contiguous()})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Vector:
+        """The vectors of a run's own entities.
+
+        Raises:
+            RunError: when the file is damaged or of another graph or model.
+        """
+        if not reader.settings.vector.enabled:
+            raise RunError(f"{path} is there, yet the settings of the run have vector.enabled = false")
+        try:
+            vectors_ND = load_file(path)["vectors"]
+            if vectors_ND.dtype != torch.float32:
+                raise ValueError("its vectors are not float32")
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(f"{path} cannot be read: {why}") from None
+        expected = (len(graph.entities), reader.model.decoder[0].shape[1])
+        if tuple(vectors_ND.shape) != expected:
+            raise RunError(f"{path} has vectors of shape {tuple(vectors_ND.shape)}; the run needs {expected}")
+        vectors = EntityVectors(reader)
+        vectors.adopt(graph.entities, vectors_ND)
+        return cls(vectors)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Vector:
         """The same for another graph; vectors of entities that it has read are kept."""

@@ -35,7 +35,8 @@ from safetensors import safe_open  # noqa: E402
 from kgmlm.digests import MANIFEST  # noqa: E402
 from kgmlm.files import sha256  # noqa: E402
 from kgmlm.ranks_file import COLUMNS  # noqa: E402
-from kgmlm.runs import STRUCTURE, open_run  # noqa: E402
+from kgmlm.runs import open_run  # noqa: E402
+from kgmlm.signals.kge import KGE  # noqa: E402
 from kgmlm.upkeep import ENDED  # noqa: E402
 
 PATIENCE = 180.0  # seconds that one input may take
@@ -191,17 +192,17 @@ def _train_again(run: Path) -> None:
         raise Bad(f"--resume has exit code {done.returncode}: {done.stderr}")
 
 
-def _rescore_again(run: Path) -> None:
-    """As the messages say: begin, else resume, else choose again."""
+def _rerank_again(run: Path) -> None:
+    """As the messages say: begin, else resume."""
     done = None
-    for further in ((), ("--resume",), ("--from", run)):
-        done = call("rescore", run, "-q", *(() if further else RESCORE), *further)
+    for further in ((), ("--resume",)):
+        done = call("rerank", run, "-q", *(() if further else RERANK), *further)
         if not done.returncode:
             return
         if done.returncode != 2:
             break
     assert done is not None
-    raise Bad(f"rescore has exit code {done.returncode}: {done.stderr}")
+    raise Bad(f"rerank has exit code {done.returncode}: {done.stderr}")
 
 
 def _losses(path: Path) -> list[dict[str, Any]]:
@@ -221,7 +222,8 @@ def _model(folder: Path) -> dict[str, Any]:
     return {k: _tensors(p) if p.suffix == ".safetensors" else sha256(p) for k, p in there.items()}
 
 
-RESCORE = ("--set", "rescoring.candidates=4", "--set", "training.checkpoint_minutes=0.001")
+ADD = ("--add", "kge", "--set", "kge.dimension=8", "--set", "kge.epochs=20")
+RERANK = ("--set", "reranking.candidates=4", "--set", "training.checkpoint_minutes=0.001")
 COMMANDS = {
     "train": Kind(
         "",
@@ -229,21 +231,20 @@ COMMANDS = {
         _train_again,
         lambda run: (_losses(run / "metrics.jsonl"), _model(run / "model")),
     ),
-    "fuse": Kind(
+    "tune": Kind(
         "trained",
-        lambda run: ["fuse", run, "-q", "--set", "structure.dimension=8", "--set", "structure.epochs=20"],
-        lambda run: must("fuse", run, "-q", "--overwrite", "--set", "structure.dimension=8",
-                         "--set", "structure.epochs=20"),
-        lambda run: _tensors(run / STRUCTURE),
+        lambda run: ["tune", run, "-q", *ADD],
+        lambda run: must("tune", run, "-q", *ADD, "--overwrite"),
+        lambda run: (_tensors(run / KGE.file), open_run(run).chosen.mixture.tables["kge"].tolist()),
     ),
-    "rescore": Kind(
+    "rerank": Kind(
         "trained",
-        lambda run: ["rescore", run, "-q", *RESCORE],
-        _rescore_again,
+        lambda run: ["rerank", run, "-q", *RERANK],
+        _rerank_again,
         lambda run: (
-            _losses(run / "rescorer" / "metrics.jsonl"),
-            _model(run / "rescorer" / "model"),
-            [open_run(run).record["rescoring"][key] for key in ("k", "weight")],
+            _losses(run / "reranker" / "metrics.jsonl"),
+            _model(run / "reranker" / "model"),
+            open_run(run).chosen.use,
         ),
     ),
     "index": Kind(

@@ -1,4 +1,4 @@
-"""The signal of the structural model: its scores, over other graphs, among other signals, saved."""
+"""The signal of the KGE model: its scores, over other graphs, among other signals, saved."""
 
 from __future__ import annotations
 
@@ -11,103 +11,99 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kgmlm.config import StructureSettings
-from kgmlm.embedding import train_structure
+from kgmlm.config import KGESettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import EntityTable, IntArray, Queries, RunError
 from kgmlm.mixture import Mixture
 from kgmlm.pool import Pool, Reading
 from kgmlm.ranker import Ranker
-from kgmlm.runs import STRUCTURE
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
-from kgmlm.signals.structure import Structure, load_structure, save_structure
+from kgmlm.signals.kge import KGE
 
-SMALL = StructureSettings(dimension=8, epochs=30, batch_size=16)
+SMALL = KGESettings(dimension=8, epochs=30, batch_size=16)
 
 
 @pytest.fixture(scope="module")
-def structure(toy: KnowledgeGraph) -> Structure:
-    return train_structure(toy, SMALL)
+def kge(toy: KnowledgeGraph) -> KGE:
+    return KGE.fit(toy, SMALL)
 
 
-def scores_of(structure: Structure, queries: Queries, ids: IntArray | None = None) -> torch.Tensor:
-    return structure.score(Reading(queries), Pool(len(structure.rows_N), ids))
+def scores_of(kge: KGE, queries: Queries, ids: IntArray | None = None) -> torch.Tensor:
+    return kge.score(Reading(queries), Pool(len(kge.rows_N), ids))
 
 
-def test_scores_are_those_of_pykeens_complex(toy: KnowledgeGraph, structure: Structure) -> None:
+def test_scores_are_those_of_pykeens_complex(toy: KnowledgeGraph, kge: KGE) -> None:
     from pykeen.nn.modules import ComplExInteraction
 
     queries, _ = toy.queries("train")
-    scores_BN = scores_of(structure, queries)
-    entities, relations = (
-        torch.complex(*x.chunk(2, 1)) for x in (structure.entities_SD, structure.relations_RD)
-    )
-    known = structure.rows_N >= 0
+    scores_BN = scores_of(kge, queries)
+    entities, relations = (torch.complex(*x.chunk(2, 1)) for x in (kge.entities_SD, kge.relations_RD))
+    known = kge.rows_N >= 0
     expected = []
     for query in queries:
         relation = relations[2 * query.relation + (query.target == "head")]
-        head = entities[structure.rows_N[query.entity]]
+        head = entities[kge.rows_N[query.entity]]
         expected.append(ComplExInteraction()(h=head, r=relation, t=entities))
-    found = scores_BN[:, known][:, structure.rows_N[known].argsort()]
+    found = scores_BN[:, known][:, kge.rows_N[known].argsort()]
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
-def test_a_shortlist_is_rescored_by_structure_too(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, structure: Structure
+def test_a_shortlist_is_reranked_by_kge_too(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, kge: KGE
 ) -> None:
     pytest.importorskip("faiss")
     ranker = make_ranker()
-    ranker.signals["structure"] = structure
-    ranker.mixture = ranker.mixture.evenly("structure", 1.0)
+    ranker.signals["kge"] = kge
+    ranker.mixture = ranker.mixture.evenly("kge", 1.0)
     index = build_index(ranker, toy, "likelihood")
     queries, _ = toy.queries("test")
     for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
     rows, _, said = next(iter(ranker.said(queries)))
     torch.testing.assert_close(
-        ranker.mixture.combine(said, queries[rows]), said["likelihood"] + scores_of(structure, queries[rows])
+        ranker.mixture.combine(said, queries[rows]), said["likelihood"] + scores_of(kge, queries[rows])
     )
 
 
-def test_structure_alone_reads_no_text(
+def test_kge_alone_reads_no_text(
     make_ranker: Callable[..., Ranker],
     toy: KnowledgeGraph,
-    structure: Structure,
+    kge: KGE,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ranker = make_ranker()
-    ranker.signals["structure"] = structure
-    ranker.mixture = ranker.mixture.evenly("structure", 3.0)
-    ranker = ranker.by("structure")
+    ranker.signals["kge"] = kge
+    ranker.mixture = ranker.mixture.evenly("kge", 3.0)
+    ranker = ranker.by("kge")
     for name in ("encode", "model"):
         monkeypatch.setattr(ranker.reader, name, None)
     queries, _ = toy.queries("test")
     found = torch.zeros(len(queries), len(toy.entities))
     for rows, scores_BN in ranker.rank(queries, batch_size=3):
         found[torch.from_numpy(rows)] = scores_BN
-    torch.testing.assert_close(found, scores_of(structure, queries))  # as they are, whatever they weigh
+    torch.testing.assert_close(found, scores_of(kge, queries))  # as they are, whatever they weigh
 
 
-def test_what_training_has_not_seen_is_neutral(toy: KnowledgeGraph, structure: Structure) -> None:
+def test_what_training_has_not_seen_is_neutral(toy: KnowledgeGraph, kge: KGE) -> None:
     unseen = np.flatnonzero(~toy.seen_N)
     assert len(unseen), "the toy graph has entities outside training"
     queries, _ = toy.queries("train")
-    scores_BN = scores_of(structure, queries)
+    scores_BN = scores_of(kge, queries)
     mean_B = scores_BN[:, torch.from_numpy(toy.seen_N)].mean(1)
     for entity in unseen:
         torch.testing.assert_close(scores_BN[:, entity], mean_B, atol=1e-5, rtol=1e-4)
     asked = type(queries)(np.full(2, unseen[0]), np.zeros(2, np.int64), np.array([True, False]))
-    assert (scores_of(structure, asked) == 0).all()
+    assert (scores_of(kge, asked) == 0).all()
 
 
 def test_a_relation_that_training_has_not_seen_is_neutral(toy: KnowledgeGraph, tmp_path: Path) -> None:
     relation = int(toy.splits["train"][0, 1])
     fewer = toy.splits["train"][toy.splits["train"][:, 1] != relation]
     graph = replace(toy, splits={**toy.splits, "train": fewer})
-    made = train_structure(graph, SMALL.model_copy(update={"epochs": 1}))
-    save_structure(made, torch.ones(len(graph.relations), 2), tmp_path / STRUCTURE)
-    for found in (made, load_structure(tmp_path / STRUCTURE, graph)[0]):
+    made = KGE.fit(graph, SMALL.model_copy(update={"epochs": 1}))
+    made.save(tmp_path / "kge.safetensors")
+    for found in (made, KGE.open(tmp_path / "kge.safetensors", graph)):
         scores = scores_of(
             found, Queries(np.array([0, 0]), np.array([relation] * 2), np.array([True, False]))
         )
@@ -115,13 +111,13 @@ def test_a_relation_that_training_has_not_seen_is_neutral(toy: KnowledgeGraph, t
     assert scores_of(made, Queries(fewer[:1, 0], fewer[:1, 1], np.array([True]))).any()
 
 
-def test_scores_of_some_are_those_of_all(toy: KnowledgeGraph, structure: Structure) -> None:
+def test_scores_of_some_are_those_of_all(toy: KnowledgeGraph, kge: KGE) -> None:
     queries, _ = toy.queries("test")
     weights_R2 = torch.rand(len(toy.relations), 2)
-    mixture = Mixture({"structure": weights_R2}, {"structure": 1.0})
+    mixture = Mixture({"kge": weights_R2}, {"kge": 1.0})
 
     def weighted(ids: IntArray | None = None) -> torch.Tensor:
-        return mixture.combine({"structure": scores_of(structure, queries, ids)}, queries)
+        return mixture.combine({"kge": scores_of(kge, queries, ids)}, queries)
 
     scores_BN = weighted()
     ids = np.array([5, 0, 5, 17])
@@ -130,47 +126,45 @@ def test_scores_of_some_are_those_of_all(toy: KnowledgeGraph, structure: Structu
     found_BK = weighted(ids_BK)
     torch.testing.assert_close(found_BK, scores_BN.gather(1, torch.from_numpy(ids_BK)), atol=1e-6, rtol=1e-5)
     factor_B = torch.tensor([weights_R2[q.relation, int(q.target == "head")] for q in queries])
-    torch.testing.assert_close(scores_BN, factor_B[:, None] * scores_of(structure, queries))
+    torch.testing.assert_close(scores_BN, factor_B[:, None] * scores_of(kge, queries))
 
 
 def test_another_graph_has_the_scores_of_its_known_entities(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, structure: Structure
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, kge: KGE
 ) -> None:
     ranker = make_ranker()
-    ranker.signals["structure"] = structure
+    ranker.signals["kge"] = kge
     wider = toy.extended(EntityTable(["q1"], ["Atlantis"], ["a lost city"]))
     twin = ranker.over(wider.context)
     queries, _ = toy.queries("test")
-    before = scores_of(structure, queries)
-    after = twin.signals["structure"].score(Reading(queries), twin.pool())
+    before = scores_of(kge, queries)
+    after = twin.signals["kge"].score(Reading(queries), twin.pool())
     torch.testing.assert_close(after[:, : len(toy.entities)], before)
     seen = torch.from_numpy(toy.seen_N)
     torch.testing.assert_close(after[:, -1], before[:, seen].mean(1), atol=1e-5, rtol=1e-4)
-    fewer = structure.over(None, np.array([3, -1]), np.array([1, -1]))
+    fewer = kge.over(None, np.array([3, -1]), np.array([1, -1]))
     asked = type(queries)(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([True, True, True]))
     scores_BN = scores_of(fewer, asked)
     there = type(queries)(np.array([3]), np.array([1]), np.array([True]))
-    torch.testing.assert_close(scores_BN[0, 0], scores_of(structure, there)[0, 3])
+    torch.testing.assert_close(scores_BN[0, 0], scores_of(kge, there)[0, 3])
     assert (scores_BN[1:] == 0).all()
 
 
 def test_a_saved_model_is_loaded_and_a_damaged_one_refused(
-    toy: KnowledgeGraph, structure: Structure, tmp_path: Path
+    toy: KnowledgeGraph, kge: KGE, tmp_path: Path
 ) -> None:
-    path = tmp_path / STRUCTURE
-    weights_R2 = torch.rand(len(toy.relations), 2)
-    save_structure(structure, weights_R2, path)
-    assert [p.name for p in tmp_path.iterdir()] == [STRUCTURE]
+    path = tmp_path / "kge.safetensors"
+    kge.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
     queries, _ = toy.queries("test")
-    loaded, weights = load_structure(path, toy)
-    assert torch.equal(scores_of(loaded, queries), scores_of(structure, queries))
-    assert torch.equal(weights, weights_R2)
+    loaded = KGE.open(path, toy)
+    assert torch.equal(scores_of(loaded, queries), scores_of(kge, queries))
     wider = toy.extended(EntityTable(["q1"], ["Atlantis"], [""]))
     with pytest.raises(RunError, match="another graph"):
-        load_structure(path, wider)
+        KGE.open(path, wider)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be read"):
-        load_structure(path, toy)
+        KGE.open(path, toy)
 
 
 @pytest.mark.parametrize(
@@ -180,19 +174,17 @@ def test_a_saved_model_is_loaded_and_a_damaged_one_refused(
         ("entities", lambda x: x[:, :-1]),
         ("entities", lambda x: x[:3]),
         ("relations", lambda x: x[:, :2]),
-        ("weights", lambda x: x[:, :1]),
-        ("weights", lambda x: x[0]),
         ("rows", lambda x: x + 1000),
         ("rows", lambda x: x.float()),
         ("rows", lambda x: x[None]),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_on_loading(
-    toy: KnowledgeGraph, structure: Structure, tmp_path: Path, name: str, change: Callable[..., torch.Tensor]
+    toy: KnowledgeGraph, kge: KGE, tmp_path: Path, name: str, change: Callable[..., torch.Tensor]
 ) -> None:
-    path = tmp_path / STRUCTURE
-    save_structure(structure, torch.ones(len(toy.relations), 2), path)
+    path = tmp_path / "kge.safetensors"
+    kge.save(path)
     tensors = load_file(path)
     save_file({**tensors, name: change(tensors[name]).contiguous()}, path)
     with pytest.raises(RunError, match=r"cannot be read: its|cannot be read: it names|is of another graph"):
-        load_structure(path, toy)
+        KGE.open(path, toy)

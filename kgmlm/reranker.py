@@ -1,4 +1,4 @@
-"""Rescoring of the best candidates: query and candidate read together, a forward pass each.
+"""Reranking of the best candidates: query and candidate read together, a forward pass each.
 
 A query's hole is filled with a candidate, its description and its own training triples; at one mask behind
 it the masked LM says how much more likely "yes" is than "no". Reading the two together sees what one pass a
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kgmlm.config import RescoringSettings, Settings
+from kgmlm.config import RerankingSettings, Settings
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import IntArray, ModelError, Queries, Query
 from kgmlm.linearization import answer_text, linearize, neighborhood
@@ -30,17 +30,17 @@ _CACHED = 200_000  # candidates' tokens that are kept
 
 @dataclass(frozen=True)
 class Use:
-    """How a first stage is rescored: its ``k`` best, by ``weight`` times the rescorer's scores."""
+    """How a first stage is reranked: its ``k`` best, by ``weight`` times the reranker's scores."""
 
     k: int
     weight: float
 
 
-class Rescorer:
+class Reranker:
     """Scores pairs of a query and a candidate by a masked LM that reads both.
 
     Args:
-        settings: of the rescorer's own run.
+        settings: of the reranker's own run.
 
     Raises:
         ModelError: when the tokenizer writes "yes" and "no" alike.
@@ -59,23 +59,23 @@ class Rescorer:
         self.settings = settings
         yes, no = (ids[-1] for ids in tokenizer.encode_words(WORDS))
         if yes == no:
-            raise ModelError("the tokenizer cannot tell 'yes' from 'no', which rescoring is read from")
+            raise ModelError("the tokenizer cannot tell 'yes' from 'no', which reranking is read from")
         self._words = torch.tensor([yes, no])
         self._answers: dict[Query, list[int]] = {}
 
     @classmethod
-    def of(cls, reader: Reader) -> Rescorer:
+    def of(cls, reader: Reader) -> Reranker:
         """One with the model of a reader."""
         return cls(reader.context, reader.tokenizer, reader.model, reader.settings)
 
     @property
-    def rescoring(self) -> RescoringSettings:
-        """The settings of rescoring."""
-        return self.settings.rescoring
+    def reranking(self) -> RerankingSettings:
+        """The settings of reranking."""
+        return self.settings.reranking
 
-    def over(self, context: ContextGraph) -> Rescorer:
+    def over(self, context: ContextGraph) -> Reranker:
         """The same over another graph."""
-        return Rescorer(context, self.tokenizer, self.model, self.settings)
+        return Reranker(context, self.tokenizer, self.model, self.settings)
 
     def encode(
         self, queries: Queries, ids: Sequence[IntArray], rng: np.random.Generator | None = None
@@ -101,7 +101,7 @@ class Rescorer:
         known = self._answers if rng is None else {}
         if len(known) > _CACHED:
             known.clear()
-        text, settings = self.settings.text, self.rescoring
+        text, settings = self.settings.text, self.reranking
         new = [q for q in dict.fromkeys(turned) if q not in known]
         written = [
             answer_text(
@@ -193,16 +193,16 @@ class Best(NamedTuple):
 
     @property
     def chosen_BK(self) -> torch.Tensor:
-        """Which are to be rescored: not those that tie with the best one left out, since which of them came
+        """Which are to be reranked: not those that tie with the best one left out, since which of them came
         first would be chance.
         """
         return self.scores_BK > self.left_B1
 
     def to_read(self, ids_BK: IntArray) -> IntArray:
-        """Ids of the columns, -1 where one is not to be rescored."""
+        """Ids of the columns, -1 where one is not to be reranked."""
         return np.where(self.chosen_BK.cpu().numpy(), ids_BK, -1)
 
-    def rescored(self, scores_BN: torch.Tensor, read_BK: torch.Tensor, weight: float) -> torch.Tensor:
+    def reranked(self, scores_BN: torch.Tensor, read_BK: torch.Tensor, weight: float) -> torch.Tensor:
         """Scores with what reading adds to the chosen: 0 for the worst read, so that all stay ahead of the
         rest. What was passed over on the way to them gains as much as the best read, and keeps its lead.
         """

@@ -1,4 +1,4 @@
-"""A structural model beside the text: ComplEx embeddings (Trouillon et al., 2016) as one more signal.
+"""A KGE model beside the text: ComplEx embeddings (Trouillon et al., 2016) as one more signal.
 
 It knows entities by their training triples alone and nothing of their texts. What it has never seen it is
 neutral about: such a candidate gets the mean over the entities that it knows, such a query scores all alike.
@@ -8,6 +8,7 @@ Shapes: B queries, N entities of a graph, S entities seen in training, R relatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 
 from kgmlm import files
+from kgmlm.config import KGESettings
+from kgmlm.embedding import complex_product, train_complex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.pool import Pool, Reading
@@ -23,7 +26,7 @@ from kgmlm.reader import Reader
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class KGE:
     """ComplEx embeddings over a graph.
 
     Attributes:
@@ -33,15 +36,16 @@ class Structure:
         relation_rows: which relation each relation of the graph is; -1 where training has not seen it.
     """
 
-    name: ClassVar[str] = "structure"
+    name: ClassVar[str] = "kge"
     reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/kge.safetensors"
 
     entities_SD: torch.Tensor
     relations_RD: torch.Tensor
     rows_N: torch.Tensor
     relation_rows: IntArray
 
-    def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> Structure:
+    def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> KGE:
         """The same for another graph.
 
         Args:
@@ -54,7 +58,54 @@ class Structure:
         rows = torch.from_numpy(mine[entity_rows]).to(self.rows_N.device)
         return replace(self, rows_N=rows, relation_rows=relations[relation_rows])
 
-    def to(self, device: torch.device) -> Structure:
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        """It does not come with the model: it is trained beside it."""
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: KGESettings,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: torch.device | None = None,
+    ) -> KGE:
+        """Train on a graph's training triples; arguments as of :func:`~kgmlm.embedding.train_complex`."""
+        return cls(*train_complex(graph, settings, advance, device), relation_rows(graph))
+
+    def save(self, path: Path) -> None:
+        """Write the embeddings as safetensors."""
+        tensors = {"entities": self.entities_SD, "relations": self.relations_RD, "rows": self.rows_N}
+        files.write_tensors(path, {k: v.cpu().contiguous() for k, v in tensors.items()})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> KGE:
+        """What :meth:`save` wrote for a graph, on the reader's device.
+
+        Raises:
+            RunError: when the file is damaged or of another graph.
+        """
+        from safetensors.torch import load_file
+
+        try:
+            t = load_file(path)
+            found = cls(t["entities"], t["relations"], t["rows"], relation_rows(graph))
+            floats, rows = (found.entities_SD, found.relations_RD), found.rows_N
+            if any(x.dtype != torch.float32 or x.ndim != 2 for x in floats):
+                raise ValueError("its embeddings are not rows of float32")
+            if floats[0].shape[1] != floats[1].shape[1] or floats[0].shape[1] % 2:
+                raise ValueError("its entities and relations are not of the same width")
+            known = rows.dtype == torch.int64 and rows.ndim == 1
+            if not known or not ((rows >= -1) & (rows < len(floats[0]))).all():
+                raise ValueError("it names entities that it does not have")
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(f"{path} cannot be read: {why}") from None
+        if (len(rows), len(floats[1])) != (len(graph.entities), 2 * len(graph.relations)):
+            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add kge` makes another")
+        return found if reader is None else found.to(reader.model.device)
+
+    def to(self, device: torch.device) -> KGE:
         """The same on a device."""
         names = ("entities_SD", "relations_RD", "rows_N")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
@@ -82,55 +133,7 @@ class Structure:
         return product_BD, (entity_B >= 0) & (relation_B >= 0)
 
 
-def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
-    (a_real, a_imaginary), (b_real, b_imaginary) = a.chunk(2, -1), b.chunk(2, -1)
-    real = a_real * b_real - a_imaginary * b_imaginary
-    return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)
-
-
 def relation_rows(graph: KnowledgeGraph) -> IntArray:
     """Of each relation its own number, -1 where training has no triple of it."""
     numbers = np.arange(len(graph.relations))
     return np.where(np.isin(numbers, graph.splits["train"][:, 1]), numbers, -1)
-
-
-def save_structure(structure: Structure, weights_R2: torch.Tensor, path: Path) -> None:
-    """Write embeddings, and what they count for each relation and side, as safetensors."""
-    tensors = {
-        "entities": structure.entities_SD,
-        "relations": structure.relations_RD,
-        "weights": weights_R2,
-        "rows": structure.rows_N,
-    }
-    files.write_tensors(path, {k: v.cpu().contiguous() for k, v in tensors.items()})
-
-
-def load_structure(path: Path, graph: KnowledgeGraph) -> tuple[Structure, torch.Tensor]:
-    """What :func:`save_structure` saved for a graph.
-
-    Raises:
-        RunError: when the file is damaged or of another graph.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        t = load_file(path)
-        structure = Structure(t["entities"], t["relations"], t["rows"], relation_rows(graph))
-        weights_R2 = t["weights"]
-        rows = structure.rows_N
-        floats = (structure.entities_SD, structure.relations_RD, weights_R2)
-        if any(x.dtype != torch.float32 or x.ndim != 2 for x in floats):
-            raise ValueError("its embeddings or weights are not rows of float32")
-        if structure.entities_SD.shape[1] != structure.relations_RD.shape[1] or floats[0].shape[1] % 2:
-            raise ValueError("its entities and relations are not of the same width")
-        if rows.dtype != torch.int64 or rows.ndim != 1 or not ((rows >= -1) & (rows < len(floats[0]))).all():
-            raise ValueError("it names entities that it does not have")
-    except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunError(f"{path} cannot be read: {why}") from None
-    expected = (len(graph.entities), (len(graph.relations), 2), 2 * len(graph.relations))
-    found = (len(rows), tuple(weights_R2.shape), len(structure.relations_RD))
-    if found != expected:
-        raise RunError(f"{path} is of another graph; `kgmlm fuse {path.parent}` makes another")
-    return structure, weights_R2

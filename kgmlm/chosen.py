@@ -1,0 +1,136 @@
+"""What validation chose for a run: how much each signal counts, and how much is reranked.
+
+One file, ``model/mixture.json``, has it all, with the digests of the signals that it was chosen for: with
+others it is not used.
+
+Shapes: R relations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kgmlm import digests, files
+from kgmlm.digests import RESTORE
+from kgmlm.kg import RunError
+from kgmlm.mixture import Mixture
+from kgmlm.records import accepted, read_record
+from kgmlm.reranker import Use
+from kgmlm.signals import SIGNALS
+from kgmlm.upkeep import RERANKER, has_reranker
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Signal(_Strict):
+    average: _Finite
+    weights: list[Annotated[list[_Finite], Field(min_length=2, max_length=2)]] | None
+
+
+class _Use(_Strict):
+    k: int = Field(ge=0)
+    weight: _Finite
+
+
+class _File(_Strict):
+    signals: dict[str, _Signal] = Field(min_length=1)
+    reranking: _Use | None
+    chosen_for: dict[str, _Sha]
+    chosen_by: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Weights of a run's signals, and for which signals they were chosen.
+
+    Attributes:
+        mixture: how much each signal counts.
+        use: how many are reranked, and how much that counts; None where nothing was chosen yet.
+        of: what :func:`fingerprints` were then.
+        by: the command that chose, and its figures on validation.
+    """
+
+    mixture: Mixture
+    use: Use | None = None
+    of: Mapping[str, str] = field(default_factory=dict)
+    by: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
+        signals = {}
+        for name, table_R2 in self.mixture.tables.items():
+            average = float(self.mixture.averages[name])
+            alike = bool((table_R2 == torch.tensor(average)).all())
+            signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
+        reranking = None if self.use is None else {"k": self.use.k, "weight": self.use.weight}
+        values = {"signals": signals, "reranking": reranking, "chosen_for": dict(self.of)}
+        files.write_json(path, values | {"chosen_by": dict(self.by)})
+
+    @classmethod
+    def open(cls, path: Path, relations: int) -> Chosen:
+        """What :meth:`save` wrote.
+
+        Args:
+            relations: how many the run has.
+
+        Raises:
+            RunError: when the file is missing, damaged or of another graph.
+        """
+        try:
+            found = _File.model_validate_json(path.read_bytes())
+        except OSError:
+            raise RunError(f"{path} is missing; {RESTORE}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))[:60]
+            raise RunError(f"{path} is damaged: '{key}': {first['msg']}; {RESTORE}") from None
+        tables = {
+            name: torch.full((relations, 2), signal.average)
+            if signal.weights is None
+            else torch.tensor(signal.weights).reshape(-1, 2)
+            for name, signal in found.signals.items()
+        }
+        averages = {name: signal.average for name, signal in found.signals.items()}
+        if any(len(table_R2) != relations for table_R2 in tables.values()):
+            raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
+        if not all(math.isfinite(x) for table_R2 in tables.values() for x in table_R2.flatten().tolist()):
+            raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
+        use = None if found.reranking is None else Use(found.reranking.k, found.reranking.weight)
+        return cls(Mixture(tables, averages), use, found.chosen_for, found.chosen_by)
+
+    def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
+        """See that these were chosen for the signals that a run has now, but for those that are not asked.
+
+        Raises:
+            RunError: naming the others.
+        """
+        names = sorted({*now, *self.of} - set(but))
+        if stale := [name for name in names if now.get(name) != self.of.get(name)]:
+            raise RunError(
+                f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
+                f"`kgmlm tune {run}` chooses them"
+            )
+
+
+def fingerprints(run: Path) -> dict[str, str]:
+    """SHA-256 of what each signal of a run knows, and of its reranker once that is trained, by name."""
+    model = digests.read_manifest(run / "model") or {}
+    known = {f"model/{k}": v for k, v in model.items()} | (accepted(read_record(run)) or {})
+    there = {name: kind.file for name, kind in SIGNALS.items() if (run / kind.file).is_file()}
+    found = {name: digests.sha(known, file, run) for name, file in there.items()}
+    if has_reranker(run):
+        folder = run / RERANKER / "model"
+        found[RERANKER] = digests.sha(digests.read_manifest(folder) or {}, "model.safetensors", folder)
+    return found

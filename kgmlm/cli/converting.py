@@ -1,0 +1,20 @@
+"""``kgmlm convert``."""
+
+from __future__ import annotations
+
+from kgmlm.cli.options import RunArgument
+from kgmlm.cli.steps import writes_run
+from kgmlm.terminal import handled
+
+
+@handled
+@writes_run("run")
+def convert(run: RunArgument) -> None:
+    """Convert a run folder that an older kgmlm wrote, in its place, with its reranker and checkpoints.
+
+    It ranks as before, and an interrupted training goes on.
+    """
+    from kgmlm.conversion import convert_run, converted
+
+    convert_run(run)
+    print(converted(run))

@@ -1,0 +1,114 @@
+"""`kgmlm tune`: weights chosen on validation, and signals that are trained beside a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Cli, refused
+
+from kgmlm.runs import MIXTURE, open_run
+from kgmlm.signals.kge import KGE
+
+SMALL = ("--set", "kge.dimension=8", "--set", "kge.batch_size=16")
+
+
+def test_a_kge_model_is_added_weighed_lent_and_dropped(
+    cli: Cli, toy_vector_run: Path, toy_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    refused(cli("evaluate", run, "--scores", "kge"), "no KGE model", "kgmlm tune RUN --add kge")
+    refused(cli("tune", run, "--add", "kge", "--from", toy_run), "no signal 'kge'", "--add kge")
+    refused(cli("tune", run, "--add", "rules"), "no signal 'rules' to add", "kge")
+    refused(cli("tune", run, "--set", "kge.dimension=8"), "say how to --add")
+    done = cli("tune", run, "--add", "kge", *SMALL, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    valid = json.loads(done.stdout)
+    assert list(valid) == ["text", "kge"]
+    refused(cli("tune", run, "--add", "kge", *SMALL), "has a signal 'kge' already", "--overwrite")
+    more = ("--add", "kge", "--overwrite", "--set", "vector.enabled=true")
+    refused(cli("tune", run, *more), "not by vector.enabled")
+    opened = open_run(run)
+    how = opened.record["signals"]["kge"]
+    assert how["settings"]["dimension"] == 8
+    assert "kgmlm tune" in how["command"]
+    assert opened.chosen.by["valid"] == valid
+    assert set(opened.chosen.of) == {"likelihood", "vector", "kge"}
+    reports = {}
+    for scores in ("all", "text", "kge"):
+        done = cli("evaluate", run, "--split", "valid", "--scores", scores, "--json", "-q")
+        assert done.returncode == 0, done.stderr
+        reports[scores] = json.loads(done.stdout)
+    assert reports["all"]["metrics"]["mrr"] >= valid["kge"]["mrr"] - 0.05
+    assert reports["text"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_text"])
+    assert reports["kge"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_kge"])
+    assert reports["text"]["signals"] == {}
+    assert reports["all"]["signals"]["kge"] == how
+    assert reports["all"]["chosen_by"]["valid"] == valid
+    base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
+    (row, *_) = [json.loads(x) for x in cli(*base, "--explain").stdout.splitlines()]
+    assert {"vector", "kge"} <= row["parts"].keys()
+    assert "; kge " in cli(*base[:-3], "--explain").stdout
+    other = tmp_path / "other"
+    shutil.copytree(toy_run, other)
+    done = cli("tune", other, "--add", "kge", "--from", run)
+    assert "kge: validation MRR" in done.stdout, done.stderr
+    assert open_run(other).record["signals"]["kge"] == how
+    (other / KGE.file).write_bytes(b"")
+    refused(cli("rank", other, *base[2:]), KGE.file, "has 0 bytes instead of", "--add kge --overwrite")
+    assert cli("tune", other, "--drop", "kge").returncode == 0
+    assert not (other / KGE.file).exists()
+    assert cli("rank", other, *base[2:]).returncode == 0
+    refused(cli("tune", other, "--drop", "kge"), "no signal 'kge'")
+    refused(cli("tune", other, "--drop", "likelihood"), "no 'likelihood' beside its model")
+
+
+def test_weights_are_chosen_again_on_all_of_validation(
+    cli: Cli, toy_vector_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_vector_run, run)
+    ranks = ("evaluate", run, "--split", "valid", "--json", "-q")
+    before = json.loads(cli(*ranks).stdout)
+    done = cli("tune", run, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    valid = json.loads(done.stdout)["text"]
+    assert {"mrr", "mrr_one_weight", "mrr_likelihood", "mrr_vector", "hits_at_1"} <= valid.keys()
+    after = json.loads(cli(*ranks).stdout)
+    assert after["chosen_by"]["valid"]["text"] == valid
+    assert after["metrics"]["mrr"] >= before["metrics"]["mrr"], "chosen on what is asked here"
+    found = json.loads(cli("evaluate", run, "--scores", "likelihood", "--json", "-q").stdout)
+    assert found["chosen_by"] is None
+    told = cli("tune", run, "--max-triples", "3")
+    assert "text: validation MRR" in told.stdout
+    assert "one weight for all" in " ".join(told.stdout.split())
+    kept = (run / MIXTURE).read_bytes()
+    (run / "graph" / "triples.parquet").write_bytes(b"")
+    refused(cli("tune", run), "triples.parquet has 0 bytes instead of")
+    assert (run / MIXTURE).read_bytes() == kept
+
+
+def test_weights_are_refused_for_signals_that_they_were_not_chosen_for(
+    cli: Cli, toy_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    opened = open_run(run)
+    opened.save_signal(KGE.fit(opened.graph, opened.settings.kge.model_copy(update={"epochs": 1})))
+    rank = ("rank", run, "--relation", "capital", "--head", "france", "-k", "1")
+    refused(cli(*rank), "not chosen for the kge", f"kgmlm tune {run}")
+    for scores in ("text", "likelihood", "kge"):
+        assert cli(*rank, "--scores", scores).returncode == 0, "what needs no other weights works"
+    assert cli("tune", run, "-q").returncode == 0
+    assert cli(*rank).returncode == 0
+    opened = open_run(run)
+    opened.save_model(opened.untuned("cpu"))  # as if it were trained further
+    refused(cli(*rank), "not chosen for the kge", f"kgmlm tune {run}")
+    other = tmp_path / "other"
+    shutil.copytree(toy_run, other)
+    shutil.copy(run / MIXTURE, other / MIXTURE)
+    (other / "model" / "kgmlm.json").unlink()
+    refused(cli("rank", other, *rank[2:]), "kgmlm.json is missing")
