@@ -18,10 +18,11 @@ import torch
 from kgmlm.config import Protocol
 from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
+from kgmlm.first_stage import MAX_SCORES
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import Ranks, rank_answers
-from kgmlm.ranker import MAX_SCORES, Ranker
+from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.report import (
     about_candidates,

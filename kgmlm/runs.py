@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,10 +91,8 @@ class Run:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
     def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
-        """The graphs of the runs that this one began from, and datasets of those that are no longer there.
-
-        Args:
-            reranked: the runs that its reranker began from, too.
+        """The graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of
+        those that are no longer there.
         """
         more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
         return earlier([self.record, *more], self.record.get("command"))
@@ -194,7 +191,7 @@ class Run:
         file = kind.file
         if not (self.path / file).is_file() and name == "kge" and (self.path / TEACHER).is_file():
             file, how = TEACHER, self.record.get("teacher")
-        self._check(file)
+        self.check(file)
         if not (self.path / file).is_file():
             raise RunError(
                 f"{self.path} has no signal '{name}'; `kgmlm tune {self.path} --add {name}` trains one"
@@ -203,21 +200,12 @@ class Run:
             raise RunError(f"{self.path} is a run of another graph")
         return kind.open(self.path / file, self.graph), {key: (how or {}).get(key) for key in HOW}
 
-    def teacher(self, device: torch.device) -> KGE | None:
-        """The KGE model that this run's text model is distilled from, if its settings have one.
+    def check(self, *names: str) -> None:
+        """See that single files are as they were written.
 
         Raises:
-            RunError: when it is missing or damaged.
+            RunError: naming the first that is not.
         """
-        from kgmlm.signals.kge import KGE
-
-        if not self.settings.training.distillation:
-            return None
-        self._check(TEACHER)
-        return KGE.open(self.path / TEACHER, self.graph).to(device)
-
-    def _check(self, *names: str) -> None:
-        """See that single files are as they were written."""
         for name in names:
             again = f"`kgmlm tune {self.path} --add {Path(name).stem} --overwrite`"
             remedy = (
@@ -264,7 +252,7 @@ class Run:
 
         ranker = self.text_ranker(device)
         for name, kind in SIGNALS.items():
-            self._check(kind.file)
+            self.check(kind.file)
             if name not in but and (self.path / kind.file).is_file():
                 ranker = ranker.with_signal(kind.open(self.path / kind.file, self.graph, ranker.reader))
             elif name in ranker.signals and name not in but:
@@ -311,8 +299,8 @@ class Run:
         Raises:
             RunError: when it is missing or damaged.
         """
+        from kgmlm.first_stage import unit
         from kgmlm.opening import open_reranker
-        from kgmlm.ranker import unit
         from kgmlm.reranking import Reranking
 
         if not has_reranker(self.path):
@@ -322,12 +310,6 @@ class Run:
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
         return Reranking(reranker, use, unit("vector", self.settings))
-
-    def copy_reranker(self, other: Run) -> None:
-        """Give another run of the same graph this one's reranker."""
-        files.refuse_link(other.path / RERANKER)
-        with files.atomic_folder(other.path / RERANKER) as folder:
-            shutil.copytree(self.path / RERANKER, folder, dirs_exist_ok=True)
 
 
 def create_run(

@@ -35,8 +35,9 @@ from kgmlm.mixture import Mixture
 from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
 from kgmlm.ranker import Ranker
-from kgmlm.runs import Run
+from kgmlm.runs import TEACHER, Run
 from kgmlm.schedule import Plan, peak_learning_rate, rate_factor
+from kgmlm.signals.kge import KGE
 from kgmlm.upkeep import ENDED, discard_checkpoints
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class _Training:
         self.accelerator, self.validate, self.reporter = accelerator, validate, reporter
         self.model = _placed(ranker.reader.model, self.settings, accelerator)
         share = (accelerator.process_index, accelerator.num_processes)
-        teacher = run.teacher(accelerator.device)
+        teacher = _teacher(run, accelerator.device)
         self.stream, self.losses = objective(ranker, run.graph, self.settings, share, first, teacher)
         self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))
         self.state = State()
@@ -365,6 +366,14 @@ def _placed(model: SpanModel, settings: TrainingSettings, accelerator: Accelerat
     if accelerator.mixed_precision == "bf16" and model.device.type == "cpu":
         model.attend("eager")  # as plain matrix products, which bf16 units do fast
     return model
+
+
+def _teacher(run: Run, device: torch.device) -> KGE | None:
+    """The KGE model that a run's text model is distilled from, if its settings have one."""
+    if not run.settings.training.distillation:
+        return None
+    run.check(TEACHER)
+    return KGE.open(run.path / TEACHER, run.graph).to(device)
 
 
 def _optimizer(

@@ -10,11 +10,12 @@ import torch
 
 from kgmlm.config import Protocol
 from kgmlm.evaluation import Asked, View, evaluate
+from kgmlm.first_stage import MAX_SCORES, Said, unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, ConfigError, FloatArray, IntArray, Queries
 from kgmlm.metrics import Ranks
 from kgmlm.mixture import Mixture
-from kgmlm.ranker import MAX_SCORES, Ranker, Said, unit
+from kgmlm.ranker import Ranker
 from kgmlm.reranker import Use
 from kgmlm.reranking import best_of
 from kgmlm.scope import Scope, within

@@ -14,11 +14,12 @@ from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettin
 from kgmlm.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
 from kgmlm.datasets import build_graph
 from kgmlm.evaluation import evaluate
+from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, Query
 from kgmlm.pool import Pool, Reading
 from kgmlm.prediction import Predictor
-from kgmlm.ranker import Ranker, unit
+from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking, best_of

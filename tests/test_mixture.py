@@ -44,3 +44,11 @@ def test_what_counts_nothing_ranks_nothing(toy: KnowledgeGraph) -> None:
     assert nothing.combine({"vector": torch.tensor([[1.0, 2.0]])}, TAIL).tolist() == [[0.0, 0.0]]
     with pytest.raises(ModelError, match="no signal"):
         nothing.combine({}, TAIL)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -1e31])
+def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float, toy: KnowledgeGraph) -> None:
+    """What a shortlist lacks has a finite score below all others, and is left out of answers."""
+    mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
+    with pytest.raises(ModelError, match="scores are not finite"):
+        mixture.combine({"likelihood": torch.tensor([[0.0, score]])}, toy.queries("test")[0][:1])

@@ -5,17 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from conftest import vectors_of
 
 from kgmlm.config import RerankingSettings, TextSettings, VectorSettings
 from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ConfigError, EntityTable, ModelError, Queries, RelationTable
-from kgmlm.mixture import Mixture
-from kgmlm.ranker import Ranker, unit
+from kgmlm.kg import ConfigError, ModelError, Queries, RelationTable
+from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking
-from kgmlm.tokenization import SpanTokenizer
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -97,37 +95,6 @@ def test_progress_counts_every_query_once(make_ranker: Callable[..., Ranker], to
     assert sum(counts) == len(queries)
 
 
-def test_a_new_entity_changes_nobodys_score_and_is_scored_by_its_text(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
-) -> None:
-    ranker = make_ranker(TextSettings(neighbors=3))
-    twins = EntityTable(["q1", "q2", "q3"], ["Paris", "Atlantis", "Atlantis"])
-    graph = toy.extended(twins)
-    wider = ranker.over(graph.context)
-    queries, _ = toy.queries("test")
-    before, after = scores_of(ranker, queries), scores_of(wider, queries)
-    torch.testing.assert_close(after[:, : len(toy.entities)], before, atol=1e-5, rtol=1e-5)
-    n = len(toy.entities)
-    torch.testing.assert_close(after[:, n], before[:, toy.entities.index["paris"]], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(after[:, n + 1], after[:, n + 2], atol=1e-6, rtol=1e-6)
-
-
-def test_an_entity_vector_is_a_function_of_its_text(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
-) -> None:
-    ranker = make_ranker(vector=VectorSettings(enabled=True, max_length=32))
-    graph = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Atlantis"], ["a lost city", "a lost city"]))
-    fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
-    assert wider.vectors is not None
-    wider.vectors.adopt(toy.entities, vectors_of(ranker))
-    assert wider.unread == 2
-    assert fresh.unread == len(graph.entities)
-    torch.testing.assert_close(vectors_of(wider), vectors_of(fresh), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(wider)[-2])
-    norms = vectors_of(wider).norm(dim=1)
-    torch.testing.assert_close(norms, torch.ones_like(norms))
-
-
 def test_relations_weigh_vectors_by_themselves(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
@@ -196,33 +163,3 @@ def test_a_score_is_the_weighted_sum_of_what_signals_say(
         make_ranker().by("vector")
     with pytest.raises(ConfigError, match="not 'names'"):
         ranker.by("names")
-
-
-def test_over_other_entities_known_names_are_not_tokenized_again(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranker = make_ranker()
-    more = EntityTable(["x1", "x2"], ["Atlantis", "New Georgia"], ["a lost island", ""])
-    context = toy.extended(more).context
-    expected = make_ranker().over(context).reader.names
-    assert len(ranker.reader.names) == len(toy.entities)
-    read: list[str] = []
-    plain = SpanTokenizer.encode_words
-
-    def encode_words(self: SpanTokenizer, texts: list[str]) -> list[list[int]]:
-        read.extend(texts)
-        return plain(self, texts)
-
-    monkeypatch.setattr(SpanTokenizer, "encode_words", encode_words)
-    found = ranker.over(context).reader.names
-    assert read == ["Atlantis", "New Georgia"]
-    for name in ("token_ids", "offsets", "truncated_N"):
-        assert np.array_equal(getattr(found, name), getattr(expected, name))
-
-
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), -1e31])
-def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float, toy: KnowledgeGraph) -> None:
-    """What a shortlist lacks has a finite score below all others, and is left out of answers."""
-    mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
-    with pytest.raises(ModelError, match="scores are not finite"):
-        mixture.combine({"likelihood": torch.tensor([[0.0, score]])}, toy.queries("test")[0][:1])

@@ -13,10 +13,11 @@ import torch
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
 from kgmlm.evaluation import evaluate
+from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, Queries, Query
-from kgmlm.ranker import Ranker, unit
+from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking, best_of
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank

@@ -145,7 +145,7 @@ def _train(
 ) -> None:
     """Train the reranker of a run, in a run folder of its own."""
     from kgmlm.config import Protocol
-    from kgmlm.ranker import unit
+    from kgmlm.first_stage import unit
     from kgmlm.reranker import Reranker, Use
     from kgmlm.reranking import Reranking
     from kgmlm.starting import resume_run, start_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,8 +107,6 @@ def tune(
 
 def _drop(run: Run, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker."""
-    import shutil
-
     from kgmlm import files
     from kgmlm.kg import RunError
     from kgmlm.signals import beside
@@ -124,6 +123,7 @@ def _drop(run: Run, name: str) -> None:
 
 def _take_reranker(run: Run, source: Path | None, trains: bool, overwrite: bool) -> None:
     """Copy the reranker of another run."""
+    from kgmlm import files
     from kgmlm.kg import RunError
     from kgmlm.runs import open_run
     from kgmlm.upkeep import has_reranker
@@ -141,7 +141,9 @@ def _take_reranker(run: Run, source: Path | None, trains: bool, overwrite: bool)
         raise RunError(f"{giver.path} is a run of another graph than {run.path}")
     if (run.path / RERANKER).exists() and not overwrite:
         raise RunError(f"{run.path} has a reranker already; --overwrite replaces it")
-    giver.copy_reranker(run)
+    files.refuse_link(run.path / RERANKER)
+    with files.atomic_folder(run.path / RERANKER) as folder:
+        shutil.copytree(giver.path / RERANKER, folder, dirs_exist_ok=True)
 
 
 def _add(
