@@ -9,29 +9,62 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
+    from kgmlm.jobs.indexing import index
+    from kgmlm.jobs.information import Info, info
+    from kgmlm.jobs.showing import linearize
+    from kgmlm.jobs.training import train
+    from kgmlm.jobs.tuning import rerank, tune
     from kgmlm.kg import EntityTable, KgmlmError
     from kgmlm.prediction import Predictor, open_predictor
+    from kgmlm.run import Run, open_run
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "EntityTable",
-    "KgmlmError",
-    "KnowledgeGraph",
-    "Predictor",
-    "__version__",
-    "load_graph",
-    "open_predictor",
-]
-
 _HOMES = {
+    "Comparison": "kgmlm.jobs.evaluating",
     "EntityTable": "kgmlm.kg",
+    "Info": "kgmlm.jobs.information",
     "KgmlmError": "kgmlm.kg",
     "KnowledgeGraph": "kgmlm.graph",
     "Predictor": "kgmlm.prediction",
+    "Report": "kgmlm.jobs.evaluating",
+    "Run": "kgmlm.run",
+    "compare": "kgmlm.jobs.evaluating",
+    "evaluate": "kgmlm.jobs.evaluating",
+    "index": "kgmlm.jobs.indexing",
+    "info": "kgmlm.jobs.information",
+    "linearize": "kgmlm.jobs.showing",
     "load_graph": "kgmlm.datasets",
     "open_predictor": "kgmlm.prediction",
+    "open_run": "kgmlm.run",
+    "rerank": "kgmlm.jobs.tuning",
+    "train": "kgmlm.jobs.training",
+    "tune": "kgmlm.jobs.tuning",
 }
+
+__all__ = [
+    "Comparison",
+    "EntityTable",
+    "Info",
+    "KgmlmError",
+    "KnowledgeGraph",
+    "Predictor",
+    "Report",
+    "Run",
+    "__version__",
+    "compare",
+    "evaluate",
+    "index",
+    "info",
+    "linearize",
+    "load_graph",
+    "open_predictor",
+    "open_run",
+    "rerank",
+    "train",
+    "tune",
+]
 
 
 def __dir__() -> list[str]:

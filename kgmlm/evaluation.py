@@ -223,6 +223,7 @@ def evaluate(
     *,
     retrieval: Retrieval | None = None,
     batch_size: int = 64,
+    by_relation: bool = False,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
@@ -238,17 +239,14 @@ def evaluate(
         graph: the run's own graph, or a :class:`Scope` of another.
         retrieval: rank what an index finds before anything is filtered; an answer that it misses ranks
             behind all that it finds, level with the rest. The report compares with exact ranking.
-        advance: called with (queries just done, distinct queries in all).
+        by_relation: report the metrics of each relation, too.
+        advance: called with (ranks just done, ranks in all).
 
     Raises:
         DataError: when the split is absent or has no triple to evaluate.
         ConfigError: when the filter names an unknown split, or more negatives are to be drawn than there are.
     """
-    unknown = set(protocol.filter) - set(SPLITS)
-    if unknown:
-        raise ConfigError(
-            f"the filter names an unknown split '{unknown.pop()}' (there are: {', '.join(SPLITS)})"
-        )
+    _check_filter(protocol)
     if protocol.allow_self:
         ranker = ranker.unconstrained()
     scope = graph if isinstance(graph, Scope) else Scope.of(graph)
@@ -294,8 +292,16 @@ def evaluate(
     if retrieval is not None:
         found_B = (scores_B > MISSED).numpy()
         report["retrieval"] = about_retrieval(retrieval, ranks, exact.result(), found_B, tail_B)
-    report["relations"] = about_relations(ranks, asked.queries, graph.relations, figures)
+    if by_relation:
+        report["relations"] = about_relations(ranks, asked.queries, graph.relations, figures)
     return Evaluation(graph, triples, tail_B, ranks, scores_B, report)
+
+
+def _check_filter(protocol: Protocol) -> None:
+    if unknown := set(protocol.filter) - set(SPLITS):
+        raise ConfigError(
+            f"the filter names an unknown split '{unknown.pop()}' (there are: {', '.join(SPLITS)})"
+        )
 
 
 def _main_view(member_N: BoolArray, triples: IntArray, asked: Asked, protocol: Protocol) -> View:
@@ -327,9 +333,7 @@ def _rank(
     """Rank all queries in the main view, and by their other scores in the other; the answers' scores."""
     answer_scores_B = torch.zeros(len(asked.queries))
     distinct = asked.distinct
-    for rows, scores_dN, other_dN in _scores(
-        ranker, distinct, retrieval, other is not None, batch_size, lambda n: advance(n, len(distinct))
-    ):
+    for rows, scores_dN, other_dN in _scores(ranker, distinct, retrieval, other is not None, batch_size):
         for at, group in asked.in_parts(rows, MAX_SCORES // scores_dN.shape[1]):
             answers = asked.answers[at]
             scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
@@ -339,6 +343,7 @@ def _rank(
             main.rank(scores_bN, at, answers, known)
             if other is not None:
                 other.rank(other_dN[torch.from_numpy(group).to(other_dN.device)], at, answers, known)
+            advance(len(at), len(asked.queries))
     return answer_scores_B
 
 
@@ -348,17 +353,16 @@ def _scores(
     retrieval: Retrieval | None,
     others: bool,
     batch_size: int,
-    advance: Callable[[int], None],
 ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
     """Rows, scores, and if asked for others of the same queries: beside those by shortlist the exact ones,
     else those without constraints on what can answer.
     """
     if retrieval is not None:
         assert isinstance(ranker, Ranker)
-        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size, advance)
+        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size)
         return
     if others and ranker.possible.own_B(queries).any():
-        yield from ranker.rank_both(queries, batch_size, advance)
+        yield from ranker.rank_both(queries, batch_size)
         return
-    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size, advance=advance):
+    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size):
         yield rows, scores_BN, scores_BN

@@ -25,6 +25,7 @@ from kgmlm.resolver import Resolver
 from kgmlm.runs import open_run
 from kgmlm.scoring import top
 from kgmlm.shortlisting import Retrieval, shortlist
+from kgmlm.watching import quiet_transformers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -264,6 +265,7 @@ def open_predictor(
     Raises:
         RunError: when the folder is no run, training has left no model yet, or there is no such index.
     """
+    quiet_transformers()
     opened = open_run(run)
     ranker = opened.ranker(device)
     if allow_self:

@@ -374,6 +374,9 @@ def open_run(path: str | Path, *, verify: bool = False) -> Run:
     path = Path(path)
     recover(path)
     if not (path / "run.json").is_file():
+        if any(path.glob("train.*")):
+            how = f"`kgmlm train --dataset {path} --output runs/{path.name}`"
+            raise RunError(f"{path} is a dataset, not a run; {how} makes one")
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
     record = read_record(path)

@@ -9,8 +9,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
     from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
@@ -67,19 +65,13 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
             where = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
             what = str(error.strerror or error)
             fail(f"{where}: {what[:1].lower()}{what[1:]}" if where else what)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if number := getattr(error, "signal", None):  # training has said so, and how to continue
+                raise typer.Exit(128 + number) from None
             print("kgmlm: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
 
     return wrapper
-
-
-def quiet_transformers() -> None:
-    """No loading bars and advice of transformers."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def print_json(value: Any) -> None:
@@ -97,74 +89,6 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
-
-
-@contextmanager
-def progress_bar(*columns: str, quiet: bool = False) -> Iterator[Progress]:
-    """A rich progress bar on stderr, with time left; plain logs get no bar."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    # Narrow enough for a terminal of 80 columns with all that training shows.
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(10),
-        MofNCompleteColumn(),
-        *(TextColumn(c) for c in columns),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=quiet,
-    )
-    with progress:
-        yield progress
-
-
-class PhaseBars:
-    """Bars that come with a phase of a longer job and go with its end; one a kind of thing done."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, n: int, total: int) -> None:
-        """``n`` more of ``total`` are done."""
-        if what not in self.tasks:
-            self.tasks[what] = self.progress.add_task(what, total=total, loss="-", mrr="-", best="-")
-        task = self.tasks[what]
-        self.progress.advance(task, n)
-        if self.progress.tasks[self.progress.task_ids.index(task)].finished:
-            self.progress.remove_task(self.tasks.pop(what))
-
-
-class TrainingBar:
-    """Loss, validation MRR and time left; on a log file instead of a terminal, a line a validation."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.task = progress.add_task("training", total=None, loss="-", mrr="-", best="-")
-        self.average: float | None = None
-        self.loss = "-"
-
-    def start(self, total: int, done: int) -> None:
-        """Lay the bar."""
-        self.progress.reset(self.task, total=total, completed=done)
-
-    def step(self, step: int, loss: float) -> None:
-        """Move on; the loss shown is a running average."""
-        self.average = loss if self.average is None else 0.95 * self.average + 0.05 * loss
-        self.loss = f"{self.average:.3f}"
-        self.progress.update(self.task, completed=step, loss=self.loss)
-
-    def validated(self, mrr: float, best: float) -> None:
-        """Show the newest and the best validation MRR."""
-        self.progress.update(self.task, mrr=f"{mrr:.3f}", best=f"{best:.3f}")
-        if not self.progress.console.is_terminal:
-            task = self.progress.tasks[self.task]
-            tell(
-                f"step {task.completed:.0f}/{task.total:.0f}  loss {self.loss}  "
-                f"valid MRR {mrr:.4f}  best {best:.4f}"
-            )
 
 
 def print_metrics(evaluation: Evaluation) -> None:

@@ -20,6 +20,7 @@ from kgmlm.reranker import Use
 from kgmlm.reranking import best_of
 from kgmlm.scope import Scope, within
 from kgmlm.signals import SIGNALS
+from kgmlm.watching import Advance, Watcher
 
 WEIGHTS_TRIED = tuple(2.0**i for i in range(-2, 6))  # of entity vectors, in units of kgmlm.ranker.unit
 RERANKED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
@@ -27,11 +28,7 @@ RERANKING_TRIED = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # weights of it, in units o
 SIGNAL_TRIED = tuple(2.0**i for i in range(-4, 6))  # of other signals, in units of the temperature
 PRIOR = 50  # queries of the average that join those of a relation
 
-Advance = Callable[[str, int, int], None]  # what is being done, how many just were, how many there are
-
-
-def silent(what: str, n: int, total: int) -> None:
-    """Nobody watches."""
+silent = Watcher()
 
 
 def _check_choice(protocol: Protocol) -> None:

@@ -14,13 +14,10 @@ from kgmlm.kg import DataError, Queries, Query
 from kgmlm.prediction import Part, Prediction
 from kgmlm.scorer import PlainScorer
 from kgmlm.terminal import (
-    PhaseBars,
-    TrainingBar,
     handled,
     print_check,
     print_metrics,
     print_predictions,
-    progress_bar,
 )
 
 
@@ -62,16 +59,6 @@ def test_a_mistake_of_ours_is_not_hidden() -> None:
 
     with pytest.raises(ZeroDivisionError):
         command()
-
-
-def test_a_log_file_gets_a_line_a_validation(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("loss {task.fields[loss]}") as progress:
-        bar = TrainingBar(progress)
-        bar.start(10, 0)
-        bar.step(1, 2.0)
-        bar.step(2, 1.0)
-        bar.validated(0.25, 0.5)
-    assert "step 2/10  loss 1.950  valid MRR 0.2500  best 0.5000" in capsys.readouterr().err
 
 
 class Constant(PlainScorer):
@@ -126,26 +113,6 @@ def test_long_lists_of_a_check_end_in_a_count(
     assert "a / b4 (10 pairs, 90%)" in printed
     assert "b5" not in printed
     assert "and 4 more" in printed
-
-
-def test_nothing_is_printed_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(quiet=True) as progress:
-        progress.add_task("work", total=3)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_phase_has_a_bar_while_it_lasts() -> None:
-    with progress_bar("loss {task.fields[loss]}") as progress:
-        TrainingBar(progress)
-        phases = PhaseBars(progress)
-        phases("reading entities", 3, 5)
-        phases("validating", 1, 9)
-        assert [t.description for t in progress.tasks] == ["training", "reading entities", "validating"]
-        assert progress.tasks[1].completed == 3
-        phases("reading entities", 2, 5)
-        assert [t.description for t in progress.tasks] == ["training", "validating"]
-        phases("reading entities", 1, 5)
-        assert progress.tasks[-1].completed == 1, "the next time it starts again"
 
 
 def test_an_explanation_is_readable_and_adds_up(

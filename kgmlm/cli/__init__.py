@@ -14,10 +14,10 @@ from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
 from kgmlm.cli.indexing import index
+from kgmlm.cli.information import info
 from kgmlm.cli.ranking import linearize, rank
-from kgmlm.cli.reranking import rerank
 from kgmlm.cli.training import train
-from kgmlm.cli.tuning import tune
+from kgmlm.cli.tuning import rerank, tune
 
 app = typer.Typer(
     help="Link prediction on knowledge graphs with masked language models.",
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-for command in (train, evaluate, rank, rerank, tune, index, compare, linearize, convert):
+for command in (train, evaluate, rank, rerank, tune, index, info, compare, linearize, convert):
     app.command()(command)  # in the order of `kgmlm --help`
 
 

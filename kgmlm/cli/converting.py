@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from kgmlm.cli.options import RunArgument
-from kgmlm.cli.steps import writes_run
 from kgmlm.terminal import handled
 
 
 @handled
-@writes_run("run")
 def convert(run: RunArgument) -> None:
     """Convert a run folder that an older kgmlm wrote, in its place, with its reranker and checkpoints.
 
     It ranks as before, and an interrupted training goes on.
     """
     from kgmlm.conversion import convert_run, converted
+    from kgmlm.upkeep import writing
 
-    convert_run(run)
+    with writing(run, "convert"):
+        convert_run(run)
     print(converted(run))

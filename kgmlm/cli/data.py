@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kgmlm.cli.options import MOST, Json, Quiet, SkipHeader
-from kgmlm.terminal import fail, handled, print_check, print_json, quiet_transformers, stdout, tell
+from kgmlm.terminal import fail, handled, print_check, print_json, stdout, tell
 
 if TYPE_CHECKING:
     from kgmlm.graph import KnowledgeGraph
@@ -46,6 +46,9 @@ def data_prepare(
     """Fetch and verify a dataset's files, from $KGMLM_MIRROR where it has them."""
     from kgmlm.cards import card_names, fetch, read_card
 
+    if name not in ("all", *card_names()) and Path(name).is_dir():
+        tell(f"{name} is a folder of yours: there is nothing to fetch; `kgmlm data check {name}` checks it")
+        return
     for each in card_names() if name == "all" else [name]:
         card = read_card(each)
         for source in card.source:
@@ -98,6 +101,7 @@ def data_check(
     report = check_graph(graph, card.counts if card else None)
     if model is not None:
         from kgmlm.tokenizer_sources import load_tokenizer
+        from kgmlm.watching import quiet_transformers
 
         quiet_transformers()
         report["name_tokens"] = check_tokens(graph, load_tokenizer(model))

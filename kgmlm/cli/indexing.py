@@ -7,12 +7,10 @@ from typing import Annotated
 import typer
 
 from kgmlm.cli.options import MOST, Device, Json, Kind, Quiet, RunArgument
-from kgmlm.cli.steps import writes_run
-from kgmlm.terminal import handled, print_json, progress_bar, quiet_transformers, tell
+from kgmlm.terminal import handled, print_json, tell
 
 
 @handled
-@writes_run("run")
 def index(
     run: RunArgument,
     kind: Annotated[
@@ -42,32 +40,23 @@ def index(
     How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring:
     an index of entity vectors is among a million, one of names is not on a CPU.
     """
-    from kgmlm import runs
-    from kgmlm.indexing import build_index, check_kind, save_index
+    from kgmlm.jobs.indexing import index as job
+    from kgmlm.watching import Bars
 
-    opened = runs.open_run(run)
-    default = "entity" if opened.settings.vector.enabled else "likelihood"
-    chosen = check_kind(default if kind is None else kind)
-    quiet_transformers()
-    ranker = opened.ranker(device, rerank=False)
-    with progress_bar(quiet=quiet) as progress:
-        task = progress.add_task("indexing", total=None)
-        made = build_index(
-            ranker,
-            opened.graph,
-            chosen,
-            factory=factory,
-            dimensions=dimensions,
-            target=recall,
-            advance=lambda n, total: progress.update(task, advance=n, total=total),
-        )
-    made = save_index(opened, made)
+    record = job(
+        run,
+        kind=kind,
+        factory=factory,
+        dimensions=dimensions,
+        recall=recall,
+        device=device,
+        progress=Bars(quiet),
+    )
     if as_json:
-        print_json(made.record)
+        print_json(record)
         return
-    record = made.record
     print(
-        f"{chosen} index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
+        f"{record['kind']} index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
         f"{record['seconds']:.1f} s, recall@10 {record['recall_at_10']:.3f} (effort {record['effort']})"
     )
     tell(record["why"])

@@ -13,11 +13,26 @@ Kind = Literal["likelihood", "entity"]
 
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
+
+
+def _scores() -> list[str]:
+    from kgmlm.signals import SIGNALS
+
+    return ["all", "text", *SIGNALS]
+
+
+def _datasets() -> list[str]:
+    from kgmlm.cards import card_names
+
+    return card_names()
+
+
 Scores = Annotated[
     str,
     typer.Option(
+        autocompletion=_scores,
         help="all that a run has; its text, without what is trained beside it; or likelihood, vector or kge "
-        "alone."
+        "alone.",
     ),
 ]
 Retrieve = Annotated[
@@ -59,6 +74,14 @@ AllowSelf = Annotated[
 ]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        help="A built-in dataset, or a folder with train.tsv.",
+        show_default=False,
+        autocompletion=_datasets,
+    ),
 ]
 MaxSteps = Annotated[
     int | None, typer.Option(min=1, max=MOST, help="Stop there; the schedule stays laid for all epochs.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kgmlm.asking import Way, read_entities
 from kgmlm.cli.options import (
     MOST,
     AllowSelf,
@@ -24,8 +25,7 @@ from kgmlm.cli.options import (
     SkipHeader,
     Verify,
 )
-from kgmlm.cli.steps import Way, read_entities
-from kgmlm.terminal import handled, print_json, print_predictions, progress_bar, quiet_transformers, tell
+from kgmlm.terminal import handled, print_json, print_predictions, tell
 
 if TYPE_CHECKING:
     from kgmlm.kg import Query
@@ -90,16 +90,16 @@ def rank(
         asked = read_queries(queries, resolver)
     # What needs no model has been said by now, without the seconds that these imports take.
     from kgmlm.prediction import Predictor
+    from kgmlm.watching import Bars, quiet_transformers
 
     quiet_transformers()
     way = Way(scores, allow_self, rerank, retrieve, index, effort, device=device)
     ranker = way.ranker(opened, graph)
     predictor = Predictor(graph, ranker.unconstrained() if allow_self else ranker)
     unread = predictor.ranker.unread
-    with progress_bar(quiet=quiet or (queries is None and unread < 500)) as progress:
-        read_entities(predictor.ranker, progress, batch_size)
+    with Bars(quiet or (queries is None and unread < 500)) as watch:
+        read_entities(predictor.ranker, watch, batch_size)
         predictor.retrieval = way.retrieval(opened, predictor.ranker)
-        task = progress.add_task("ranking", total=len(asked))
         results = dict(
             predictor.predict(
                 asked,
@@ -107,7 +107,7 @@ def rank(
                 novel=novel,
                 explain=explain,
                 batch_size=batch_size,
-                advance=lambda n: progress.advance(task, n),
+                advance=lambda n: watch("ranking", n, len(asked)),
             )
         )
     print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=queries is not None)
@@ -181,56 +181,18 @@ def linearize(
     as_json: Json = False,
 ) -> None:
     """Print the exact text and tokens that the model sees for a query."""
-    from kgmlm import linearization
-    from kgmlm.config import load_settings
-    from kgmlm.datasets import load_graph
-    from kgmlm.kg import ConfigError, Queries
-    from kgmlm.resolver import Resolver
-    from kgmlm.runs import open_run
-    from kgmlm.tokenization import SpanTokenizer
-    from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
-    from kgmlm.vocabulary import Vocabulary, scratch_texts
+    from kgmlm.jobs.showing import linearize as job
 
-    if (Path(source) / "run.json").is_file():
-        run = open_run(source)
-        if template is not None:
-            raise ConfigError("--template is for datasets; a run has its own")
-        graph, settings, vocabulary = run.graph, run.settings, run.vocabulary
-        tokenizer = load_tokenizer(run.model_folder)
-    else:
-        graph = load_graph(source, skip_header=skip_header)
-        settings = load_settings(None, [f"text.template={template}"] if template else [])
-        if model == "scratch":
-            texts = scratch_texts(graph, settings.text)
-            tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
-        else:
-            quiet_transformers()
-            tokenizer = load_tokenizer(model)
-        vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
-    query = Resolver(graph).query(relation, head, tail)
-    (text,) = linearization.linearize(graph.context, Queries.of([query]), settings.text)
-    (encoded,) = tokenizer.encode_queries(
-        [text], vocabulary.span_length, settings.text.max_length, vector=settings.vector.enabled
+    shown = job(
+        source, relation, head=head, tail=tail, model=model, template=template, skip_header=skip_header
     )
-    tokens = tokenizer.tokens(encoded.input_ids)
-    rendered = tokenizer.render(text, encoded)
     if as_json:
-        print_json(
-            {
-                "text": rendered,
-                "input_ids": encoded.input_ids,
-                "tokens": tokens,
-                "span_start": encoded.span_start,
-                "span_length": encoded.span_length,
-                "vector": encoded.vector,
-                "tokens_cut": encoded.cut,
-            }
-        )
-    else:
-        print(rendered)
-        print(" ".join(tokens))
-        tell(
-            f"{len(tokens)} tokens, a span of {encoded.span_length} from token {encoded.span_start} on"
-            + (" and a mask for the query's vector" if encoded.vector else "")
-            + (f", {encoded.cut} tokens cut" if encoded.cut else "")
-        )
+        print_json(shown.as_json())
+        return
+    print(shown.text)
+    print(" ".join(piece.strip() for piece in shown.pieces))
+    tell(
+        f"{len(shown.tokens)} tokens, a span of {shown.span_length} from token {shown.span_start} on"
+        + (" and a mask for the query's vector" if shown.vector else "")
+        + (f", {shown.tokens_cut} tokens cut" if shown.tokens_cut else "")
+    )

@@ -1,0 +1,95 @@
+"""How a run is asked: by which parts of its score, through which index, how precisely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from kgmlm.graph import KnowledgeGraph
+    from kgmlm.ranker import Ranker
+    from kgmlm.runs import Run
+    from kgmlm.shortlisting import Retrieval
+    from kgmlm.watching import Watcher
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is asked: by which parts of its score, through which index, how precisely.
+
+    What is None goes by the run; ``allow_self`` lets an entity be its own answer.
+    """
+
+    scores: str = "all"
+    allow_self: bool = False
+    rerank: int | None = None
+    retrieve: int | None = None
+    index: Literal["likelihood", "entity"] | None = None
+    effort: int | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
+        if self.scores not in ("all", "text", "likelihood", "vector", "kge"):
+            from kgmlm.ranker import check_scores
+
+            check_scores(self.scores)
+
+    def given(self, **values: Any) -> Way:
+        """The same but for those values that are not None."""
+        return replace(self, **{key: value for key, value in values.items() if value is not None})
+
+    @property
+    def reranks(self) -> bool:
+        """Whether a reranker takes part, where the run has one."""
+        return self.scores in ("all", "text") and self.rerank != 0
+
+    def ranker(self, run: Run, graph: KnowledgeGraph) -> Ranker:
+        """A run's ranker over a graph, by the parts of the score that were asked for.
+
+        Raises:
+            ConfigError: when the run has no such part, or nothing to rerank with.
+        """
+        from kgmlm.kg import ConfigError
+        from kgmlm.upkeep import has_reranker
+
+        ranker = run.ranker(self.device, graph, self.scores, self.reranks)
+        if self.rerank:
+            if not self.reranks:
+                raise ConfigError(f"--rerank goes with --scores all or text, not {self.scores}")
+            if not has_reranker(run.path):
+                raise ConfigError(f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one")
+            if ranker.reranking is None:
+                raise ConfigError(
+                    f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
+                    f"`kgmlm tune {run.path}` chooses again"
+                )
+            use = replace(ranker.reranking.use, k=self.rerank)
+            ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
+        ranker.reduce(self.precision == "bf16")
+        return ranker
+
+    def retrieval(self, run: Run, ranker: Ranker) -> Retrieval | None:
+        """The index that finds candidates, where only some are to be scored."""
+        from kgmlm.indexing import open_retrieval
+
+        return open_retrieval(run, ranker, self.retrieve, self.index, self.effort)
+
+    def words(self) -> list[str]:
+        """What is not as by default, for names of files."""
+        return [
+            *([] if self.scores == "all" else [self.scores]),
+            *(["allow-self"] if self.allow_self else []),
+            *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
+            *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
+            *([] if self.index is None else [self.index]),
+            *([] if self.effort is None else [f"effort-{self.effort}"]),
+        ]
+
+
+def read_entities(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
+    """Read the vectors that are missing and count."""
+    if unread := ranker.unread:
+        assert ranker.vectors is not None
+        ranker.vectors.read(batch_size, lambda n: watch("reading entities", n, unread))

@@ -1,0 +1,392 @@
+"""Evaluate a run on its own or another graph; compare two."""
+
+from __future__ import annotations
+
+import errno
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kgmlm import files, runs
+from kgmlm.asking import Way, read_entities
+from kgmlm.config import Protocol, load_protocol
+from kgmlm.datasets import load_graph
+from kgmlm.jobs.writing import as_path
+from kgmlm.kg import ConfigError, counted
+from kgmlm.run import Run, path_of
+from kgmlm.upkeep import RERANKER, has_reranker
+from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pykeen.evaluation import RankBasedMetricResults
+
+    from kgmlm.comparison import Difference
+    from kgmlm.evaluation import Evaluation
+    from kgmlm.graph import KnowledgeGraph
+    from kgmlm.ranker import Ranker
+    from kgmlm.scope import Scope
+
+_SHOWN = {
+    "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
+    "Hits@10": "hits_at_10", "MR": "arithmetic_mean_rank", "ranks": "count",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What an evaluation found.
+
+    Attributes:
+        evaluation: the ranks of all queries.
+        values: the report, as JSON has it: metrics, breakdown, protocol, run, versions, command.
+    """
+
+    evaluation: Evaluation
+    values: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """``mrr``, and all metrics under PyKEEN's names, such as ``both.realistic.hits_at_10``."""
+        found: Mapping[str, float] = self.values["metrics"]
+        return found
+
+    def to_frame(self) -> pd.DataFrame:
+        """MRR, Hits@1, 3, 10 and MR of tails, heads and both, and the number of ranks."""
+        import pandas as pd
+
+        kind = "expected" if self.values["protocol"]["negatives_by"] == "expectation" else "realistic"
+        rows = {
+            side: {name: self.metrics.get(f"{side}.{kind}.{key}") for name, key in _SHOWN.items()}
+            for side in ("tail", "head", "both")
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("queries")
+
+    def to_pykeen(self) -> RankBasedMetricResults:
+        """PyKEEN's own result object."""
+        from kgmlm.interop import to_pykeen
+
+        return to_pykeen(self.evaluation.ranks, self.evaluation.tail_B)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON."""
+        files.write_json(Path(path), dict(self.values), follow=True)
+
+    def __repr__(self) -> str:
+        found = self.values
+        return f"<{found['dataset']} {found['split']}: MRR {self.metrics.get('mrr', float('nan')):.4f}>"
+
+    def _repr_html_(self) -> str:
+        what = html.escape(f"{self.values['dataset']} {self.values['split']}")
+        table: str = self.to_frame().to_html(float_format="{:.4f}".format)
+        return f"<p>{what}</p>{table}"
+
+
+def evaluate(
+    run: Run | str | Path,
+    *,
+    graph: str | Path | None = None,
+    split: str | None = None,
+    protocol: str | Path | None = None,
+    candidates: Literal["all", "graph", "split", "train"] | None = None,
+    allow_seen_entities: bool = False,
+    allow_new_relations: bool = False,
+    skip_header: bool = False,
+    output: str | Path | None = None,
+    ranks: str | Path | None = None,
+    max_triples: int | None = None,
+    by_relation: bool = False,
+    scores: str | None = None,
+    allow_self: bool | None = None,
+    rerank: int | None = None,
+    retrieve: int | None = None,
+    index: Literal["likelihood", "entity"] | None = None,
+    effort: int | None = None,
+    batch_size: int = 64,
+    precision: Literal["fp32", "bf16"] | None = None,
+    device: str | None = None,
+    verify: bool = False,
+    progress: bool | Watcher | Advance = True,
+) -> Report:
+    """Filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
+
+    Args:
+        graph: evaluate on another dataset or folder, whose entities the run has never seen; its training
+            triples are context, all its splits the filter.
+        split: whose triples to ask; None is test.
+        protocol: a protocol as TOML.
+        candidates: whose entities compete; None is all, with ``graph`` those of that graph.
+        output, ranks: where to write the report as JSON, and per-query ranks as Parquet (None: in the run).
+        max_triples: a seeded sample of the split.
+        by_relation: metrics of each relation, too.
+        scores, allow_self, rerank, retrieve, index, effort, precision, device, verify: as of
+            :func:`~kgmlm.run.open_run`; None is as the run was opened.
+
+    Raises:
+        RunError: when the run has seen what would count as unseen, or has no such part.
+        ConfigError: when options do not go together.
+        DataError: when the split is not there.
+    """
+    way = (run.way if isinstance(run, Run) else Way()).given(
+        scores=scores,
+        allow_self=allow_self,
+        rerank=rerank,
+        retrieve=retrieve,
+        index=index,
+        effort=effort,
+        precision=precision,
+        device=device,
+    )
+    allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
+    for_graph = skip_header or any(allowed.values())
+    _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks))
+    settings = load_protocol(
+        as_path(protocol),
+        split=split,
+        max_triples=max_triples,
+        candidates=candidates or (None if graph is None or protocol else "graph"),
+        allow_self=way.allow_self or None,
+    )
+    folder = runs.open_run(path_of(run), verify=verify)
+    other = None if graph is None else load_graph(str(graph), skip_header=skip_header)
+    (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
+    watch = watcher_of(progress)
+    scope, unchecked = _scope(folder, other, settings, way.reranks, allowed, watch)
+    ranker, result = _evaluate(folder, scope, settings, way, batch_size, by_relation, watch)
+    report = Report(result, whole_report(folder, ranker, result, way.precision, unchecked))
+    if output:
+        report.save(output)
+    name = ranks_name(way, settings.split, other, as_path(protocol), candidates, max_triples)
+    _keep_ranks(folder, result, as_path(ranks), name, watch)
+    _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
+    return report
+
+
+def compare(
+    a: Run | str | Path,
+    b: Run | str | Path,
+    *,
+    split: str = "test",
+    draws: int = 2000,
+    seed: int = 0,
+    progress: bool | Watcher | Advance = True,
+) -> Comparison:
+    """Say whether two runs rank the same triples differently by more than chance.
+
+    Their ranks are paired triple by triple: a 95 % interval of each difference by resampling triples, and p,
+    how often swapping the two at random gives as large a difference.
+
+    Args:
+        a, b: runs that were evaluated, or files of ranks.
+        split: whose ranks of the runs.
+
+    Raises:
+        DataError: when they did not rank the same queries.
+    """
+    from kgmlm import comparison, ranks_file
+
+    paths = [path_of(a), path_of(b)]
+    found_at = [ranks_file.find_ranks(path, split) for path in paths]
+    one, other = (ranks_file.read_ranks(path) for path in found_at)
+    watch = watcher_of(progress)
+    for path, at in zip(paths, found_at, strict=True):
+        made_by = ranks_file.made_by(at)
+        if path.is_dir() and made_by and made_by != runs.open_run(path).made_by:
+            watch.tell(f"{at} is of {path} as it was before; `kgmlm evaluate` makes it again")
+    found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
+    return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(found))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side.
+
+    Attributes:
+        a, b: which they are.
+        queries: how many both have ranked.
+        differences: a metric and side each.
+    """
+
+    a: str
+    b: str
+    queries: int
+    differences: tuple[Difference, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm compare --json`` prints."""
+        from kgmlm import comparison
+
+        return comparison.as_json(self.differences, self.queries)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per side and metric: both values, their difference, its interval and p."""
+        import pandas as pd
+
+        return pd.DataFrame(self.as_json()["differences"])
+
+    def _repr_html_(self) -> str:
+        table: str = self.to_frame().to_html(index=False, float_format="{:.4f}".format)
+        return table
+
+
+def _check(
+    run: Path,
+    graph: str | Path | None,
+    for_graph: bool,
+    retrieve: int | None,
+    output: Path | None,
+    ranks: Path | None,
+) -> None:
+    """Refuse options that do not go together, and files that cannot be written."""
+    if graph is None and for_graph:
+        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
+    if graph is not None and retrieve is not None:
+        raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
+    for path in (output, ranks):
+        if path is not None:
+            files.check_writable(path)
+    if ranks is None:
+        files.refuse_link(run / "ranks")
+
+
+def _scope(
+    run: runs.Run,
+    other: KnowledgeGraph | None,
+    protocol: Protocol,
+    reranked: bool,
+    allowed: Mapping[str, bool],
+    watch: Watcher,
+) -> tuple[Scope, list[str]]:
+    """What is asked, and the datasets of earlier runs that are gone, so nothing is checked against them."""
+    from kgmlm.scope import Scope
+
+    earlier, gone = run.past(reranked)
+    if gone:
+        watch.tell(
+            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
+        )
+    if other is None:
+        return Scope.of(run.graph, earlier), gone
+    return Scope.inductive(run.graph, other, protocol, earlier=earlier, **allowed), gone
+
+
+def _evaluate(
+    run: runs.Run,
+    scope: Scope,
+    protocol: Protocol,
+    way: Way,
+    batch_size: int,
+    by_relation: bool,
+    watch: Watcher,
+) -> tuple[Ranker, Evaluation]:
+    """Rank, and say of a reranker why it is left out."""
+    from kgmlm.evaluation import evaluate as evaluate_ranker
+
+    quiet_transformers()
+    ranker = way.ranker(run, scope.graph)
+    untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
+    if way.reranks and way.rerank is None and untrained:
+        watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
+    with watch:
+        read_entities(ranker, watch, batch_size)
+        return ranker, evaluate_ranker(
+            ranker,
+            scope,
+            protocol,
+            retrieval=way.retrieval(run, ranker),
+            batch_size=batch_size,
+            by_relation=by_relation,
+            advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
+        )
+
+
+def whole_report(
+    run: runs.Run, ranker: Ranker, evaluation: Evaluation, precision: str, unchecked: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The report of an evaluation, with all that its figures go by: run, parts of the score, versions.
+
+    Args:
+        unchecked: datasets of earlier runs that could not be checked for leaks.
+    """
+    from kgmlm import provenance
+    from kgmlm.signals import SIGNALS
+
+    counting = ranker.mixture.signals
+    keys = ("model", "began_from", "teacher", "seed", "step", "status", "minutes", "sources", "versions",
+            "hardware", "command")  # fmt: skip
+    return {
+        **evaluation.report,
+        "trained_on": run.graph.name,
+        "unchecked": list(unchecked),
+        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
+        "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
+        "chosen_by": dict(run.chosen.by) if len(counting) > 1 or ranker.reranking else None,
+        "reranking": _reranking(run, ranker),
+        "precision": precision,
+        "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "command": provenance.command(),
+    }
+
+
+def _reranking(run: runs.Run, ranker: Ranker) -> dict[str, Any] | None:
+    """What a report says of reranking."""
+    if ranker.reranking is None:
+        return None
+    trained = runs.open_run(run.path / RERANKER)
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
+    how = {key: trained.record.get(key) for key in keys}
+    return {**how, "settings": trained.settings.model_dump(mode="json"), **asdict(ranker.reranking.use)}
+
+
+def ranks_name(
+    way: Way,
+    split: str,
+    other: KnowledgeGraph | None = None,
+    protocol: Path | None = None,
+    candidates: str | None = None,
+    max_triples: int | None = None,
+) -> str:
+    """A file name of its own for each way to ask, so that `compare` by default compares the same."""
+    words = [
+        *([] if other is None else [other.name]),
+        split,
+        *([] if protocol is None else [protocol.stem]),
+        *([] if candidates in (None, "all" if other is None else "graph") else [str(candidates)]),
+        *([] if not max_triples else [f"{max_triples}-triples"]),
+        *way.words(),
+    ]
+    return f"{files.safe_name('.'.join(words))}.parquet"
+
+
+def _keep_ranks(run: runs.Run, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher) -> None:
+    """Write ranks where they are asked for, or into the run under a name, if it can be written."""
+    try:
+        evaluation.write_ranks(path or run.path / "ranks" / name, run.made_by, follow=path is not None)
+    except OSError as error:
+        if path is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        watch.tell(f"ranks are not kept, {run.path} is read-only: --ranks FILE keeps them elsewhere")
+
+
+def _tell_caveats(report: Mapping[str, Any], chosen_on: bool, watch: Watcher) -> None:
+    """Say what of an evaluation the run knew, and which names were cut.
+
+    Args:
+        chosen_on: whether that the run was chosen on a triple is worth saying.
+    """
+    known = {"training triples, too": report["triples_trained"]}
+    if chosen_on:
+        known["triples that the run was chosen on"] = report["triples_validated"]
+    for what, count in known.items():
+        if count:
+            watch.tell(
+                f"{count:,} of {counted(report['triples'], 'triple')} {'is' if count == 1 else 'are'} {what}"
+            )
+    truncated = report["candidates"]["names_truncated"]
+    if truncated:
+        were = "was" if truncated == 1 else "were"
+        watch.tell(f"{counted(truncated, 'name')} longer than the span {were} cut to it")

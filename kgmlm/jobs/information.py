@@ -1,0 +1,146 @@
+"""What a run is, in one screen."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kgmlm import ranks_file, runs
+from kgmlm.metrics import Ranks
+from kgmlm.provenance import ancestors
+from kgmlm.run import Run, path_of
+from kgmlm.upkeep import has_reranker
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a run is.
+
+    Attributes:
+        graph: its name, and how many entities, relations and triples it has.
+        model: what training began with, the span in tokens, the objective and the text settings.
+        signals: of each that counts, its average weight; and how each was made that is beside the model.
+        reranking: how many of the best are reranked, and how much that counts; None where nothing is.
+        trained: status, step, minutes and command; earlier runs, latest first.
+        validation: the best MRR in training, and the figures that the weights were chosen by.
+        ranks: MRR and Hits@10 of each kept file of ranks.
+        bytes: on disk.
+    """
+
+    path: str
+    graph: Mapping[str, Any]
+    model: Mapping[str, Any]
+    signals: Mapping[str, Any]
+    reranking: Mapping[str, Any] | None
+    trained: Mapping[str, Any]
+    validation: Mapping[str, Any]
+    ranks: Mapping[str, Mapping[str, float]]
+    bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm info --json`` prints."""
+        return asdict(self)
+
+    def lines(self) -> dict[str, list[str]]:
+        """What people read, by heading."""
+        g, m, t = self.graph, self.model, self.trained
+        lines = {
+            "graph": [f"{g['name']}: {g['entities']:,} entities, {g['relations']:,} relations; "
+                      + ", ".join(f"{split} {n:,}" for split, n in g["triples"].items())],
+            "model": [f"{m['began_with']}, span of {m['span_length']} tokens, objective {m['objective']}, "
+                      f"{m['neighbors']} neighbors"],
+            "signals": [f"{name}: weight {of['weight']:.3g}" for name, of in self.signals.items()],
+            "trained": [f"{t['status']} at step {t['step']:,} after {t['minutes']:.1f} minutes",
+                        t["command"]],
+        }  # fmt: skip
+        lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
+        if self.reranking is not None:
+            lines["reranker"] = [f"the {self.reranking['k']} best, weight {self.reranking['weight']:g}"]
+        best = self.validation["best_mrr"]
+        lines["validation"] = ["none" if best is None else f"best MRR in training {best:.4f}"]
+        lines["validation"] += [
+            f"{stage}: MRR {found['mrr']:.4f}" for stage, found in self.validation["chosen"].items() if found
+        ]
+        lines["ranks"] = [
+            f"{name}: MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}"
+            for name, found in self.ranks.items()
+        ] or ["none; `kgmlm evaluate` makes them"]
+        lines["on disk"] = [f"{self.bytes / 2**20:.1f} MiB in {self.path}"]
+        return lines
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{key}</th><td>{'<br>'.join(map(html.escape, lines))}</td></tr>"
+            for key, lines in self.lines().items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def info(run: Run | str | Path) -> Info:
+    """What a run is: graph, model, signals and their weights, training, last metrics, size.
+
+    No model is loaded.
+
+    Raises:
+        RunError: when it is no run, or damaged.
+    """
+    folder = runs.open_run(path_of(run))
+    path, record, settings, graph = folder.path, folder.record, folder.settings, folder.graph
+    chosen: dict[str, Any] = {"signals": {}, "reranking": None, "chosen_by": {}}
+    if (path / runs.MIXTURE).is_file():
+        chosen = json.loads((path / runs.MIXTURE).read_bytes())
+    made = record.get("signals", {})
+    signals = {
+        name: {"weight": of["average"], "by_relation": of["weights"] is not None} | {"made": made.get(name)}
+        for name, of in chosen["signals"].items()
+    }
+    keys = ("dataset", "model", "command", "minutes")
+    return Info(
+        path=str(path),
+        graph={
+            "name": graph.name,
+            "entities": len(graph.entities),
+            "relations": len(graph.relations),
+            "triples": {split: len(triples) for split, triples in graph.splits.items()},
+        },
+        model={
+            "began_with": record["model"],
+            "span_length": record["span_length"],
+            "objective": settings.training.objective,
+            "neighbors": settings.text.neighbors,
+            "distilled_from": record.get("teacher"),
+        },
+        signals=signals,
+        reranking=chosen["reranking"] if has_reranker(path) else None,
+        trained={
+            **{
+                key: record.get(key)
+                for key in ("status", "step", "minutes", "command", "versions", "hardware")
+            },
+            "earlier": [{key: older.get(key) for key in keys} for _, older in ancestors(record)],
+        },
+        validation={
+            "best_mrr": record.get("best_valid_mrr"),
+            "chosen": chosen["chosen_by"].get("valid", {}),
+        },
+        ranks=_ranks(path),
+        bytes=sum(p.stat().st_size for p in path.rglob("*") if p.is_file() and not p.is_symlink()),
+    )
+
+
+def _ranks(path: Path) -> dict[str, dict[str, float]]:
+    """MRR and Hits@10 of the files of ranks in a run."""
+    found = {}
+    for file in sorted((path / "ranks").glob("*.parquet")):
+        table = ranks_file.read_ranks(file)
+        columns = (table[c].to_numpy() for c in ("optimistic", "pessimistic", "candidates"))
+        realistic = Ranks(*columns).of_type("realistic")
+        found[file.stem] = {
+            "mrr": float((1 / realistic).mean()),
+            "hits_at_10": float((realistic <= 10).mean()),
+        }
+    return found

@@ -1,0 +1,346 @@
+"""Choose weights on validation, and train what is beside a run's model: signals and a reranker."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kgmlm import files, runs
+from kgmlm.config import Protocol, Settings, load_settings
+from kgmlm.jobs.training import as_assignments, settings_of, train_watched
+from kgmlm.jobs.writing import as_path, writes_run
+from kgmlm.kg import RunError
+from kgmlm.records import read_record
+from kgmlm.run import Run, path_of
+from kgmlm.upkeep import ENDED, RERANKER, has_reranker, is_blank
+from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+
+if TYPE_CHECKING:
+    from kgmlm.mixture import Mixture
+    from kgmlm.ranker import Ranker
+    from kgmlm.reranker import Use
+    from kgmlm.signals import Signal
+
+Figures = dict[str, dict[str, float]]  # on validation, by stage
+
+
+@writes_run
+def tune(
+    run: Run | str | Path,
+    *,
+    add: str | None = None,
+    drop: str | None = None,
+    source: Run | str | Path | None = None,
+    config: str | Path | None = None,
+    set_: Sequence[str] = (),
+    overwrite: bool = False,
+    candidates: int | None = None,
+    max_triples: int | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+    **settings: Any,
+) -> Figures:
+    """Choose on validation how much each signal of a run counts, for each relation and side.
+
+    Then, if the run has a reranker, how many of the best it reads again and how much that counts.
+
+    Args:
+        add: first train a signal beside the model, such as "kge"; "reranker" takes one from ``source``.
+        drop: first remove a signal, or the reranker.
+        source: the run of the same graph to take what is added from, instead of training it.
+        config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
+        overwrite: replace an older one.
+        candidates: how many are reranked at most; None is reranking.candidates.
+        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for the reranker.
+
+    Returns:
+        Of each stage, by its name, the figures on validation: ``mrr``, ``hits_at_1`` and ``hits_at_10`` (each
+        half of the triples by weights that were chosen on the other), and those of its parts.
+
+    Raises:
+        RunError: when there is nothing to choose on, or options do not go together.
+    """
+    folder = runs.open_run(path_of(run))
+    files.check_writable(folder.path / runs.MIXTURE)
+    assignments = [*set_, *as_assignments(settings)]
+    if add is None and (source or config or assignments or overwrite):
+        raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
+    if "valid" not in folder.graph.splits:
+        raise RunError(f"{folder.path} has no validation triples to choose weights on")
+    quiet_transformers()
+    if drop is not None:
+        _drop(folder, drop)
+    watch = watcher_of(progress)
+    if add == RERANKER:
+        _take_reranker(folder, source, bool(config or assignments), overwrite)
+    elif add is not None:
+        _add(folder, add, source, as_path(config), assignments, overwrite, device, watch)
+    return choose(runs.open_run(folder.path), max_triples, candidates, precision, batch_size, device, watch)
+
+
+@writes_run
+def rerank(
+    run: Run | str | Path,
+    *,
+    config: str | Path | None = None,
+    set_: Sequence[str] = (),
+    model: str | Path | None = None,
+    max_steps: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    candidates: int | None = None,
+    max_triples: int | None = None,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+    **settings: Any,
+) -> dict[str, float]:
+    """Train a second model that reads the best candidates of a run again, and choose how it is used.
+
+    Args:
+        config, set_, settings: as of :func:`~kgmlm.jobs.training.train`; by default those of the run, for
+            one epoch.
+        model: begin with another masked LM than the run's own.
+        max_steps, resume, overwrite: as of :func:`~kgmlm.jobs.training.train`.
+        candidates, max_triples: as of :func:`tune`.
+
+    Returns:
+        ``mrr``, ``hits_at_1`` and ``hits_at_10`` on validation, ``k`` and ``weight`` that were chosen, and
+        ``mrr_first`` without reranking.
+
+    Raises:
+        RunError: when there is nothing to choose on, or a reranker already.
+        Interrupted: when a signal stopped it; ``resume=True`` continues.
+    """
+    if resume and overwrite:
+        raise RunError("--resume and --overwrite exclude each other")
+    folder = runs.open_run(path_of(run))
+    _check_reranker(folder, replaced=resume or overwrite)
+    assignments = [*set_, *as_assignments(settings)]
+    trained_by = _reranker_settings(folder, as_path(config), assignments, resume)
+    quiet_transformers()
+    watch = watcher_of(progress)
+    if config or assignments:  # what is given now goes before what it was begun with
+        max_steps = max_steps or trained_by.training.max_steps
+    # What was killed between training and choosing continues with choosing.
+    if not (resume and _is_trained(folder) and folder.chosen.use is None):
+        _train_reranker(folder, trained_by, model, max_steps, resume, overwrite, device, watch)
+    precision = runs.open_run(folder.path / RERANKER).settings.training.precision
+    reduced = "bf16" if precision == "bf16" else "fp32"
+    found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only_reranking=True)
+    return found["reranking"]
+
+
+def choose(
+    run: runs.Run,
+    max_triples: int | None,
+    candidates: int | None,
+    precision: str,
+    batch_size: int,
+    device: str | None,
+    watch: Watcher,
+    only_reranking: bool = False,
+) -> Figures:
+    """Choose all weights of a run on validation, keep them, and return the figures of each stage.
+
+    Args:
+        only_reranking: the weights of signals stay as they are.
+    """
+    from kgmlm.chosen import Chosen
+    from kgmlm.provenance import command
+    from kgmlm.reranker import Use
+    from kgmlm.tuning import choose_reranking
+    from kgmlm.tuning import tune as tune_all
+
+    ranker: Ranker = run.ranker(device, rerank=False) if only_reranking else run.untuned(device)
+    protocol = again = Protocol(split="valid", max_triples=max_triples or 0)
+    if has_reranker(run.path):
+        training = runs.open_run(run.path / RERANKER).settings.training
+        few = training.eval_triples if max_triples is None else max_triples
+        again = Protocol(split="valid", max_triples=few, seed=training.seed)
+        ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
+    ranker.reduce(precision == "bf16")
+    with watch:
+        use: Use | None
+        if only_reranking:
+            use, found = choose_reranking(ranker, run.graph, again, watch, candidates)
+            mixture, figures = ranker.mixture, {"reranking": found}
+        else:
+            mixture, use, figures = tune_all(
+                ranker,
+                run.graph,
+                protocol,
+                watch,
+                reranking=again,
+                candidates=candidates,
+                batch_size=batch_size,
+            )
+    before = dict(run.chosen.by) if only_reranking else {}
+    by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **figures}}
+    run.save_chosen(Chosen(mixture, use, by=by))
+    return figures
+
+
+def _drop(run: runs.Run, name: str) -> None:
+    """Remove a signal that is beside the model, or the reranker."""
+    from kgmlm.signals import beside
+
+    if name == RERANKER and (run.path / name).is_dir():
+        files.refuse_link(run.path / name)
+        shutil.rmtree(run.path / name)
+        return
+    if name not in beside():
+        there = ", ".join([*beside(), RERANKER])
+        raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
+    run.drop_signal(name)
+
+
+def _take_reranker(run: runs.Run, source: Run | str | Path | None, trains: bool, overwrite: bool) -> None:
+    """Copy the reranker of another run."""
+    if source is None:
+        raise RunError(
+            f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
+        )
+    if trains:
+        raise RunError("--from trains nothing; --config and --set go without it")
+    giver = runs.open_run(path_of(source))
+    if not has_reranker(giver.path):
+        raise RunError(f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one")
+    if not giver.graph.same(run.graph):
+        raise RunError(f"{giver.path} is a run of another graph than {run.path}")
+    if (run.path / RERANKER).exists() and not overwrite:
+        raise RunError(f"{run.path} has a reranker already; --overwrite replaces it")
+    files.refuse_link(run.path / RERANKER)
+    with files.atomic_folder(run.path / RERANKER) as folder:
+        shutil.copytree(giver.path / RERANKER, folder, dirs_exist_ok=True)
+
+
+def _add(
+    run: runs.Run,
+    name: str,
+    source: Run | str | Path | None,
+    config: Path | None,
+    given: Sequence[str],
+    overwrite: bool,
+    device: str | None,
+    watch: Watcher,
+) -> None:
+    """Train a signal beside a run's model, or take it from another run, and keep it."""
+    from kgmlm.opening import device_of
+    from kgmlm.signals import beside
+    from kgmlm.starting import fit_signal
+
+    if name not in beside():
+        raise RunError(f"there is no signal '{name}' to add; there are {', '.join([*beside(), RERANKER])}")
+    if source is not None and (config or given):
+        raise RunError("--from trains nothing; --config and --set go without it")
+    if foreign := settings_of(name, given, others=True):
+        raise RunError(f"--add {name} goes by the settings of {name} alone, not by {foreign[0]}")
+    file = run.path / beside()[name].file
+    files.check_writable(file)
+    if file.is_file() and not overwrite:
+        raise RunError(f"{run.path} has a signal '{name}' already; --overwrite replaces it")
+    settings = load_settings(config or run.path / "config.toml", given)
+    made: tuple[Signal, dict[str, Any]]
+    if source is not None:
+        made = runs.open_run(path_of(source)).lend(name, run.graph)
+    else:
+        with watch:
+            bar = partial(watch, f"training {name}")
+            made = fit_signal(name, run.graph, settings, bar, device_of(device))
+    run.save_signal(made[0], **made[1])
+
+
+def _check_reranker(run: runs.Run, replaced: bool) -> None:
+    """Refuse to rerank what cannot be, and to replace unasked a reranker that is there."""
+    files.check_writable(run.path / "run.json")
+    if "valid" not in run.graph.splits:
+        raise RunError(f"{run.path} has no validation triples to choose candidates and weight on")
+    folder = run.path / RERANKER
+    files.refuse_link(folder)
+    if not replaced and (folder / "run.json").is_file() and not is_blank(folder):
+        raise RunError(
+            f"{run.path} has a reranker already; --resume goes on training it, --overwrite replaces it, and "
+            f"`kgmlm tune {run.path}` chooses again how it is used"
+        )
+
+
+def _is_trained(run: runs.Run) -> bool:
+    """Whether there is nothing more to train."""
+    return has_reranker(run.path) and read_record(run.path / RERANKER)["status"] in ENDED
+
+
+def _reranker_settings(run: runs.Run, config: Path | None, given: Sequence[str], resume: bool) -> Settings:
+    """What a reranker is trained by: given settings over those of its run, for one epoch.
+
+    Raises:
+        RunError: when one that goes on was begun with others.
+    """
+    short = [] if config else ["training.epochs=1", "training.eval_every=1"]
+    settings = load_settings(config or run.path / "config.toml", [*short, *given]).for_reranking()
+    if not config and "training.max_steps" not in settings_of("training", given):
+        settings = settings.without_max_steps()  # that of the run was for the run
+    if resume and (config or given):
+        folder = run.path / RERANKER
+        begun = runs.open_run(folder).settings
+        if settings.without_max_steps() != begun.without_max_steps():
+            raise RunError(f"{folder} was begun with other settings; see {folder}/config.toml")
+    return settings
+
+
+def _train_reranker(
+    opened: runs.Run,
+    settings: Settings,
+    model: str | Path | None,
+    max_steps: int | None,
+    resume: bool,
+    overwrite: bool,
+    device: str | None,
+    watch: Watcher,
+) -> None:
+    """Train the reranker of a run, in a run folder of its own."""
+    from kgmlm.first_stage import unit
+    from kgmlm.reranker import Reranker, Use
+    from kgmlm.reranking import Reranking
+    from kgmlm.starting import resume_run, start_run
+    from kgmlm.tuning import choose_reranking
+
+    folder = opened.path / RERANKER
+    first = opened.ranker(device, rerank=False)
+    if resume:
+        trained, ranker = resume_run(folder, device)
+    else:
+        if overwrite and folder.is_dir() and not (folder / "run.json").is_file():
+            shutil.rmtree(folder)  # what is left of an older one
+        trained, ranker = start_run(
+            folder, opened.graph, str(model or opened.model_folder), settings, overwrite=overwrite
+        )
+    opened.save_chosen(replace(opened.chosen, use=None))  # until it is chosen how the new one is used
+    training = trained.settings.training
+    first.reduce(training.precision == "bf16")
+    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+
+    def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
+        reranker = Reranker.of(current.reader)
+        reranking = Reranking(reranker, Use(0, 0.0), unit("vector", opened.settings))
+        reranker.model.reduce(training.precision == "bf16")
+        _, found = choose_reranking(first.but(reranking=reranking), opened.graph, protocol, watch)
+        return current.mixture, found
+
+    train_watched(
+        trained,
+        ranker,
+        validation,
+        f"kgmlm rerank {shlex.quote(str(opened.path))} --resume",
+        watch,
+        first=first,
+        device=device,
+        max_steps=max_steps or training.max_steps,
+        resume=resume,
+    )

@@ -1,0 +1,39 @@
+"""One job at a time writes a run, and one process of several speaks for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kgmlm.run import path_of
+from kgmlm.upkeep import writing
+
+Job = TypeVar("Job", bound=Callable[..., Any])
+
+
+def main_process() -> bool:
+    """Whether this is the one process that speaks: `accelerate launch` starts several."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def writes_run(job: Job) -> Job:
+    """For jobs that write the run that is their first argument: nobody else writes it meanwhile.
+
+    Of several processes the main one holds the lock for all.
+    """
+
+    @wraps(job)
+    def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
+        with writing(path_of(run), job.__name__) if main_process() else nullcontext():
+            return job(run, *args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def as_path(path: str | Path | None) -> Path | None:
+    """A path, where one is given."""
+    return None if path is None else Path(path)

@@ -1,0 +1,259 @@
+"""A trained run as Python users hold it: ranks, scores, explains; opened when first asked."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kgmlm import runs
+from kgmlm.asking import Way, read_entities
+from kgmlm.config import Settings
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import EntityTable
+from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.kg import Query
+    from kgmlm.prediction import Prediction, Predictor
+
+Asked = tuple[str | None, str, str | None]  # head, relation, tail; one of head and tail is None
+ASKED = ("head", "relation", "tail")
+_COLUMNS = ("rank", "entity", "name", "score", "known")
+
+
+class Run:
+    """A run, ready to rank. ``kgmlm.train`` and ``kgmlm.open_run`` make one.
+
+    Attributes:
+        folder: the run on disk: its settings, record and files.
+        way: by which parts of the score it ranks, on which device, through which index.
+        graph: its graph, with further entities where there are any.
+
+    Example:
+        >>> run = kgmlm.open_run("runs/demo")  # doctest: +SKIP
+        >>> run.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: runs.Run, way: Way | None = None, graph: KnowledgeGraph | None = None) -> None:
+        self.folder = folder
+        self.way = way or Way()
+        self.graph = graph or folder.graph
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder.path
+
+    @property
+    def settings(self) -> Settings:
+        """What it was trained with."""
+        return self.folder.settings
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The opened model."""
+        return self.open(Watcher())
+
+    def open(self, watch: Watcher) -> Predictor:
+        """Open the model, reading what vectors are missing.
+
+        Raises:
+            RunError: when training has left no model yet, or weights do not fit the signals.
+        """
+        from kgmlm.prediction import Predictor
+
+        if "predictor" in vars(self):
+            return self.predictor
+        quiet_transformers()
+        ranker = self.way.ranker(self.folder, self.graph)
+        ranker = ranker.unconstrained() if self.way.allow_self else ranker
+        read_entities(ranker, watch)
+        made = Predictor(self.graph, ranker, self.way.retrieval(self.folder, ranker))
+        vars(self)["predictor"] = made
+        return made
+
+    def with_entities(self, more: EntityTable | str | Path) -> Run:
+        """The same run that knows further entities by their text alone; nothing is trained.
+
+        Args:
+            more: a table, or a file with columns label, name and description.
+
+        Raises:
+            DataError: when an entity exists already.
+        """
+        from kgmlm.datasets import read_entities as read_new
+
+        table = more if isinstance(more, EntityTable) else read_new(Path(more), self.graph)
+        return Run(self.folder, self.way, self.graph.extended(table))
+
+    def rank(
+        self,
+        queries: Sequence[Asked] | None = None,
+        *,
+        head: str | None = None,
+        relation: str = "",
+        tail: str | None = None,
+        k: int = 10,
+        novel: bool = False,
+        progress: bool | Watcher | Advance = False,
+    ) -> pd.DataFrame:
+        """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
+
+        Args:
+            queries: many at once, each (head, relation, tail) with None for what is asked; labels or names.
+            novel: leave out triples that the graph has.
+
+        Returns:
+            A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
+            ``head_...``), then name, rank and whether the triple is known. Of many, the query's columns
+            first.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        import pandas as pd
+
+        with watcher_of(progress) as watch:
+            if queries is None:
+                return self.open(watch).rank(head, relation, tail, k, novel=novel)
+            asked = [self._query(*query) for query in queries]
+            rows = []
+            for query, found in self._predicted(asked, watch, k=k, novel=novel):
+                rows += [self._columns(query) | _row(p) for p in found]
+        return pd.DataFrame(rows, columns=[*ASKED, *_COLUMNS])
+
+    def explain(
+        self,
+        queries: Sequence[Asked] | None = None,
+        *,
+        head: str | None = None,
+        relation: str = "",
+        tail: str | None = None,
+        k: int = 10,
+        novel: bool = False,
+        progress: bool | Watcher | Advance = False,
+    ) -> pd.DataFrame:
+        """As :meth:`rank` of many queries, with what each score is made of.
+
+        Returns:
+            After the columns of :meth:`rank`, what each signal adds to the score (its weight times what it
+            says), and ``tokens``: the log-likelihood of each token of the name, as a list of pairs.
+        """
+        import pandas as pd
+
+        asked = [self._query(*query) for query in queries or [(head, relation, tail)]]
+        rows = []
+        with watcher_of(progress) as watch:
+            for query, found in self._predicted(asked, watch, k=k, novel=novel, explain=True):
+                for p in found:
+                    parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
+                    tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
+                    rows.append(self._columns(query) | _row(p) | parts | {"tokens": tokens})
+        return pd.DataFrame(rows)
+
+    def score(
+        self, triples: Sequence[tuple[str, str, str]], progress: bool | Watcher | Advance = False
+    ) -> pd.DataFrame:
+        """How well the run scores given triples: the tail as an answer of (head, relation, ?), and the head.
+
+        Args:
+            triples: (head, relation, tail) by labels or names.
+
+        Returns:
+            The triples by label, with ``tail_score`` and ``head_score``, as :meth:`rank` has them.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        import numpy as np
+        import pandas as pd
+
+        from kgmlm.kg import both_sides
+
+        find = self.resolver
+        ids = np.array([(find.entity(h), find.relation(r), find.entity(t)) for h, r, t in triples], np.int64)
+        queries, answers = both_sides(ids.reshape(-1, 3))
+        scores_B = np.zeros(len(queries), np.float64)
+        with watcher_of(progress) as watch:
+            ranker = self.open(watch).ranker
+            for rows, scores_bN in ranker.rank(queries, advance=lambda n: watch("scoring", n, len(queries))):
+                scores_B[rows] = scores_bN.cpu().numpy()[np.arange(len(rows)), answers[rows]]
+        table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ASKED))
+        heads, tails = np.split(scores_B, 2)
+        return table.assign(tail_score=tails, head_score=heads)
+
+    @cached_property
+    def resolver(self) -> Any:
+        """Names, as people type them, to ids."""
+        from kgmlm.resolver import Resolver
+
+        return Resolver(self.graph)
+
+    def _query(self, head: str | None, relation: str, tail: str | None) -> Query:
+        found: Query = self.resolver.query(relation, head, tail)
+        return found
+
+    def _columns(self, query: Query) -> dict[str, str | None]:
+        known: dict[str, str | None] = dict.fromkeys(ASKED)
+        known["head" if query.target == "tail" else "tail"] = self.graph.entities[query.entity].label
+        known["relation"] = self.graph.relations[query.relation].label
+        return known
+
+    def _predicted(
+        self, asked: Sequence[Query], watch: Watcher, **options: Any
+    ) -> list[tuple[Query, list[Prediction]]]:
+        predictor = self.open(watch)
+        found = dict(predictor.predict(asked, advance=lambda n: watch("ranking", n, len(asked)), **options))
+        return [(query, found[i]) for i, query in enumerate(asked)]
+
+    def __repr__(self) -> str:
+        record = self.folder.record
+        return f"<kgmlm run {self.path}: {record['dataset']}, {record['status']} at step {record['step']:,}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html.escape(repr(self))}</code>"
+
+
+def _row(p: Prediction) -> dict[str, Any]:
+    return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known), strict=True))
+
+
+def path_of(run: Run | str | Path) -> Path:
+    """Where a run is."""
+    return run.path if isinstance(run, Run) else Path(run)
+
+
+def open_run(
+    path: str | Path,
+    *,
+    scores: str = "all",
+    allow_self: bool = False,
+    rerank: int | None = None,
+    retrieve: int | None = None,
+    index: Literal["likelihood", "entity"] | None = None,
+    effort: int | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    device: str | None = None,
+    verify: bool = False,
+) -> Run:
+    """Open a run that was trained before; its model is loaded when it is first asked.
+
+    Args:
+        scores: "all" that it has, its "text", or one signal alone.
+        allow_self: let an entity answer a query about itself where training says that it cannot.
+        rerank: how many of the best are reranked; None is what validation chose, 0 none.
+        retrieve: score only so many entities per query, found by an ``index``.
+        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+        verify: read all files first and see that none has changed.
+
+    Raises:
+        RunError: when the folder is no run, or is damaged.
+        ConfigError: when there are no such scores.
+    """
+    way = Way(scores, allow_self, rerank, retrieve, index, effort, precision, device)
+    return Run(runs.open_run(path, verify=verify), way)

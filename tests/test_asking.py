@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kgmlm.asking import Way
+from kgmlm.kg import ConfigError
+from kgmlm.runs import open_run
+
+
+def test_what_is_none_stays_as_it_was() -> None:
+    way = Way(scores="text", rerank=3)
+    assert way.given(scores=None, rerank=0, device="cpu") == Way(scores="text", rerank=0, device="cpu")
+    assert not way.given(rerank=0).reranks
+    assert not way.given(scores="likelihood").reranks
+
+
+def test_unknown_scores_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="all, text, likelihood, vector or kge, not 'names'"):
+        Way(scores="names")
+
+
+def test_each_way_has_words_of_its_own() -> None:
+    ways = [
+        Way(),
+        Way("text"),
+        Way(allow_self=True),
+        Way(rerank=0),
+        Way(retrieve=9, index="entity", effort=2),
+    ]
+    assert [way.words() for way in ways] == [
+        [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9", "entity", "effort-2"],
+    ]  # fmt: skip
+
+
+def test_what_a_run_does_not_have_is_refused(toy_run: Path) -> None:
+    run = open_run(toy_run)
+    for way, message in (
+        (Way(rerank=5), "has no reranker"),
+        (Way("likelihood", rerank=5), "goes with --scores all or text"),
+        (Way("vector"), "no entity vectors"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            way.ranker(run, run.graph)

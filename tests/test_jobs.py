@@ -1,0 +1,151 @@
+"""What the commands do, from Python; what they say on a terminal is for test_cli."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kgmlm
+from kgmlm import cli, jobs
+from kgmlm.jobs.training import Interrupted, as_assignments
+from kgmlm.kg import ConfigError, RunError
+from kgmlm.run import Run
+
+TINY: dict[str, Any] = {
+    "scratch": {"hidden_size": 16, "heads": 2, "vocabulary": 300},
+    "batch_size": 16, "epochs": 2, "eval_every": 1, "precision": "fp32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("jobs") / "run"
+    return kgmlm.train("toy", "scratch", path, vector={"enabled": True}, progress=False, **TINY)
+
+
+def test_every_command_is_a_function_of_the_package() -> None:
+    import typer
+
+    commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    functions = {name for name in kgmlm.__all__ if callable(getattr(kgmlm, name))}
+    assert commands - functions <= {"data", "rank", "convert", "config"}, "rank is a method of a run"
+    assert jobs.__doc__
+
+
+def test_settings_are_given_by_name(trained: Run) -> None:
+    assert trained.settings.training.epochs == 2
+    assert trained.settings.vector.enabled
+    assert as_assignments({"template": "x", "text": {"template": "natural"}}) == [
+        'training.template="x"', 'text.template="natural"',
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"unknown key 'training\.epoch'"):
+        kgmlm.train("toy", "scratch", trained.path.parent / "other", epoch=5, progress=False)
+
+
+def test_training_stops_and_continues(tmp_path: Path) -> None:
+    heard: list[str] = []
+    run = kgmlm.train(
+        "toy", "scratch", tmp_path / "run", max_steps=3, progress=lambda what, *n: heard.append(what), **TINY
+    )
+    assert run.folder.record["status"] == "max steps"
+    assert "training" in heard
+    done = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+    assert done.folder.record["status"] == "finished"
+    with pytest.raises(RunError, match="is a run already"):
+        kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, **TINY)
+
+
+def test_an_interruption_can_be_caught(tmp_path: Path) -> None:
+    def interrupt(what: str, n: int, total: int) -> None:
+        if what == "training" and n:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted) as caught:
+        kgmlm.train("toy", "scratch", tmp_path / "run", progress=interrupt, **TINY)
+    assert caught.value.signal == 15
+    assert isinstance(caught.value, KeyboardInterrupt)
+    run = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+    assert run.folder.record["status"] == "finished"
+
+
+def test_a_report_is_typed_shown_and_saved(trained: Run, tmp_path: Path) -> None:
+    report = kgmlm.evaluate(trained, output=tmp_path / "a.json", progress=False)
+    assert 0 < report.metrics["mrr"] < 1
+    table = report.to_frame()
+    assert list(table.index) == ["tail", "head", "both"]
+    assert table.loc["both", "MRR"] == report.metrics["mrr"]
+    report.save(tmp_path / "b.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text())
+    assert report.to_pykeen().get_metric("both.realistic.mrr") == pytest.approx(report.metrics["mrr"])
+    assert f"{report.metrics['mrr']:.4f}" in report._repr_html_()
+    assert "toy test" in repr(report)
+    assert "relations" not in report.values
+    assert "relations" in kgmlm.evaluate(trained, by_relation=True, progress=False).values
+
+
+def test_a_run_is_evaluated_as_it_was_opened(trained: Run) -> None:
+    opened = kgmlm.open_run(trained.path, scores="likelihood")
+    by_name = kgmlm.evaluate(trained.path, scores="likelihood", progress=False)
+    assert kgmlm.evaluate(opened, progress=False).metrics == by_name.metrics
+    everything = kgmlm.evaluate(opened, scores="all", progress=False)
+    assert everything.values["scores"]["vector"] > 0
+
+
+def test_two_runs_are_compared(trained: Run, tmp_path: Path) -> None:
+    other = shutil.copytree(trained.path, tmp_path / "other")
+    kgmlm.evaluate(trained, progress=False)
+    kgmlm.evaluate(other, progress=False)
+    found = kgmlm.compare(trained, other, draws=100)
+    assert found.to_frame()["difference"].eq(0).all()
+    assert found.queries == found.as_json()["queries"] > 0
+    assert "<table" in found._repr_html_()
+
+
+def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.path, tmp_path / "run")
+    figures = kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)
+    assert list(figures) == ["text", "kge"]
+    found = kgmlm.rerank(run, epochs=0.5, batch_size=24, progress=False)
+    assert {"mrr", "k", "weight", "mrr_first"} <= found.keys()
+    about = kgmlm.info(run)
+    assert set(about.signals) == {"likelihood", "vector", "kge"}
+    assert about.signals["kge"]["made"]["settings"]["dimension"] == 4
+    assert about.reranking == {"k": found["k"], "weight": found["weight"]}
+    with pytest.raises(RunError, match="say how to --add"):
+        kgmlm.tune(run, kge={"dimension": 4}, progress=False)
+
+
+def test_what_a_run_is_fits_a_screen(trained: Run) -> None:
+    kgmlm.evaluate(trained, progress=False)
+    about = kgmlm.info(trained)
+    lines = about.lines()
+    assert lines["graph"][0].startswith("toy: 31 entities" if len(trained.graph.entities) == 31 else "toy: ")
+    assert "finished" in lines["trained"][0]
+    assert any(line.startswith("test: MRR") for line in lines["ranks"])
+    assert sum(map(len, lines.values())) < 24
+    assert json.loads(json.dumps(about.as_json()))["graph"]["name"] == "toy"
+    assert "<table>" in about._repr_html_()
+    assert about.bytes > 1000
+
+
+def test_what_the_model_sees_is_shown(trained: Run) -> None:
+    shown = kgmlm.linearize(trained, "capital", head="France")
+    assert len(shown.tokens) == len(shown.input_ids)
+    assert shown.vector
+    assert "France" in shown.text
+    assert kgmlm.linearize("toy", "capital", head="France", template="natural").text != shown.text
+
+
+def test_an_index_is_built_and_used(trained: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.path, tmp_path / "run")
+    record = kgmlm.index(run, progress=False)
+    assert (record["kind"], record["entities"]) == ("entity", len(trained.graph.entities))
+    found = kgmlm.open_run(run, retrieve=5).rank(head="France", relation="capital", k=9)
+    assert 0 < len(found) <= 5
