@@ -47,6 +47,7 @@ def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "kgmlm"  # the same file from the same figures
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
     from matplotlib import pyplot
 
     graphs = list(dict.fromkeys(c["dataset"] for c in curves.values()))

@@ -1,6 +1,6 @@
-"""Write the tables of results into eval/README.md and README.md, from the files beside this one.
+"""Write RESULTS.md and the table in the repository's README.md from the records beside this file.
 
-python eval/tables.py           rewrite them
+python eval/tables.py           write them
 python eval/tables.py --check   exit code 1 when they are not up to date
 """
 
@@ -9,294 +9,242 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from pathlib import Path
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-HERE = Path(__file__).parent
-RESULTS = ("<!-- results: python eval/tables.py -->", "<!-- end of results -->")
-BASELINES = ("<!-- baselines: python eval/tables.py -->", "<!-- end of baselines -->")
-PUBLISHED = ("<!-- published: python eval/tables.py -->", "<!-- end of published -->")
-RETRIEVAL = ("<!-- retrieval: python eval/tables.py -->", "<!-- end of retrieval -->")
-HEADLINES = (  # in the README: of each graph the rows that people ask for
-    "umls-demo",
-    "umls-demo-allow-self",
-    "wn18rr-long-minilm-neighbors-vector",
-    "wn18rr-long-minilm-neighbors-vector-allow-self",
-    "wn18rr-long-minilm-neighbors-vector-likelihood",
-    "wn18rr-taught-minilm-neighbors-vector-rescored",
-    "wn18rr-taught-minilm-neighbors-vector-complex",
-    "wn18rr-taught-minilm-neighbors-vector-complex-rescored",
-    "fb15k237-long-minilm-neighbors-vector-offsets",
-    "fb15k237-long-minilm-neighbors-vector-offsets-allow-self",
-    "fb15k237-long-minilm-neighbors-vector-offsets-likelihood",
-    "fb15k237-more-complex",
-    "fb15k237-taught-longer-minilm-neighbors-vector-offsets-complex",
-    "wn18rr-taught-unseen-slice-minilm-neighbors-vector-rescored",
-    "wn18rr-v1-minilm-neighbors",
-    "wn18rr-v1-taught-minilm-neighbors-vector",
-    "wn18rr-v1-minilm-neighbors-vector-complex",
-    "wn18rr-v1-minilm-neighbors-vector-complex-rescored",
-    "wn18rr-v1-minilm-neighbors-vector-rescored",
-    "wn18rr-v1-ind-minilm-neighbors-vector-rescored",
-    "fb237-v1-minilm",
-    "fb237-v1-minilm-neighbors-vector-offsets-complex",
-    "wn18rr-v1-ind-minilm-neighbors-vector",
-    "wn18rr-v1-ind-taught-minilm-neighbors-vector",
-    "wn18rr-v1-ind-minilm-neighbors-vector-50-expected",
-    "fb237-v1-ind-minilm-neighbors-vector",
-    "fb237-v1-ind-minilm-neighbors-vector-50-expected",
-    "wn18rr-unseen-minilm-vector",
-    "fb15k237-unseen-minilm-vector",
-)
-FIGURES = {
+import store
+
+Line = dict[str, Any]
+MARKS = ("<!-- results: python eval/tables.py -->", "<!-- end of results -->")
+COLUMNS = ("likelihood", "text", "KGE", "text + KGE", "text, reranked", "text + KGE, reranked")
+BIG, SMALL = ("wn18rr", "fb15k237"), ("wn18rr-v1", "fb237-v1", "umls")
+METRICS = {"MRR": "mrr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
+LONG = {
     "MRR": "inverse_harmonic_mean_rank",
-    "H@1": "hits_at_1",
-    "H@3": "hits_at_3",
-    "H@10": "hits_at_10",
+    "Hits@1": "hits_at_1",
+    "Hits@3": "hits_at_3",
+    "Hits@10": "hits_at_10",
 }
+DRAWN = {"drawing": "drawn", "grail": "drawn as GraIL does", "expectation": "expected"}
 
 
-def results() -> list[dict[str, Any]]:
-    """All committed reports, by name."""
-    paths = sorted((HERE / "results").glob("*.json"))
-    return [of_today(json.loads(path.read_text("utf-8"))) | {"file": path} for path in paths]
-
-
-def of_today(report: dict[str, Any]) -> dict[str, Any]:
-    """A report under the names that its parts have now.
-
-    Commands that chose weights are ``before`` a reranker was trained, or ``after``.
-    """
-    scores = {
-        ("kge" if k == "structure" else k): v for k, v in report.get("scores", {"likelihood": 1.0}).items()
-    }
-    kge, reranking, weighing = (report.get(k) for k in ("structure", "rescoring", "weighing"))
-    kge = kge or report.get("signals", {}).get("kge")
-    reranking = reranking or report.get("reranking")
-    first = [
-        *([weighing["command"]] if weighing else []),
-        *([kge["command"], kge.get("chosen_by")] if kge else []),
-    ]
-    last = [(reranking or {}).get("chosen_by"), (report.get("chosen_by") or {}).get("command")]
-    return report | {"scores": scores, "kge": kge, "reranking": reranking, "before": first, "after": last}
-
-
-def candidates(report: dict[str, Any]) -> str:
-    """What each answer was ranked among, in a few words."""
-    found = report["candidates"]
-    words = {"all": "all", "graph": "the graph's", "split": "the split's", "train": "training's"}
-    entities = f"{words[found['set']]} {found['count']:,}"
-    if report.get("own_entity", {}).get("excluded"):
-        entities += ", own entity excluded"
-    if "negatives" not in found:
-        return entities
-    how = {"drawing": "drawn", "grail": "drawn (GraIL)", "expectation": "expected"}[found["negatives"]["by"]]
-    return f"{found['negatives']['count']} {how} of {entities}"
-
-
-def model(report: dict[str, Any]) -> str:
-    """The model, and what it ranks by beside the likelihood of names."""
-    run = report["run"]
-    first = lineage(run)[-1]["model"]
-    words = ["MiniLM-L6" if "minilm" in first.lower() else first]
-    if run.get("status") == "interrupted":
-        words[0] += " (training interrupted)"
-    if any("minilm-adapt.toml" in older["command"] for older in lineage(run)[1:]):
-        words.append("adapted")
-    if run["settings"]["training"]["objective"] == "token":
-        words.append("token objective")
-    if any(older.get("teacher") for older in lineage(run)):
-        words.append("taught by ComplEx")
-    if run["settings"]["text"].get("neighbors"):
-        words.append("neighbors")
-    weights = report["scores"]
-    if weights.get("vector"):
-        words.append("vectors" if weights["likelihood"] else "vectors alone")
-    elif run["settings"].get("vector", {}).get("enabled") and not weights.get("kge"):
-        words.append("likelihood alone")
-    if weights.get("kge"):
-        if not weights["likelihood"] and not weights["vector"]:
-            return "ComplEx"
-        words.append("ComplEx")
-    if reranking := report.get("reranking"):
-        words.append(f"best {reranking['k']} reranked")
-    return ", ".join(words)
-
-
-def lineage(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """A run, the run whose model it began with, and so on."""
-    found = [run]
-    while found[-1].get("began_from"):
-        found.append(found[-1]["began_from"])
-    return found
-
-
-def rerankers(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The training of a report's reranker, the latest first, without the runs that its text had as well."""
-    known = {run["command"] for run in lineage(report["run"])}
-    reranking = report["reranking"]
-    return [run for run in lineage(reranking) if run["command"] not in known] if reranking else []
-
-
-def minutes(report: dict[str, Any]) -> float:
-    """All training behind a report: of the runs before, of the KGE model and of the reranker too."""
-    weights = report["scores"]
-    text = any(weights.get(part) for part in ("likelihood", "vector"))
-    runs = [*(lineage(report["run"]) if text else []), *rerankers(report)]
-    made = [report["kge"], *(run.get("teacher") for run in runs)]
-    once = {s["command"]: s["minutes"] for s in made if s}  # the teacher may be what is added, too
-    return float(sum(run["minutes"] for run in runs) + sum(once.values()))
-
-
-def row(report: dict[str, Any], to: str) -> list[str]:
-    """One line of the table."""
-    metrics, run = report["metrics"], report["run"]
-    kind = "realistic" if "both.realistic.count" in metrics else "expected"
-
-    def figure(key: str) -> str:
-        value = metrics.get(key)
-        return "" if value is None else f"{value:.4f}"
-
-    threads = run["hardware"]["threads"]
-    graph = report["dataset"] if report["split"] == "test" else f"{report['dataset']} {report['split']}"
-    if report["protocol"]["triples"] != "all":
-        graph += f", {report['protocol']['triples']} triples"
-    return [
-        f"[{report['file'].stem}]({to}{report['file'].name})",
-        graph,
-        model(report),
-        candidates(report),
-        *(figure(f"both.{kind}.{key}") for key in FIGURES.values()),
-        figure("tail.realistic.inverse_harmonic_mean_rank"),
-        figure("head.realistic.inverse_harmonic_mean_rank"),
-        f"{metrics[f'both.{kind}.count']:.0f}",
-        f"{minutes(report):.1f}",
-        run["hardware"]["gpu"] or f"{threads} CPU thread{'s' if threads > 1 else ''}",
-    ]
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
+    head = list(head)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def headline(report: dict[str, Any]) -> bool:
-    """Whether a result is in the README; eval/README.md has them all."""
-    return report["file"].stem in HEADLINES
+def figure(value: float | None, digits: int = 4) -> str:
+    """A metric between 0 and 1 without its zero."""
+    if value is None:
+        return ""
+    return str(Decimal(str(value)).quantize(Decimal(10) ** -digits, ROUND_HALF_UP)).removeprefix("0")
 
 
-def table(reports: list[dict[str, Any]], to: str) -> str:
-    """Reports as a Markdown table; ``to`` leads from the page to the folder of the files."""
-    head = ["result", "graph", "model", "candidates", *FIGURES, "tail MRR", "head MRR", "ranks",
-            "training minutes", "trained on"]  # fmt: skip
-    return markdown(head, [row(r, to) for r in reports])
+def column(line: Line) -> str:
+    """By what an evaluation ranks."""
+    scores = set(line["scores"])
+    if "kge" in scores:
+        found = "KGE" if scores == {"kge"} else "text + KGE"
+    else:
+        found = "text" if "vector" in scores or "reranked" in line else "likelihood"
+    return found + ", reranked" * ("reranked" in line)
 
 
-def baselines(path: Path) -> str:
-    """What rules reach, as a table with its command."""
-    report = json.loads(path.read_text("utf-8"))
-    rows = [
-        [r["dataset"], r["rule"]]
-        + [f"{r['metrics'][f'both.realistic.{key}']:.4f}" for key in FIGURES.values()]
-        + [f"{r['metrics'][f'{side}.realistic.inverse_harmonic_mean_rank']:.4f}" for side in ("tail", "head")]
-        for r in report["rows"]
-    ]
-    head = ["graph", "rule", *FIGURES, "tail MRR", "head MRR"]
-    return f"{markdown(head, rows)}\n\n```console\n{report['command']}\n```"
+def sampled(line: Line) -> bool:
+    """Whether answers are ranked among some negatives instead of all candidates."""
+    return "negatives" in line["candidates"]
 
 
-def published(path: Path) -> str:
-    """What others report, by graph, best first."""
-    rows = tomllib.loads(path.read_text("utf-8"))["rows"]
-    rows.sort(key=lambda r: (r["graph"] != "wn18rr", -r["mrr"]))
-    keys = ("mrr", "hits_at_1", "hits_at_3", "hits_at_10")
-    cells = [
-        [r["graph"], r["method"], r["uses"], *(f"{r[k]:.3f}" if k in r else "" for k in keys), r["source"]]
-        for r in rows
-    ]
-    return markdown(["graph", "method", "uses", *FIGURES, "source"], cells)
+def full(line: Line) -> bool:
+    """Whether all triples of a test split are ranked among all entities of the graph."""
+    whole = line["triples"] == "all" and line["candidates"]["set"] in ("all", "graph") and not sampled(line)
+    return whole and line["split"] == "test" and "retrieval" not in line
 
 
-def retrieval(path: Path) -> str:
-    """The benchmark of indexes as a table, its plot and its command."""
-    report = json.loads(path.read_text("utf-8"))
+def graph(line: Line) -> str:
+    """The graph, or which part of its test split."""
+    return line["dataset"] + ("" if line["triples"] == "all" else f", {line['triples']} triples")
+
+
+def by_run(lines: list[Line], about: dict[str, str]) -> str:
+    """A row per graph, run and own-entity rule; a column per way to rank, with the number of the record."""
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for line in lines:
+        key = (graph(line), line["run"], about[line["run"]], line["own_entity"])
+        mrr, hits = (figure(line["metrics"][k]) for k in ("mrr", "hits_at_10"))
+        cell = f"{mrr} / {hits} ({line['id'].rpartition('-')[2]})"
+        rows.setdefault(key, {}).setdefault(column(line), []).append(cell)
+    used = [name for name in COLUMNS if any(name in cells for cells in rows.values())]
+    cells = ([*key, *(", ".join(found.get(name, [])) for name in used)] for key, found in rows.items())
+    return markdown(["graph", "run", "what it is", "own entity", *used], cells)
+
+
+def negatives(lines: list[Line]) -> str:
+    """Evaluations among negatives, a row each."""
+    rows = []
+    for line in lines:
+        found, metrics = line["candidates"]["negatives"], line["metrics"]
+        row = [line["id"], line["run"], column(line), f"{found['count']} {DRAWN[found['by']]}"]
+        rows.append([*row, *(figure(metrics.get(k)) for k in METRICS.values()), f"{line['count']}"])
+    return markdown(["record", "run", "ranks by", "negatives", *METRICS, "ranks"], rows)
+
+
+def everything(lines: list[Line]) -> str:
+    """All evaluations with all metrics, a row each."""
+    rows = []
+    for line in lines:
+        metrics = line["metrics"]
+        sides = [figure(metrics.get(f"mrr_{side}")) for side in ("tail", "head")]
+        mr = f"{metrics['mr']:.1f}" if "mr" in metrics else ""
+        names = [line["id"], line["run"], column(line), line["own_entity"]]
+        rows.append(
+            [*names, *(figure(metrics.get(k)) for k in METRICS.values()), mr, *sides, f"{line['count']}"]
+        )
+    head = ["record", "run", "ranks by", "own entity", *METRICS, "MR", "tail MRR", "head MRR", "ranks"]
+    return markdown(head, rows)
+
+
+def about_runs(runs: dict[str, Any]) -> str:
+    """What a run began with, where and how long it was trained, by which commit."""
+    rows = (
+        [
+            f"[{name}](runs/{name}.toml)",
+            r["about"],
+            r["parent"],
+            f"{r['minutes']:.1f}",
+            r["hardware"],
+            r["commit"],
+        ]
+        for name, r in runs.items()
+    )
+    return markdown(["run", "what it is", "began with", "minutes", "hardware", "commit"], rows)
+
+
+def published() -> list[Line]:
+    """What others report, best first."""
+    rows = tomllib.loads((store.HERE / "published.toml").read_text("utf-8"))["rows"]
+    return sorted(rows, key=lambda r: (BIG.index(r["graph"]), -r["mrr"]))
+
+
+def best(lines: Iterable[Line], name: str, columns: Iterable[str]) -> Line | None:
+    """The evaluation with the highest MRR of all test triples of a graph, ranked in one of some ways."""
+    found = [line for line in lines if line["dataset"] == name and full(line) and column(line) in columns]
+    return max(found, key=lambda line: line["metrics"]["mrr"], default=None)
+
+
+def against_published(lines: list[Line]) -> str:
+    """Published figures and the best of ours for each way to rank, best first."""
+    rows = [(r["graph"], r, r["method"], r["uses"], r["source"]) for r in published()]
+    ours = [line for name in BIG for way in COLUMNS if (line := best(lines, name, [way]))]
+    rows += [(r["dataset"], r["metrics"], "**kgmlm (MiniLM)**", column(r), r["id"]) for r in ours]
+    rows.sort(key=lambda row: (BIG.index(row[0]), -row[1]["mrr"]))
+    cells = (
+        [name, method, uses, *(figure(metrics.get(k), 3) for k in METRICS.values()), source]
+        for name, metrics, method, uses, source in rows
+    )
+    return markdown(["graph", "method", "uses", *METRICS, "source or record"], cells)
+
+
+def rules() -> str:
+    """What rules reach that learn nothing."""
+    rows = []
+    for r in json.loads((store.HERE / "baselines.json").read_text("utf-8"))["rows"]:
+        both = (figure(r["metrics"][f"both.realistic.{key}"]) for key in LONG.values())
+        sides = (figure(r["metrics"][f"{s}.realistic.inverse_harmonic_mean_rank"]) for s in ("tail", "head"))
+        rows.append([r["dataset"], r["rule"], *both, *sides])
+    return markdown(["graph", "rule", *METRICS, "tail MRR", "head MRR"], rows)
+
+
+def retrieval() -> str:
+    """The benchmark of exact scoring and indexes."""
     keys = {
         "entities": "entities",
         "way": "way",
         "p50_ms": "p50 ms",
         "p99_ms": "p99 ms",
-        "queries_a_second": "queries a second",
+        "queries_a_second": "queries per second",
         "recall_at_10": "recall@10",
         "recall_at_100": "recall@100",
         "build_s": "build s",
-        "bytes_an_entity": "bytes an entity",
+        "bytes_an_entity": "bytes per entity",
         "peak_mb": "peak MiB",
-        "encoder_ms_a_query": "encoder ms a query",
+        "encoder_ms_a_query": "encoder ms per query",
     }
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
-    rows = [[cell(r.get(key)) for key in keys] for r in report["rows"]]
-    threads = report["hardware"]["threads"]
-    return (
-        f"{markdown(list(keys.values()), rows)}\n\n![latency and throughput](benchmarks/{path.stem}.svg)\n\n"
-        f"On {threads} CPU thread{'s' if threads > 1 else ''}:\n\n```console\n{report['command']}\n```"
-    )
+    rows = json.loads((store.HERE / "benchmarks" / "retrieval.json").read_text("utf-8"))["rows"]
+    return markdown(keys.values(), ([cell(row.get(key)) for key in keys] for row in rows))
 
 
-def commands(reports: list[dict[str, Any]]) -> str:
-    """The commands behind each result, from the first training on."""
-    found = []
-    for report in reports:
-        lines = []
-        for run in reversed(lineage(report["run"])):
-            lines += [made["command"] for made in (run.get("teacher"), run) if made]
-        lines += [
-            *report["before"],
-            *(run["command"] for run in reversed(rerankers(report))),
-            *report["after"],
-        ]
-        lines = [*dict.fromkeys(filter(None, lines)), report["command"]]
-        commit = report["run"]["versions"].get("git", "no commit recorded")
-        code = "\n".join(lines)
-        found.append(f"`{report['file'].stem}` ({commit}):\n\n```console\n{code}\n```")
-    return "\n\n".join(found)
+def page() -> str:
+    """RESULTS.md."""
+    lines, runs = list(store.evaluations().values()), store.runs()
+    about = {name: run["about"] for name, run in runs.items()}
+
+    def rows(names: Iterable[str], whole: bool = True) -> list[Line]:
+        return [line for name in names for line in lines if line["dataset"] == name and full(line) == whole]
+
+    new = [n for n in dict.fromkeys(line["dataset"] for line in lines) if n not in (*BIG, *SMALL)]
+    slices = [line for line in rows(BIG, whole=False) if line["triples"] == "unseen"]
+    filling = {
+        "benchmarks": by_run(rows(BIG), about),
+        "published": against_published(lines),
+        "small": by_run(rows(SMALL), about),
+        "unseen": by_run([*rows(new), *slices], about),
+        "negatives": negatives([line for line in lines if sampled(line)]),
+        "rules": rules(),
+        "retrieval": retrieval(),
+        "everything": everything(lines),
+        "runs": about_runs(runs),
+    }
+    return (store.HERE / "RESULTS.template.md").read_text("utf-8").format(**filling)
 
 
-def filled(text: str, marks: tuple[str, str], content: str) -> str:
-    """A page with the content between its two marks."""
-    begin, end = marks
-    before, rest = text.split(begin)
-    return f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+def readme_table() -> str:
+    """The best of ours for each way to rank, and the best published, in a few rows."""
+    lines, keys = list(store.evaluations().values()), ("mrr", "hits_at_10")
+    ways = {name: [name] for name in ("likelihood", "text", "text + KGE")}
+    ways["best of these, reranked"] = [name for name in COLUMNS if "reranked" in name]
+    rows: dict[str, list[str]] = {}
+    for name in BIG:
+        for label, columns in ways.items():
+            found = best(lines, name, columns)
+            if found:
+                star = "\\*" * (found["own_entity"] == "excluded")
+                link = f"[{found['id']}](eval/RESULTS.md)"
+                cells = [*(figure(found["metrics"][k]) + star for k in keys), link]
+            rows.setdefault(label, []).extend(cells if found else ["–"] * 3)
+        for label, text in (("best published with text", True), ("best published without text", False)):
+            other = next(r for r in published() if r["graph"] == name and ("text" in r["uses"]) == text)
+            cells = [*(figure(other[k], 3) for k in keys), other["method"]]
+            rows.setdefault(label, []).extend(cells)
+    head = ["ranks by", *(x for name in BIG for x in (f"{name} MRR", "Hits@10", "record"))]
+    note = "\\* The entity that is asked about is no answer here; other records are from before that rule."
+    return markdown(head, ([label, *cells] for label, cells in rows.items())) + f"\n\n{note}"
+
+
+def filled(text: str, content: str) -> str:
+    """A page with the content between the marks."""
+    before, rest = text.split(MARKS[0])
+    return f"{before}{MARKS[0]}\n\n{content}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
 
 def main() -> int:
-    """Rewrite or check both pages."""
-    reports = results()
-    pages = {
-        HERE / "README.md": {
-            RESULTS: table(reports, "results/") + "\n\n" + commands(reports),
-            PUBLISHED: published(HERE / "published.toml"),
-            BASELINES: baselines(HERE / "baselines.json"),
-            RETRIEVAL: retrieval(HERE / "benchmarks" / "retrieval.json"),
-        },
-        HERE.parent / "README.md": {RESULTS: table([r for r in reports if headline(r)], "eval/results/")},
-    }
-    stale = {}
-    for page, contents in pages.items():
-        old = new = page.read_text("utf-8")
-        for marks, content in contents.items():
-            new = filled(new, marks, content)
-        if new != old:
-            stale[page] = new
-    if "--check" in sys.argv:
-        for page in stale:
-            print(f"{page} is not up to date: run python eval/tables.py", file=sys.stderr)
-        return int(bool(stale))
-    for page, text in stale.items():
-        page.write_text(text, "utf-8")
-    return 0
+    """Write both pages, or check them."""
+    readme = store.HERE.parent / "README.md"
+    results = store.HERE / "RESULTS.md"
+    wanted = {results: page(), readme: filled(readme.read_text("utf-8"), readme_table())}
+    stale = [path for path in wanted if not path.exists() or path.read_text("utf-8") != wanted[path]]
+    for path in stale:
+        if "--check" in sys.argv:
+            print(f"{path} is not up to date: run python eval/tables.py", file=sys.stderr)
+        else:
+            path.write_text(wanted[path], "utf-8")
+    return int("--check" in sys.argv and bool(stale))
 
 
 if __name__ == "__main__":

@@ -1,46 +1,192 @@
-"""The committed results: complete, and the pages that show them up to date."""
+"""The committed results: complete, reproducible, and the pages that show them up to date."""
 
+import importlib
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+
+from kgmlm.cli import app
+from kgmlm.config import load_settings
+from kgmlm.ranks_file import read_ranks
 
 ROOT = Path(__file__).parent.parent
-RESULTS = sorted((ROOT / "eval" / "results").glob("*.json"))
-
-
-def test_there_are_results() -> None:
-    assert RESULTS
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.stem)
-def test_a_result_says_where_it_comes_from(path: Path) -> None:
-    report = json.loads(path.read_text("utf-8"))
-    assert report["dataset"]
-    kind = "expected" if report["protocol"]["negatives_by"] == "expectation" else "realistic"
-    assert report["metrics"][f"both.{kind}.count"] == 2 * report["triples"]
-    assert report["run"]["minutes"] > 0
-    assert report["run"]["settings"]["training"]
-    assert report["run"]["command"].startswith("kgmlm train")
-    assert report["command"].startswith("kgmlm evaluate")
-    assert report["hardware"]["threads"] > 0
-    added = [report[part] for part in ("structure", "rescoring") if report.get(part)]
-    commands = [made[key] for made in added for key in ("command", "chosen_by") if key in made]
-    for command in (report["command"], report["run"]["command"], *commands):
-        assert not any(word.startswith("/") for word in command.split()), "a path of one machine"
+EVAL = ROOT / "eval"
+LINES = {
+    line["id"]: line for line in map(json.loads, (EVAL / "results.jsonl").read_text("utf-8").splitlines())
+}
+RUNS = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted((EVAL / "runs").glob("*.toml"))}
+RANKS = sorted((EVAL / "ranks").glob("*.parquet"))
 
 
 def script(*arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True, text=True, timeout=300, check=False,
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def parts(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {"": run, **run.get("added", {})}
+
+
+def commands(run: dict[str, Any]) -> list[str]:
+    return [c for part in parts(run).values() for c in (*part["commands"], *part.get("today", []))]
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_line_has_its_run_and_adds_up(line: dict[str, Any]) -> None:
+    run = RUNS[line["run"]]
+    assert set(line["after"]) <= set(run.get("added", {}))
+    assert line["id"].rpartition("-")[0] == line["dataset"]
+    assert line["command"].startswith("kgmlm evaluate")
+    assert ("kge" in line["scores"]) <= any("kge" in x or "reranker" in x for x in line["after"])
+    metrics = line["metrics"]
+    assert 0 < metrics["hits_at_1"] <= metrics["hits_at_3"] <= metrics["hits_at_10"] <= 1
+    if line["candidates"].get("negatives", {}).get("by") != "expectation":
+        assert metrics["hits_at_1"] < metrics["mrr"] < 1 <= metrics["mr"]
+        assert metrics["mrr"] == pytest.approx((metrics["mrr_head"] + metrics["mrr_tail"]) / 2, abs=2e-6)
+        assert metrics["mrr_pessimistic"] <= metrics["mrr"] <= metrics["mrr_optimistic"]
+    unseen = line.get("unseen")
+    if isinstance(unseen, dict):
+        shares = [unseen[k] for k in ("seen", "any") if k in unseen]
+        assert sum(part["count"] for part in shares) == line["count"]
+        if "mrr" in metrics:
+            mean = sum(part["count"] * part["mrr"] for part in shares) / line["count"]
+            assert mean == pytest.approx(metrics["mrr"], abs=2e-6)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_has_its_parents_and_commands(name: str) -> None:
+    run = RUNS[name]
+    assert run["id"] == name
+    assert run["about"]
+    assert run["minutes"] > 0
+    assert any(c.startswith("kgmlm train") for c in run["commands"])
+    for part in parts(run).values():
+        for needed in filter(None, [part.get("parent"), *part.get("needs", [])]):
+            other, _, addition = needed.partition(".")
+            assert addition in parts(RUNS[other])
+
+
+def test_no_record_has_a_path_of_one_machine() -> None:
+    for command in [
+        *(line["command"] for line in LINES.values()),
+        *(c for r in RUNS.values() for c in commands(r)),
+    ]:
+        assert not any(word.startswith(("/", "~")) for word in shlex.split(command)), command
+
+
+def test_every_run_is_evaluated_or_a_parent() -> None:
+    known = {line["run"] for line in LINES.values()} | {run["parent"] for run in RUNS.values()}
+    assert known - {""} == set(RUNS)
+
+
+@pytest.mark.parametrize("path", RANKS, ids=lambda p: p.stem)
+def test_ranks_give_the_figures_of_their_line(path: Path) -> None:
+    ranks, line = read_ranks(path), LINES[path.stem]
+    realistic = (ranks["optimistic"] + ranks["pessimistic"]) / 2
+    assert len(ranks) == line["count"]
+    assert (1 / realistic).mean() == pytest.approx(line["metrics"]["mrr"], abs=1e-6)
+    assert (realistic <= 10).mean() == pytest.approx(line["metrics"]["hits_at_10"], abs=1e-6)
+    for side in ("head", "tail"):
+        mrr = (1 / realistic[ranks["target"] == side]).mean()
+        assert mrr == pytest.approx(line["metrics"][f"mrr_{side}"], abs=1e-6)
+
+
+def test_ranks_are_small() -> None:
+    assert RANKS
+    assert sum(path.stat().st_size for path in RANKS) < 20e6
+
+
+def test_the_records_are_short() -> None:
+    texts = [p for p in EVAL.rglob("*") if p.is_file() and p.suffix not in (".parquet", ".pyc")]
+    assert sum(len(p.read_text("utf-8").splitlines()) for p in texts) < 10_000
+    assert len((EVAL / "README.md").read_text("utf-8").splitlines()) <= 150
+
+
+def parse(command: str) -> None:
+    """Have today's command line read a command, without running it; its settings, too."""
+    words = shlex.split(command)[1:]
+    found: Any = typer.main.get_command(app)
+    while hasattr(found, "commands"):
+        found = found.commands[words.pop(0)]
+    given = found.make_context("kgmlm", words).params
+    load_settings(ROOT / given["config"] if given.get("config") else None, given.get("set_") or [])
+
+
+def test_every_evaluation_has_a_chain_of_todays_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EVAL))
+    reproduce: Any = importlib.import_module("reproduce")
+    known = set()
+    for name in LINES:
+        shown = [c for c in reproduce.chain(name) if not c.startswith("#")]
+        assert any(c.startswith("kgmlm train") for c in shown)
+        assert shown[-1].startswith("kgmlm evaluate runs/")
+        assert f"runs/{name}.json" in shown[-1] or "--output" not in LINES[name]["command"]
+        known |= {c for c in shown if c.startswith("kgmlm")}
+    for command in known:
+        parse(command)
+
+
+def test_reproduce_begins_with_the_parents() -> None:
+    shown = script("eval/reproduce.py", "wn18rr-16", "--recorded").splitlines()
+    order = [
+        line.removeprefix("# ") for line in shown if line.startswith("# ") and not line.startswith("# -")
+    ]
+    assert order[:2] == ["wn18rr", "wn18rr-more"]
+    assert order.index("wn18rr.kge") < order.index("wn18rr-more.kge") < order.index("wn18rr-taught")
+    assert order[-2:] == ["wn18rr-taught.reranker", "wn18rr-16"]
+    assert shown[-1] == LINES["wn18rr-16"]["command"]
+
+
+def test_reproduce_runs_the_chain(tmp_path: Path) -> None:
+    (tmp_path / "eval").symlink_to(EVAL)
+    program = tmp_path / "kgmlm"
+    program.write_text('#!/bin/sh\necho "$@" >> ran\n', "utf-8")
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, EVAL / "reproduce.py", "umls-05", "--run"],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True,
+    )  # fmt: skip
+    ran = (tmp_path / "ran").read_text("utf-8").splitlines()
+    assert [line.split()[0] for line in ran] == ["train", "evaluate"]
+
+
+def test_a_report_is_added(toy_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "eval"
+    copy.mkdir()
+    for name in ("add.py", "store.py", "results.jsonl"):
+        shutil.copy(EVAL / name, copy)
+    shutil.copytree(EVAL / "runs", copy / "runs")
+    report, ranks = tmp_path / "report.json", tmp_path / "ranks.parquet"
+    script("-m", "kgmlm.cli", "evaluate", toy_run, "--output", report, "--ranks", ranks, "-q")
+    told = json.loads(report.read_text("utf-8"))
+    told["command"], told["run"]["command"] = "kgmlm evaluate runs/toy", "kgmlm train --dataset toy"
+    report.write_text(json.dumps(told), "utf-8")
+    script(copy / "add.py", report, ranks, "--id", "toy-01", "--run", "toy")
+    line = json.loads((copy / "results.jsonl").read_text("utf-8").splitlines()[-1])
+    assert (line["id"], line["run"], line["count"]) == ("toy-01", "toy", 2 * told["triples"])
+    assert line["metrics"]["mrr"] == round(told["metrics"]["mrr"], 6)
+    assert read_ranks(copy / "ranks" / "toy-01.parquet").equals(read_ranks(ranks))
+    run = tomllib.loads((copy / "runs" / "toy.toml").read_text("utf-8"))
+    assert run["commands"] == ["kgmlm train --dataset toy"]
+    told["command"] = "kgmlm evaluate /home/me/toy"
+    report.write_text(json.dumps(told), "utf-8")
+    with pytest.raises(AssertionError, match="a path of one machine"):
+        script(copy / "add.py", report, ranks, "--id", "toy-02", "--run", "toy")
 
 
 @pytest.mark.slow
@@ -78,7 +224,4 @@ def test_curves_are_read_joined_and_drawn(toy_run: Path, toy_vector_run: Path, t
 
 
 def test_the_tables_show_the_results() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "eval" / "tables.py"), "--check"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    script("eval/tables.py", "--check")

@@ -251,6 +251,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "kgmlm"  # the same file from the same figures
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")

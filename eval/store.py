@@ -1,0 +1,27 @@
+"""The recorded results: evaluations in results.jsonl, runs in runs/*.toml, ranks in ranks/*.parquet."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.jsonl"
+RUNS = HERE / "runs"
+RANKS = HERE / "ranks"
+
+
+@cache
+def evaluations() -> dict[str, dict[str, Any]]:
+    """All evaluations by id, in the order in which they were recorded."""
+    lines = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
+    return {line["id"]: line for line in lines}
+
+
+@cache
+def runs() -> dict[str, dict[str, Any]]:
+    """All runs by id."""
+    return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted(RUNS.glob("*.toml"))}
