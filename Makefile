@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO = runs/demo
 
-.PHONY: demo test soak lint clean
+.PHONY: demo test soak lint docs clean
 
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
@@ -39,5 +39,10 @@ lint: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Into site/, which git ignores. A broken link fails it.
+docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -46,198 +46,242 @@ class _Strict(BaseModel):
 
 
 class ScratchSettings(_Strict):
-    """Shape of the small BERT that ``--model scratch`` trains; ``vocabulary`` caps its tokenizer."""
+    """The small BERT that `--model scratch` trains."""
 
-    hidden_size: int = Field(128, ge=8)
-    layers: int = Field(2, ge=1)
-    heads: int = Field(4, ge=1)
-    vocabulary: int = Field(8000, ge=300)
-    dropout: float = Field(0.1, ge=0, lt=1)
+    hidden_size: int = Field(128, ge=8, description="Width of the model; a multiple of `heads`.")
+    layers: int = Field(2, ge=1, description="Transformer layers.")
+    heads: int = Field(4, ge=1, description="Attention heads per layer.")
+    vocabulary: int = Field(8000, ge=300, description="Largest number of tokens of the trained tokenizer.")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout of the model; lower it where the training loss stays high."
+    )
 
 
 class TextSettings(_Strict):
-    """How a query is written.
+    """How a query is written."""
 
-    Attributes:
-        max_length: of all tokens, special ones and masks included.
-        neighbors: how many training triples of the query's entity its text tells, those that answer the
-            query withheld. They lengthen the text; give them room in ``max_length``.
-        neighbor_dropout: in training, the chance that a neighbor is left out, and that all are, so that
-            entities without neighbors stay familiar.
-    """
-
-    template: str = "plain"
-    max_length: int = Field(64, ge=8)
-    descriptions: bool = True
-    neighbors: int = Field(0, ge=0)
-    neighbor_dropout: float = Field(0.3, ge=0, lt=1)
+    template: str = Field(
+        "plain",
+        description="How a query is written: `plain` or `natural`; `kgmlm linearize` shows both.",
+    )
+    max_length: int = Field(
+        64,
+        ge=8,
+        description="Tokens per query text, special tokens and masks included. Descriptions and neighbors "
+        "are cut to fit, never the relation or the hole. Raise it for long descriptions.",
+    )
+    descriptions: bool = Field(
+        True, description="Add the entity's description to the query, where it has one."
+    )
+    neighbors: int = Field(
+        0,
+        ge=0,
+        description="Add this many training triples of the query's entity to its text, never those that "
+        "answer the query. Try 4; raise `max_length` to make room.",
+    )
+    neighbor_dropout: float = Field(
+        0.3,
+        ge=0,
+        lt=1,
+        description="In training, the chance that one neighbor is left out, and that all are, so that the "
+        "model can also answer queries about entities without neighbors.",
+    )
 
 
 class ScoringSettings(_Strict):
-    """How a candidate is scored from the log-probabilities of its tokens.
+    """How a candidate is scored from the log-probabilities of its tokens."""
 
-    Attributes:
-        span_length: masks in the hole, the end-of-name token counted; "auto" is the shortest that
-            fits 99.5 % of the training entities, but at most half of text.max_length. Longer names are
-            cut to it.
-        end_of_name: append the separator token to each name, so that a name which is the beginning
-            of another ("New York", "New York City") must also pay for stopping. Use it where names
-            nest; the paper's plain mean is without.
-        normalization: "mean" (the paper: no reward for short names) or "sum" (the joint
-            log-likelihood; use it where length itself is informative).
-        softmax: log-probabilities over the whole "vocabulary", or over the tokens that occur in
-            training "entities" only (frozen with the run; cheaper to train on large vocabularies
-            and mass is not spent on words that name nothing).
-    """
-
-    span_length: int | Literal["auto"] = "auto"
-    end_of_name: bool = False
-    normalization: Literal["mean", "sum"] = "mean"
-    softmax: Literal["vocabulary", "entities"] = "vocabulary"
+    span_length: int | Literal["auto"] = Field(
+        "auto",
+        description="Mask tokens in the hole, the end-of-name token included; longer names are cut to it. "
+        "`auto`: enough for 99.5 % of the training entities, at most half of `text.max_length`.",
+    )
+    end_of_name: bool = Field(
+        False,
+        description="End each name with a separator token that is scored, too. Turn it on where one name "
+        "begins another (New York, New York City).",
+    )
+    normalization: Literal["mean", "sum"] = Field(
+        "mean",
+        description="`mean`: the mean log-likelihood per token, which does not favor short names. `sum`: "
+        "the joint log-likelihood, for graphs where length is informative.",
+    )
+    softmax: Literal["vocabulary", "entities"] = Field(
+        "vocabulary",
+        description="Tokens that share the probability: the whole `vocabulary`, or only tokens in names of "
+        "training `entities` (cheaper to train with large vocabularies; fixed when the run is made).",
+    )
 
 
 class VectorSettings(_Strict):
-    """A vector an entity, read at one more mask, that tells apart what names cannot.
+    """A vector per entity, read from its text, that tells apart what names cannot.
 
-    The query's vector is the state at one mask behind the hole. An entity's is the state at a mask behind
-    its own text, by the same model; so an entity never seen has one too, for one forward pass. Their cosine,
-    weighted, is added to the likelihood; the weight is chosen on validation and saved with the model.
-
-    Attributes:
-        enabled: train and use the vectors.
-        max_length: of an entity's text in tokens, special ones and the mask included.
-        temperature: cosines are divided by it in training.
-        memory: how many of the latest entity vectors join a batch's own as further candidates in training;
-            the hard negatives are among them. As many as the graph has entities make it a softmax over all.
-        loss_weight: of the vectors' loss beside the likelihood's.
-        residual_rate: the peak learning rate of an offset for each entity seen in training, added to what is
-            read from its text: it learns what the text does not say. 0 is without; entities never seen
-            have none either way. It wants a ``memory`` as large as the graph, if that fits.
+    The query's vector is the state at one more mask behind the hole; an entity's is the state at a mask
+    behind its own text, by the same model. So an entity never seen has one, too.
     """
 
-    enabled: bool = False
-    max_length: int = Field(48, ge=8)
-    temperature: float = Field(0.05, gt=0)
-    memory: int = Field(2048, ge=0)
-    loss_weight: float = Field(1.0, gt=0)
-    residual_rate: float = Field(0.0, ge=0)
+    enabled: bool = Field(
+        False,
+        description="Train entity vectors and add the cosine of query and entity to the likelihood. Turn it "
+        "on where entities have descriptions or names collide.",
+    )
+    max_length: int = Field(
+        48, ge=8, description="Tokens per entity text, special tokens and the mask included."
+    )
+    temperature: float = Field(0.05, gt=0, description="Training divides cosines by this.")
+    memory: int = Field(
+        2048,
+        ge=0,
+        description="How many of the latest entity vectors are negatives beside those of the batch. With as "
+        "many as the graph has entities, the loss is a softmax over all of them.",
+    )
+    loss_weight: float = Field(
+        1.0, gt=0, description="Weight of the vectors' loss; the likelihood's loss has weight 1."
+    )
+    residual_rate: float = Field(
+        0.0,
+        ge=0,
+        description="Peak learning rate of a residual per seen entity: what its text does not say. 0: none. "
+        "Works best with `memory` as large as the graph; entities never seen have no residual.",
+    )
 
 
 class KGESettings(_Strict):
-    """The KGE model: ComplEx with reciprocal relations.
+    """The KGE model of `kgmlm tune --add kge` and of distillation: ComplEx with reciprocal relations."""
 
-    `kgmlm fuse` trains it beside the text, and `kgmlm train` before it where ``training.distillation`` asks.
-
-    Attributes:
-        dimension: complex numbers an embedding.
-        learning_rate: of Adagrad.
-        samples: what counts alike in the loss: "triples", as in evaluation; or distinct "queries", however
-            many answers they have.
-        regularization: weight of the penalty.
-        penalty: third powers of the embeddings of "triples" (N3; Lacroix et al., 2018); or of queries and,
-            all alike, of "entities", which holds small what has few triples and is worth a try beside a good
-            text.
-        precision: "bf16" multiplies in bf16 with fp32 sums; faster where the hardware has units for it.
-    """
-
-    dimension: int = Field(200, ge=1)
-    epochs: int = Field(10, ge=1)
-    batch_size: int = Field(256, ge=1)
-    learning_rate: float = Field(0.1, gt=0)
-    samples: Literal["triples", "queries"] = "triples"
-    regularization: float = Field(0.1, ge=0)
-    penalty: Literal["triples", "entities"] = "triples"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    seed: Seed = 0
+    dimension: int = Field(200, ge=1, description="Complex numbers per embedding.")
+    epochs: int = Field(10, ge=1, description="Passes over the training triples.")
+    batch_size: int = Field(256, ge=1, description="Distinct queries per step.")
+    learning_rate: float = Field(0.1, gt=0, description="Learning rate of Adagrad.")
+    samples: Literal["triples", "queries"] = Field(
+        "triples",
+        description="What counts equally in the loss: `triples`, as in evaluation, or distinct `queries`.",
+    )
+    regularization: float = Field(0.1, ge=0, description="Weight of the penalty on large embeddings.")
+    penalty: Literal["triples", "entities"] = Field(
+        "triples",
+        description="What the penalty counts: the embeddings of each of the `triples` (N3), or all "
+        "`entities` equally, which keeps embeddings of entities with few triples small. Try `entities` "
+        "where most entities have few triples, as in WN18RR.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="`bf16` multiplies in bf16 with fp32 sums: faster on hardware that has units for it.",
+    )
+    seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
 
 
 class MaskingSettings(_Strict):
-    """What the objective "masked" hides of the texts of training entities and of training triples.
+    """What `training.objective = "masked"` hides in the texts of training entities and triples."""
 
-    Attributes:
-        policy: "random" tokens, "whole-word", "ngram" (one to four words), "similar" (n-grams replaced by
-            similar words instead of masks, as in MacBERT), or "entity" (the whole answer of a triple).
-        share: of a text's tokens; the policy "entity" hides whole answers however long.
-    """
-
-    policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = "whole-word"
-    share: float = Field(0.15, gt=0, lt=1)
+    policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = Field(
+        "whole-word",
+        description="What is hidden: `random` tokens, `whole-word`, `ngram` (one to four words), `similar` "
+        "(n-grams replaced by similar words, as in MacBERT), or `entity` (the whole answer of a triple).",
+    )
+    share: float = Field(
+        0.15, gt=0, lt=1, description="Share of a text's tokens to hide; the policy `entity` ignores it."
+    )
 
 
 class RerankingSettings(_Strict):
-    """How `kgmlm rerank` reads the best candidates of a run again, each together with its query.
+    """How `kgmlm rerank` reads the best candidates of a run again, each together with its query."""
 
-    Attributes:
-        candidates: how many of the best are reranked at most; validation may choose fewer. Wrong answers to
-            train on are drawn from as many.
-        negatives: wrong answers beside a true one in training.
-        neighbors: how many training triples of a candidate its text tells, those that would answer the query
-            withheld.
-        max_length: of what is told of a candidate in tokens; they come on top of ``text.max_length``.
-    """
-
-    candidates: int = Field(20, ge=1)
-    negatives: int = Field(5, ge=1)
-    neighbors: int = Field(4, ge=0)
-    max_length: int = Field(48, ge=8)
+    candidates: int = Field(
+        20,
+        ge=1,
+        description="Candidates to rerank at most (validation may choose fewer); wrong answers for training "
+        "are drawn from as many. Costs one forward pass per candidate.",
+    )
+    negatives: int = Field(5, ge=1, description="Wrong answers per true answer in training.")
+    neighbors: int = Field(
+        4,
+        ge=0,
+        description="Training triples of a candidate to add to its text, never those that answer the query.",
+    )
+    max_length: int = Field(
+        48, ge=8, description="Tokens for what is told of a candidate, on top of `text.max_length`."
+    )
 
 
 class TrainingSettings(_Strict):
-    """The training loop.
+    """The training loop."""
 
-    Attributes:
-        objective: "entity", softmax over the scores of all training entities with all true answers
-            as targets; "token", the paper's cross-entropy on the gold span; "masked", which adapts a
-            model to the graph's texts before another run begins with it; or "rerank", which
-            `kgmlm rerank` trains (``reranking``).
-        samples: what an epoch has, of both sides: "queries", each distinct query once; or "triples", each as
-            often as it has answers, which is how evaluation asks. The latter learns better what hubs of the
-            graph are asked for, and an epoch is longer.
-        batch_size: texts a step, entities' aside: queries, or of the objective "rerank" pairs.
-        temperature: the entity objective divides scores by it.
-        own_entity: what a query's own entity is where it cannot answer (see ``constraints``): "negative", a
-            wrong answer like any other; or "left out" of the softmax, as it is left out of ranking.
-        distillation: weight of what a KGE model (``kge``), trained first on the same triples,
-            teaches the entity objective: which of the entities that training does not name as answers are
-            likely. 0 is without. Either way what is trained reads texts alone.
-        epochs: passes over the samples; may be a fraction, and the learning rate falls to nothing by its end.
-            ``max_steps`` cuts short.
-        learning_rate: peak; "auto" is 2e-3 for scratch models and 3e-4 for pretrained ones.
-        schedule: of the learning rate after its warm-up: "linear", down to nothing at the end of the epochs;
-            or "constant", for long training that ``kgmlm train --resume --decay`` may end at any time.
-        dropout: of the whole model in training; None leaves the model's own. Where an epoch is all that time
-            allows, 0 learns faster.
-        clip: gradients are scaled down to this norm; inf leaves them.
-        eval_every: validate every so many epochs, or fractions of one, and at the end; inf is at the end
-            only. ``eval_triples`` bounds the sample (0: all).
-        patience: stop after so many validations without a better MRR (0: never).
-        checkpoint_minutes: save a resumable checkpoint this often; inf only where validation does.
-        precision: of products; weights, sums and losses stay fp32. "auto" is bf16 where the GPU or the CPU
-            has units for it (1.6 times as fast and more), else fp32. In fp32 resuming is exact to the
-            last bit.
-    """
-
-    objective: Literal["entity", "token", "masked", "rerank"] = "entity"
-    samples: Literal["queries", "triples"] = "queries"
-    temperature: float = Field(0.25, gt=0)
-    own_entity: Literal["negative", "left out"] = "left out"
-    distillation: float = Field(0.0, ge=0)
-    batch_size: int = Field(128, ge=1)
-    accumulation: int = Field(1, ge=1)
-    epochs: float = Field(10, gt=0)
-    max_steps: int | None = Field(None, ge=1)
-    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    weight_decay: float = Field(0.01, ge=0)
-    warmup: float = Field(0.1, ge=0, le=1)
-    schedule: Literal["linear", "constant"] = "linear"
-    clip: Endless = 1.0
-    dropout: float | None = Field(None, ge=0, lt=1)
-    eval_every: Endless = 1
-    eval_triples: int = Field(500, ge=0)
-    patience: int = Field(0, ge=0)
-    checkpoint_minutes: Endless = 5.0
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    seed: Seed = 0
+    objective: Literal["entity", "token", "masked", "rerank"] = Field(
+        "entity",
+        description="`entity`: softmax over all training entities, every true answer a target. `token`: the "
+        "paper's cross-entropy on the answer's tokens. `masked`: adapt the model to the graph's texts "
+        "before another run. `rerank`: used by `kgmlm rerank`.",
+    )
+    samples: Literal["queries", "triples"] = Field(
+        "queries",
+        description="An epoch asks each distinct query once (`queries`), or once per answer (`triples`), as "
+        "evaluation does. Try `triples` on graphs with hubs, such as FB15k-237; epochs are longer.",
+    )
+    temperature: float = Field(0.25, gt=0, description="The objective `entity` divides scores by this.")
+    own_entity: Literal["negative", "left out"] = Field(
+        "left out",
+        description="The query's own entity, in relations where it cannot be the answer: `left out` of the "
+        "softmax, or a `negative`, which may suit graphs such as FB15k-237.",
+    )
+    distillation: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the loss that matches the softmax of a KGE model over non-answers; the KGE "
+        "model is trained first. 0: none. Try 1 where text ranks alone.",
+    )
+    batch_size: int = Field(
+        128,
+        ge=1,
+        description="Queries per batch (`kgmlm rerank`: pairs). Lower it when memory runs out.",
+    )
+    accumulation: int = Field(
+        1, ge=1, description="Batches per step; raise it when lowering `batch_size`, to keep their product."
+    )
+    epochs: float = Field(
+        10, gt=0, description="Passes over the samples; may be a fraction. The first setting to raise."
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many steps; the learning rate still follows `epochs`."
+    )
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Peak learning rate of AdamW. `auto`: 2e-3 for scratch models, 3e-4 for pretrained "
+        "ones. Lower it when the loss jumps or is not finite.",
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    warmup: float = Field(0.1, ge=0, le=1, description="Share of the steps in which the learning rate rises.")
+    schedule: Literal["linear", "constant"] = Field(
+        "linear",
+        description="The learning rate after warm-up: `linear` down to 0 at the end, or `constant`, for "
+        "long training that `kgmlm train --resume --decay` ends at any time.",
+    )
+    clip: Endless = Field(1.0, description="Scale gradients down to this norm; `inf` leaves them.")
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout of the whole model in training; not set: the model's own. 0 learns faster in "
+        "the first epochs.",
+    )
+    eval_every: Endless = Field(
+        1, description="Epochs between validations; may be a fraction. `inf`: only at the end."
+    )
+    eval_triples: int = Field(
+        500, ge=0, description="Validation triples to sample each time; 0: all of them."
+    )
+    patience: int = Field(
+        0, ge=0, description="Stop after this many validations without a better MRR; 0: never."
+    )
+    checkpoint_minutes: Endless = Field(
+        5.0, description="Minutes between resumable checkpoints; `inf`: only at validations."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Precision of matrix products; weights, sums and losses stay fp32. `auto`: bf16 where "
+        "the GPU or CPU has units for it, else fp32. Resuming is bit-exact in fp32.",
+    )
+    seed: Seed = Field(0, description="Seed of initial weights, batches and dropout.")
 
 
 class Settings(_Strict):
@@ -269,39 +313,42 @@ def _known_splits(asked: str | None) -> tuple[str, ...]:
 
 
 class Protocol(_Strict):
-    """How a run is evaluated; ``Protocol(split="valid")`` is what everything is chosen by.
+    """How `kgmlm evaluate --protocol FILE` asks: by default all test triples, among all entities."""
 
-    Attributes:
-        split: whose triples are asked.
-        triples: "all" of them, or those with an entity that training has not ("unseen"), or the rest
-            ("seen").
-        candidates: "all" entities of all splits (and, where another graph than the run's own is evaluated,
-            the run's entities too); those of the evaluated "graph" only; those of the evaluated "split"
-            only; or those of the run's "train" triples only, as PyKEEN does. Triples with an entity
-            outside the set are left out and counted.
-        filter: splits whose triples are known answers. By default "train" and "valid", and "test" only where
-            test is asked: what is chosen on validation must not depend on test triples.
-        negatives: 0 ranks among the whole set; k ranks among k candidates of it.
-        negatives_by: "drawing" k different ones that no filtering split knows as answers, seeded; "grail", k
-            drawn with replacement from all but the query's own entity and the filter's answers, as GraIL does
-            with k = 49 and training triples as the filter (the answer itself may be drawn, and then ties); or
-            "expectation", the closed form of Hits@k over all draws with pessimistic ties (NBFNet). None of
-            them compares with another.
-        max_triples: a seeded sample of the triples; 0 is all of them.
-        allow_self: let a query's own entity be its answer in every relation. Without it, it is none where
-            the run's training has at least 20 triples of the relation and none links an entity to itself;
-            it then ranks last.
-    """
-
-    split: str = "test"
-    triples: Literal["all", "unseen", "seen"] = "all"
-    candidates: CandidateSet = "all"
-    filter: tuple[str, ...] = Field(default_factory=lambda asked: _known_splits(asked.get("split")))
-    negatives: int = Field(0, ge=0, le=1_000_000)
-    negatives_by: Literal["drawing", "grail", "expectation"] = "drawing"
-    max_triples: int = Field(0, ge=0)
-    seed: Seed = 0
-    allow_self: bool = False
+    split: str = Field("test", description="The split whose triples are asked.")
+    triples: Literal["all", "unseen", "seen"] = Field(
+        "all",
+        description="`all` triples of the split, only those with an entity that training does not have "
+        "(`unseen`), or only the others (`seen`).",
+    )
+    candidates: CandidateSet = Field(
+        "all",
+        description="Who competes: `all` entities (with --graph, those of the run and of the graph), the "
+        "entities of the evaluated `graph`, of the evaluated `split`, or of the run's `train` triples, as "
+        "in PyKEEN. Triples with an entity outside the set are left out and counted.",
+    )
+    filter: tuple[str, ...] = Field(
+        default_factory=lambda asked: _known_splits(asked.get("split")),
+        description="Splits whose triples are known answers. By default `train` and `valid`, and `test` "
+        "only where test is asked: what is chosen on validation must not depend on test triples.",
+    )
+    negatives: int = Field(
+        0, ge=0, le=1_000_000, description="0: rank among the whole set; k: rank among k candidates of it."
+    )
+    negatives_by: Literal["drawing", "grail", "expectation"] = Field(
+        "drawing",
+        description="How the k negatives are chosen: `drawing` k different non-answers; `grail`, with "
+        "replacement, never the query's own entity, as GraIL does (k = 49, filter train; the answer may be "
+        "drawn and ties); or `expectation`, Hits@k in closed form over all draws, ties pessimistic, as "
+        "NBFNet does. No two of these compare with each other.",
+    )
+    max_triples: int = Field(0, ge=0, description="Ask a seeded sample of this many triples; 0: all.")
+    seed: Seed = Field(0, description="Seed of the sample and of the negatives.")
+    allow_self: bool = Field(
+        False,
+        description="Let a query's own entity be its answer in every relation. By default it ranks last "
+        "where the run's training has 20 triples or more of the relation and none links an entity to itself.",
+    )
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -77,6 +77,11 @@ class Run:
         vars(self)["predictor"] = made
         return made
 
+    def reopen(self) -> None:
+        """Read the folder again, which has changed; the model is loaded when it is asked again."""
+        self.folder = runs.open_run(self.path)
+        vars(self).pop("predictor", None)
+
     def with_entities(self, more: EntityTable | str | Path) -> Run:
         """The same run that knows further entities by their text alone; nothing is trained.
 

@@ -122,6 +122,14 @@ def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path:
         kgmlm.tune(run, kge={"dimension": 4}, progress=False)
 
 
+def test_a_run_that_is_open_follows_what_is_done_to_it(trained: Run, tmp_path: Path) -> None:
+    run = kgmlm.open_run(shutil.copytree(trained.path, tmp_path / "run"))
+    run.rank(head="France", relation="capital", k=1)
+    kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)
+    assert "kge" in run.explain(head="France", relation="capital", k=1).columns
+    assert "kge" in run.folder.record["signals"]
+
+
 def test_what_a_run_is_fits_a_screen(trained: Run) -> None:
     kgmlm.evaluate(trained, progress=False)
     about = kgmlm.info(trained)

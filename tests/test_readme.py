@@ -1,26 +1,102 @@
-"""The README's own-graph commands and its Python, run as they stand but for the model and the size."""
+"""README and docs: commands exist and run, Python runs, links lead somewhere, the README stays short."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from conftest import TINY_SETTINGS, Cli
 
+import kgmlm
 from kgmlm.cards import cards_folder
+from kgmlm.cli import app
+from kgmlm.config import load_settings
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *DOCS]
+RUN = [README, *(ROOT / "docs" / f"{name}.md" for name in ("unseen-entities", "signals", "retrieval"))]
+TREE: Any = typer.main.get_command(app)
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_readme_work(cli: Cli, tmp_path: Path) -> None:
+def commands(page: Path) -> list[str]:
+    """Lines of `console` blocks that start kgmlm, but for what a block shows that something printed."""
+    lines = [x for block in blocks(page, "console") if not block.startswith("$") for x in block.splitlines()]
+    return [line for line in lines if line.startswith("kgmlm ")]
+
+
+def mentions(page: Path) -> Iterator[list[str]]:
+    """The words of each kgmlm command on a page: in blocks, after a prompt, or between backticks."""
+    text = page.read_text("utf-8")
+    for block in blocks(page, "console"):
+        yield from (
+            shlex.split(line.removeprefix("$ "), comments=True)[1:]
+            for line in block.splitlines()
+            if line.removeprefix("$ ").startswith("kgmlm ")
+        )
+    for inline in re.findall(r"`(kgmlm [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        yield shlex.split(inline)[1:]
+
+
+def check_command(words: list[str]) -> None:
+    """Say which command or option does not exist."""
+    command, words = TREE, list(words)
+    while hasattr(command, "commands"):
+        name = words.pop(0)
+        if name.startswith("-") and any(name in option.opts for option in command.params):
+            return  # such as `kgmlm --version`
+        if name == "...":
+            return  # any of them
+        assert name in command.commands, f"there is no command {name}"
+        command = command.commands[name]
+    options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {
+        "--help"
+    }
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
+            assert word.partition("=")[0] in options, f"kgmlm {command.name} has no option {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_that_is_named_exists(page: Path) -> None:
+    for words in mentions(page):
+        if words[0] in ("info",) and not hasattr(kgmlm, "info"):
+            continue
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["fuse runs/mine", "data chek mygraph", "rank runs/mine --hed x", "evaluate runs/mine --split=x -z"],
+)
+def test_what_does_not_exist_is_noticed(wrong: str) -> None:
+    with pytest.raises(AssertionError, match=r"there is no command|has no option"):
+        check_command(wrong.split())
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.read_text("utf-8").splitlines()
+    assert len(lines) <= 150
+    table = re.compile(r"[|┃│]")
+    assert [line for line in lines if len(line) > 120 and not table.match(line)] == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the commands of the pages are run: a graph, another one, new entities."""
     graph = tmp_path / "mygraph"
     graph.mkdir()
     for table in ("train", "entities", "relations"):
@@ -30,31 +106,76 @@ def test_the_commands_of_the_readme_work(cli: Cli, tmp_path: Path) -> None:
     for split in ("train", "test"):
         (other / f"{split}.tsv").write_text(f"crater {split}\tlocated_in\tmoon\n")
     (tmp_path / "new.tsv").write_text("label\tname\tdescription\natl\tAtlantis\ta lost island\n")
-    # The demo's block is what `make demo` printed.
-    shown = [block for block in blocks("console") if not block.startswith("$ make demo")]
-    lines = [x for block in shown for x in block.splitlines() if x.startswith("kgmlm ")]
-    assert len(lines) >= 7
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_work(cli: Cli, folder: Path) -> None:
+    """As they stand but for the model and the size, one page after the other."""
+    lines = [line for page in RUN for line in commands(page)]
+    assert len(lines) >= 20
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
-        if arguments[0] == "train":
+        if arguments[0] == "train" and "--model" in arguments:
             at = arguments.index("--model")
             arguments[at + 1] = "scratch"
             arguments += [*TINY_SETTINGS, "--max-steps", "3"]
-        done = cli(*arguments, cwd=tmp_path)
+        done = cli(*arguments, cwd=folder)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
-def test_the_python_of_the_readme_works(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("python")
-    code = code.replace("runs/demo", str(toy_run)).replace("virus", "France").replace("causes", "capital")
-    exec(code, {})
-    assert "tail_label" in capsys.readouterr().out
+SMALL = 'model="scratch", scratch={"hidden_size": 32, "heads": 2, "vocabulary": 400}, max_steps=3'
 
 
-def test_the_settings_of_the_readme_are_settings(tmp_path: Path) -> None:
-    from kgmlm.config import load_settings
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(kgmlm, "open_run"), reason="needs kgmlm.open_run")
+@pytest.mark.parametrize("pages", [["README.md"], ["docs/python.md", "docs/pykeen.md"]], ids=" ".join)
+def test_the_python_of_the_pages_works(cli: Cli, folder: Path, pages: list[str]) -> None:
+    """As it stands but for the model and the size, in one process."""
+    if pages == ["README.md"]:
+        done = cli("data", "split", "mygraph", "--random", "--output", "mygraph-split", cwd=folder)
+        assert done.returncode == 0, done.stderr
+    code = "\n".join(block for page in pages for block in blocks(ROOT / page, "python"))
+    assert 'model="bert-base-uncased"' in code
+    code = code.replace('model="bert-base-uncased"', SMALL)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
 
-    (settings,) = blocks("toml")
+
+@pytest.mark.parametrize("page", [README, *DOCS], ids=lambda p: p.name)
+def test_python_blocks_are_python(page: Path) -> None:
+    for code in blocks(page, "python"):
+        compile(code, page.name, "exec")
+
+
+def test_the_settings_of_the_guide_are_settings(tmp_path: Path) -> None:
+    (settings,) = blocks(ROOT / "docs" / "guide.md", "toml")
     path = tmp_path / "settings.toml"
     path.write_text(settings, "utf-8")
     load_settings(path)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
+
+
+def test_every_page_of_the_docs_is_in_the_menu() -> None:
+    menu = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
+    assert menu == {page.name for page in DOCS} | {
+        f"{x}.md" for x in ("index", "architecture", "contributing", "changelog")
+    }

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kgmlm.cli.configuring import config
 from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-for command in (train, evaluate, rank, rerank, tune, index, info, compare, linearize, convert):
+for command in (train, evaluate, rank, rerank, tune, index, info, compare, linearize, config, convert):
     app.command()(command)  # in the order of `kgmlm --help`
 
 

@@ -61,8 +61,7 @@ def tune(
         max_triples: a seeded sample to choose on; 0 is all of validation, the default but for the reranker.
 
     Returns:
-        Of each stage, by its name, the figures on validation: ``mrr``, ``hits_at_1`` and ``hits_at_10`` (each
-        half of the triples by weights that were chosen on the other), and those of its parts.
+        The figures of each stage on validation, as of :func:`kgmlm.tuning.tune`.
 
     Raises:
         RunError: when there is nothing to choose on, or options do not go together.

@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kgmlm.run import path_of
+from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 
 Job = TypeVar("Job", bound=Callable[..., Any])
@@ -23,13 +23,16 @@ def main_process() -> bool:
 def writes_run(job: Job) -> Job:
     """For jobs that write the run that is their first argument: nobody else writes it meanwhile.
 
-    Of several processes the main one holds the lock for all.
+    Of several processes the main one holds the lock for all. A :class:`Run` is opened again after it.
     """
 
     @wraps(job)
     def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
         with writing(path_of(run), job.__name__) if main_process() else nullcontext():
-            return job(run, *args, **kwargs)
+            done = job(run, *args, **kwargs)
+        if isinstance(run, Run):
+            run.reopen()
+        return done
 
     return wrapper  # type: ignore[return-value]
 
