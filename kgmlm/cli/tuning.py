@@ -16,9 +16,7 @@ def tune(
     run: RunArgument,
     add: Annotated[
         str | None,
-        typer.Option(
-            help="First train a signal beside the model: kge (ComplEx, by PyKEEN).", show_default=False
-        ),
+        typer.Option(help="First train a signal beside the model: kge (ComplEx).", show_default=False),
     ] = None,
     drop: Annotated[
         str | None,
@@ -45,7 +43,7 @@ def tune(
         typer.Option(
             min=1,
             max=MOST,
-            help="Rerank so many at most; by default reranking.candidates.",
+            help="Rerank at most so many; by default reranking.candidates.",
             show_default=False,
         ),
     ] = None,
