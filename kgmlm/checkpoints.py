@@ -157,7 +157,7 @@ def _moments(
 
 
 class MetricsLog:
-    """``metrics.jsonl``: one object a step and one a validation.
+    """``metrics.jsonl``: one object per step and one per validation.
 
     What lies behind a resumed step is cut, and so are validations that only ``max_steps`` asked for.
     """

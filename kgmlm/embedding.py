@@ -2,7 +2,7 @@
 
 PyKEEN takes seconds to import, so it is imported inside functions only.
 
-Shapes: B queries, S entities seen in training, R relations, D real numbers an entity, T answers.
+Shapes: B queries, S entities seen in training, R relations, D real numbers per entity, T answers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def train_complex(
 
     Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
     no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
-    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say otherwise. PyKEEN's
+    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say differently. PyKEEN's
     training loop runs, but neither its loss, which knows queries alone, nor its dense labels, nor its
     products of complex tensors, which are slow on CPUs.
 

@@ -121,7 +121,7 @@ def build_index(
     best = tuning.tried[-1]
     less = "".join(f", {t.effort} only {t.recall_at_10:.3f}" for t in tuning.tried[-2:-1])
     why.append(f"an effort of {best.effort} has recall@10 {best.recall_at_10:.3f}{less}")
-    why.append(f"{best.ms_a_query:.2f} ms a query, {tuning.exact_ms_a_query:.2f} ms by exact scoring")
+    why.append(f"{best.ms_a_query:.2f} ms per query, {tuning.exact_ms_a_query:.2f} ms by exact scoring")
     record |= {
         **best._asdict(),
         "target": target,

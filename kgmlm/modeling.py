@@ -117,7 +117,7 @@ class SpanModel(nn.Module):
         return limit if limit is None or padding is None else limit - padding - 1
 
     def forward(self, batch: MaskedBatch | MaskedTexts, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
-        """Encode a batch; one pass a query.
+        """Encode a batch; one pass per query.
 
         Args:
             batch: queries; or texts with M hidden tokens, whose states are one row ``(1, M, D)``.

@@ -45,7 +45,7 @@ def open_text(
     """
     digests.check_folder(folder)
     if not (folder / "config.json").is_file():
-        raise RunError(f"{run} has no trained model yet; `kgmlm train --output {run} --resume` goes on")
+        raise RunError(f"{run} has no trained model yet; `kgmlm train --output {run} --resume` continues")
     record = read_record(run)
     if record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")

@@ -257,7 +257,7 @@ def open_predictor(
 
     Args:
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-        retrieve: score only so many entities a query, found by an index that `kgmlm index` made.
+        retrieve: score only so many entities per query, found by an index that `kgmlm index` made.
         index: "likelihood" or "entity"; None takes the one that the run has.
         allow_self: let an entity answer a query about itself also where no training triple of the relation
             links an entity to itself.

@@ -118,11 +118,11 @@ class Reduction:
 def automatic_factory(kind: Kind, count: int) -> str:
     """A FAISS factory string for so many vectors, inner product.
 
-    Few are searched exhaustively. More entity vectors are put into cells, and held as one bit a dimension of
+    Few are searched exhaustively. More entity vectors go into cells, held as one bit per dimension of
     their difference to the cell's center and two floats (RaBitQ: Gao and Long, 2024): no codebook to train,
     about 70 bytes for 384 dimensions, and faster than codes of as many bytes at the same recall. Names that
     score alike are not in one region, and what tells them apart is finer than a bit: so likelihoods get no
-    cells and a byte a dimension.
+    cells and a byte per dimension.
     """
     if count < FLAT_BELOW:
         return "Flat"
@@ -157,7 +157,7 @@ class Retriever:
 
     @property
     def effort(self) -> int:
-        """Cells visited, or width of a graph search, unless a search says otherwise."""
+        """Cells visited, or width of a graph search, unless a search sets another."""
         return int(self.record["effort"])
 
     def search(

@@ -59,7 +59,7 @@ class Run:
         """The opened model."""
         return self.open(Watcher())
 
-    def open(self, watch: Watcher) -> Predictor:
+    def open(self, watch: Watcher, batch_size: int = 64) -> Predictor:
         """Open the model, reading what vectors are missing.
 
         Raises:
@@ -72,7 +72,7 @@ class Run:
         quiet_transformers()
         ranker = self.way.ranker(self.folder, self.graph)
         ranker = ranker.unconstrained() if self.way.allow_self else ranker
-        read_entities(ranker, watch)
+        read_entities(ranker, watch, batch_size)
         made = Predictor(self.graph, ranker, self.way.retrieval(self.folder, ranker))
         vars(self)["predictor"] = made
         return made

@@ -304,9 +304,7 @@ class Run:
         from kgmlm.reranking import Reranking
 
         if not has_reranker(self.path):
-            more = (
-                "--resume` goes on with its training" if (self.path / RERANKER).is_dir() else "` trains one"
-            )
+            more = "--resume` continues its training" if (self.path / RERANKER).is_dir() else "` trains one"
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
         return Reranking(reranker, use, unit("vector", self.settings))

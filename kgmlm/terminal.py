@@ -150,7 +150,7 @@ def print_metrics(evaluation: Evaluation) -> None:
 
 
 def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
-    """Two runs side by side, a line a metric."""
+    """Two runs side by side, a line per metric."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -88,7 +88,7 @@ class MaskedTexts:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens of N names, one bag a name: those of i are ``token_ids[offsets[i]:offsets[i + 1]]``.
+    """The tokens of N names, one bag per name: those of i are ``token_ids[offsets[i]:offsets[i + 1]]``.
 
     ``truncated_N`` marks names that did not fit the span and were cut to it.
     """

@@ -10,7 +10,7 @@ from kgmlm.terminal import handled
 def convert(run: RunArgument) -> None:
     """Convert a run folder that an older kgmlm wrote, in its place, with its reranker and checkpoints.
 
-    It ranks as before, and an interrupted training goes on.
+    It ranks as before, and an interrupted training can be continued.
     """
     from kgmlm.conversion import convert_run, converted
     from kgmlm.upkeep import writing

@@ -38,7 +38,7 @@ Scores = Annotated[
 Retrieve = Annotated[
     int | None,
     typer.Option(
-        min=1, max=MOST, help="Score only so many entities a query, found by an index (`kgmlm index`)."
+        min=1, max=MOST, help="Score only so many entities per query, found by an index (`kgmlm index`)."
     ),
 ]
 IndexKind = Annotated[

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kgmlm.asking import Way, read_entities
 from kgmlm.cli.options import (
     MOST,
     AllowSelf,
@@ -51,7 +50,7 @@ def rank(
             "label, name and, if you like, description and surface."
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates a query.")] = 10,
+    k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
@@ -62,7 +61,7 @@ def rank(
     retrieve: Retrieve = None,
     index: IndexKind = None,
     effort: Effort = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
     device: Device = None,
@@ -73,33 +72,31 @@ def rank(
 
     New entities (--entities) are known by their text alone: nothing is trained.
     """
-    from kgmlm.resolver import Resolver
-    from kgmlm.runs import open_run
+    from kgmlm.run import open_run
+    from kgmlm.watching import Bars
 
     _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
-    opened = open_run(run, verify=verify)
-    graph = opened.graph
+    opened = open_run(
+        run,
+        scores=scores,
+        allow_self=allow_self,
+        rerank=rerank,
+        retrieve=retrieve,
+        index=index,
+        effort=effort,
+        device=device,
+        verify=verify,
+    )
     if entities is not None:
-        from kgmlm.datasets import read_entities as read_new
-
-        graph = graph.extended(read_new(entities, graph))
-    resolver = Resolver(graph)
+        opened = opened.with_entities(entities)
+    many = queries is not None
     if queries is None:
-        asked = [resolver.query(relation or "", head, tail)]
+        asked = [opened.resolver.query(relation or "", head, tail)]
     else:
-        asked = read_queries(queries, resolver)
-    # What needs no model has been said by now, without the seconds that these imports take.
-    from kgmlm.prediction import Predictor
-    from kgmlm.watching import Bars, quiet_transformers
-
-    quiet_transformers()
-    way = Way(scores, allow_self, rerank, retrieve, index, effort, device=device)
-    ranker = way.ranker(opened, graph)
-    predictor = Predictor(graph, ranker.unconstrained() if allow_self else ranker)
-    unread = predictor.ranker.unread
-    with Bars(quiet or (queries is None and unread < 500)) as watch:
-        read_entities(predictor.ranker, watch, batch_size)
-        predictor.retrieval = way.retrieval(opened, predictor.ranker)
+        asked = read_queries(queries, opened.resolver)
+    # What needs no model has been said by now, without the seconds that loading one takes.
+    with Bars(quiet) as watch:
+        predictor = opened.open(watch, batch_size)
         results = dict(
             predictor.predict(
                 asked,
@@ -107,10 +104,10 @@ def rank(
                 novel=novel,
                 explain=explain,
                 batch_size=batch_size,
-                advance=lambda n: watch("ranking", n, len(asked)),
+                advance=lambda n: watch("ranking", n, len(asked)) if many else None,
             )
         )
-    print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=queries is not None)
+    print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=many)
 
 
 def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool) -> None:

@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train a masked LM to rank the entities of a graph.
 
-    Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume goes on to the same losses.
+    Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume continues, to the same losses.
     """
     from kgmlm.jobs.training import train as job
     from kgmlm.watching import Bars

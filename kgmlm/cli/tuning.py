@@ -131,7 +131,7 @@ def rerank(
 
     It begins with the run's own model and learns to tell true answers from wrong ones that the run ranks
     high. How many candidates are reranked, and how much that counts, is chosen on validation. `rank` and
-    `evaluate` use it from then on, at a forward pass a candidate; --rerank 0 leaves it out.
+    `evaluate` use it from then on, at a forward pass per candidate; --rerank 0 leaves it out.
     """
     from kgmlm.jobs.tuning import rerank as job
     from kgmlm.watching import Bars

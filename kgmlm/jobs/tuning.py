@@ -265,7 +265,7 @@ def _check_reranker(run: runs.Run, replaced: bool) -> None:
     files.refuse_link(folder)
     if not replaced and (folder / "run.json").is_file() and not is_blank(folder):
         raise RunError(
-            f"{run.path} has a reranker already; --resume goes on training it, --overwrite replaces it, and "
+            f"{run.path} has a reranker already; --resume continues training it, --overwrite replaces it, and "
             f"`kgmlm tune {run.path}` chooses again how it is used"
         )
 
@@ -279,7 +279,7 @@ def _reranker_settings(run: runs.Run, config: Path | None, given: Sequence[str],
     """What a reranker is trained by: given settings over those of its run, for one epoch.
 
     Raises:
-        RunError: when one that goes on was begun with others.
+        RunError: when one that is continued was begun with others.
     """
     short = [] if config else ["training.epochs=1", "training.eval_every=1"]
     settings = load_settings(config or run.path / "config.toml", [*short, *given]).for_reranking()
