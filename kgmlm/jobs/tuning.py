@@ -265,7 +265,7 @@ def _check_reranker(run: runs.Run, replaced: bool) -> None:
     files.refuse_link(folder)
     if not replaced and (folder / "run.json").is_file() and not is_blank(folder):
         raise RunError(
-            f"{run.path} has a reranker already; --resume continues training it, --overwrite replaces it, and "
+            f"{run.path} has a reranker already; --resume trains it further, --overwrite replaces it, and "
             f"`kgmlm tune {run.path}` chooses again how it is used"
         )
 
