@@ -171,6 +171,38 @@ class KGESettings(_Strict):
     seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
 
 
+class RuleSettings(_Strict):
+    """The rules of `kgmlm tune --add rules`, mined from training triples."""
+
+    length: Annotated[int, Field(ge=1, le=3)] | Literal["auto"] = Field(
+        "auto",
+        description="Longest body of a path rule, in atoms. `auto`: 3, of which dense graphs keep only the "
+        "most confident. 2 is faster.",
+    )
+    support: int = Field(
+        2,
+        ge=1,
+        description="Right predictions that a rule with constants needs. 2 suits sparse graphs; try 5 on "
+        "dense ones such as FB15k-237, where there are more rules than it takes.",
+    )
+    constants: bool = Field(
+        True, description="Mine rules about single entities, such as `speaks(X,german) <= lives_in(X,bonn)`."
+    )
+    seconds: float = Field(
+        120.0, gt=0, description="CPU seconds after which no more rules of three atoms are looked for."
+    )
+    aggregation: Literal["maximum", "discounted", "noisy-or"] = Field(
+        "discounted",
+        description="How the rules that predict a candidate make its score: by the best one, ties by the "
+        "next (`maximum`), as independent evidence (`noisy-or`), or between the two (`discounted`): the "
+        "log-odds of each further rule count less.",
+    )
+    file: str = Field(
+        "", description="Take the rules of this file in AnyBURL's format instead of mining any."
+    )
+    seed: Seed = Field(0, description="Seed of what is sampled.")
+
+
 class MaskingSettings(_Strict):
     """What `training.objective = "masked"` hides in the texts of training entities and triples."""
 
@@ -292,6 +324,7 @@ class Settings(_Strict):
     scoring: ScoringSettings = ScoringSettings()
     vector: VectorSettings = VectorSettings()
     kge: KGESettings = KGESettings()
+    rules: RuleSettings = RuleSettings()
     masking: MaskingSettings = MaskingSettings()
     reranking: RerankingSettings = RerankingSettings()
     training: TrainingSettings = TrainingSettings()

@@ -21,6 +21,7 @@ from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
+from kgmlm.signals.rules import Rules
 from kgmlm.signals.vector import Vector
 
 
@@ -89,7 +90,7 @@ class Beside(Signal, Protocol):
         """
 
 
-SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE)}
+SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules)}
 
 
 def beside() -> dict[str, type[Beside]]:
