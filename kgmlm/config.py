@@ -154,20 +154,18 @@ class KGESettings(_Strict):
     batch_size: int = Field(256, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(0.1, gt=0, description="Learning rate of Adagrad.")
     samples: Literal["triples", "queries"] = Field(
-        "triples",
-        description="What counts equally in the loss: `triples`, as in evaluation, or distinct `queries`.",
+        "triples", description="What counts equally in the loss; evaluation counts `triples`."
     )
     regularization: float = Field(0.1, ge=0, description="Weight of the penalty on large embeddings.")
     penalty: Literal["triples", "entities"] = Field(
         "triples",
         description="What the penalty counts: the embeddings of each of the `triples` (N3), or all "
-        "`entities` equally, which keeps embeddings of entities with few triples small. Try `entities` "
-        "where most entities have few triples, as in WN18RR.",
+        "`entities` equally: try it where most entities have few triples, as in WN18RR.",
     )
     precision: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="`bf16` multiplies in bf16 with fp32 sums: faster on hardware that has units for it.",
+        "fp32", description="`bf16` multiplies in bf16 with fp32 sums: faster where hardware has units."
     )
+    max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
     seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
 
 
@@ -394,7 +392,8 @@ def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
         raise ConfigError(f"{origin}: '{key}' is {_shown(first['input'])}: {reason}") from None
 
 
-def _override(values: dict[str, Any], assignment: str) -> None:
+def override(values: dict[str, Any], assignment: str) -> None:
+    """Put a ``KEY=VALUE`` setting into values by section."""
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set takes KEY=VALUE, such as training.epochs=5; got '{assignment}'")
@@ -422,8 +421,13 @@ def load_settings(path: Path | None = None, overrides: Sequence[str] = ()) -> Se
     values = _read(path) if path else {}
     settings = _validate(Settings, values, str(path or "settings"))
     for assignment in overrides:
-        _override(values, assignment)
+        override(values, assignment)
     return _validate(Settings, values, "--set") if overrides else settings
+
+
+def as_settings(values: dict[str, Any], origin: str = "settings") -> Settings:
+    """Settings from plain values, by section; raises as :func:`load_settings`."""
+    return _validate(Settings, values, origin)
 
 
 def load_protocol(path: Path | None = None, **overrides: Any) -> Protocol:
@@ -438,6 +442,7 @@ def load_protocol(path: Path | None = None, **overrides: Any) -> Protocol:
     return _validate(Protocol, values | given, "the protocol asked for" if given else str(path or "protocol"))
 
 
-def dump_settings(settings: Settings) -> str:
-    """The expanded settings as TOML (keys that are None are left out)."""
-    return tomli_w.dumps(settings.model_dump(exclude_none=True))
+def dump_settings(settings: Settings, notes: Sequence[str] = ()) -> str:
+    """The expanded settings as TOML (keys that are None are left out), below notes as comments."""
+    said = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
+    return said + tomli_w.dumps(settings.model_dump(exclude_none=True))

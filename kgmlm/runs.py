@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from kgmlm.chosen import Chosen
     from kgmlm.ranker import Ranker
+    from kgmlm.recipes import Recipe
     from kgmlm.reranker import Use
     from kgmlm.reranking import Reranking
     from kgmlm.signals import Signal
@@ -320,11 +321,13 @@ def create_run(
     names: Candidates | None = None,
     overwrite: bool = False,
     teacher: tuple[KGE, Mapping[str, Any]] | None = None,
+    recipe: Recipe | None = None,
 ) -> Run:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
 
     Args:
         names: the tokens of all entities, so that opening the run need not tokenize them again.
+        recipe: what ``settings`` are from.
         teacher: a KGE model that the run's is distilled from, and how it was trained.
     """
     from kgmlm.saving import NAMES, save_names
@@ -344,6 +347,7 @@ def create_run(
         "hardware": hardware(),
         "command": command(),
         "teacher": dict(teacher[1]) if teacher else None,
+        "recipe": None if recipe is None else recipe.as_record(),
         "status": "started",
         "step": 0,
         "minutes": 0.0,
@@ -352,7 +356,8 @@ def create_run(
         write_graph(graph, folder / "graph")
         if names is not None:
             save_names(names, folder / NAMES)
-        files.write_atomic(folder / "config.toml", dump_settings(settings))
+        notes = recipe.notes() if recipe else ()
+        files.write_atomic(folder / "config.toml", dump_settings(settings, notes))
         if teacher:
             teacher[0].save(folder / TEACHER)
         record["files"] = digests.as_json(digests.of_folder(folder))

@@ -125,6 +125,7 @@ def cli(forker: Forker) -> Cli:
 
 
 TINY_SETTINGS = (
+    "--preset", "plain",
     "--set", "scratch.hidden_size=32", "--set", "scratch.heads=2", "--set", "training.batch_size=16",
     "--set", "scratch.vocabulary=400",
 )  # fmt: skip
