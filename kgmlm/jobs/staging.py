@@ -15,6 +15,8 @@ from kgmlm.chosen import fingerprints
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given
 from kgmlm.jobs.tuning import rerank, tune
+from kgmlm.jobs.writing import in_several_processes
+from kgmlm.kg import RunError
 from kgmlm.recipes import PLAIN, Recipe, Stage, epochs_within, recipe_of
 from kgmlm.signals.kge import KGE
 from kgmlm.watching import Watcher
@@ -43,6 +45,10 @@ def choose_recipe(
         given: settings that go before those of the recipe.
         minutes: what all stages may take together.
         max_steps: bounds every stage.
+
+    Raises:
+        ConfigError: when there is no such preset.
+        RunError: when several processes are to be timed.
     """
     if preset == PLAIN:
         return None
@@ -51,6 +57,8 @@ def choose_recipe(
         watch.tell("no validation triples: only the text model is trained, and no weights are chosen")
         recipe = replace(recipe, stages=("text",))
     if minutes is not None:
+        if in_several_processes():
+            raise RunError("--minutes times the steps of one process")
         recipe = _fitted(recipe, graph, model, 60 * minutes, given, watch)
     steps = max_steps or given.max_steps
     if steps is not None:
@@ -161,6 +169,9 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
     recipe = run.record.get("recipe")
     left = stages_left(run)
     if not recipe or (run.record["status"] == "max steps" and not max_steps):
+        return
+    if left and in_several_processes():
+        watch.tell(f"{' and '.join(left)}: in one process, by `kgmlm train --output {path} --resume`")
         return
     few = None if max_steps is None else FEW
     if "kge" in left:

@@ -20,6 +20,11 @@ def main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def in_several_processes() -> bool:
+    """Whether this is one of several processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def writes_run(job: Job) -> Job:
     """For jobs that write the run that is their first argument: nobody else writes it meanwhile.
 
