@@ -31,6 +31,7 @@ from kgmlm import digests, files
 from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
+from kgmlm.packs import find_pack, unpack
 from kgmlm.provenance import began_from, command, earlier, hardware, versions
 from kgmlm.records import (
     FORMAT,
@@ -366,7 +367,7 @@ def create_run(
 
 
 def open_run(path: str | Path, *, verify: bool = False) -> Run:
-    """Open a run folder; it may have been moved here from another machine.
+    """Open a run folder, or a pack; it may have been moved here from another machine.
 
     Args:
         verify: read all its files and see that they are as they were written; else their sizes must do.
@@ -374,7 +375,8 @@ def open_run(path: str | Path, *, verify: bool = False) -> Run:
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
-    path = Path(path)
+    pack = find_pack(path)
+    path = Path(path) if pack is None else unpack(pack)
     recover(path)
     if not (path / "run.json").is_file():
         if any(path.glob("train.*")):
