@@ -52,6 +52,18 @@ def test_chance_is_found_to_be_chance() -> None:
     assert 0.35 < np.mean(ps) < 0.65
 
 
+def test_the_interval_holds_ninety_five_percent() -> None:
+    """Of many triples the mean difference is normal: its ends are 1.96 standard errors away."""
+    n = 400
+    gains = np.random.default_rng(3).random(n) < 0.3
+    first = np.full(2 * n, 2)
+    second = np.where(np.tile(gains, 2), 1, 2)  # both queries of a triple move together
+    found = {d.metric: d for d in compare(ranks(first), ranks(second), draws=20_000)}["hits_at_1"]
+    mean, error = gains.mean(), gains.std() / np.sqrt(n)
+    assert (found.low - mean) / error == pytest.approx(-1.96, abs=0.08)
+    assert (found.high - mean) / error == pytest.approx(1.96, abs=0.08)
+
+
 def test_sides_are_compared_apart() -> None:
     first, second = ranks([2, 4, 6, 8]), ranks([2, 4, 3, 4])
     found = {

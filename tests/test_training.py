@@ -23,10 +23,11 @@ from kgmlm.config import Protocol
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.mixture import Mixture
+from kgmlm.modeling import Residuals, SpanModel
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.starting import resume_run, start_run
-from kgmlm.training import train
+from kgmlm.training import _optimizer, train
 from kgmlm.tuning import weigh_text
 
 PARTS = ("tokenizer", "model", "settings", "vocabulary")  # of a reader, beside its context
@@ -423,6 +424,28 @@ def test_residuals_are_learned_for_entities_seen_and_for_no_others(
     wider = loaded.over(toy.extended(twin).context)
     torch.testing.assert_close(vectors_of(wider)[seen], vectors_of(loaded)[seen])
     torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(text_only)[seen], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_weights_decay_and_biases_and_norms_do_not(tiny_model: SpanModel) -> None:
+    """With no gradient, a step of AdamW multiplies what decays by 1 - rate x decay and leaves the rest."""
+    residuals = Residuals(5, 32)
+    for parameter in (*tiny_model.parameters(), *residuals.parameters()):
+        torch.nn.init.normal_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    chosen = settings("training.weight_decay=0.5", "vector.residual_rate=0.2")
+    before = {name: p.clone() for name, p in tiny_model.named_parameters()}
+    moved = residuals.residual_ND.clone()
+    _optimizer(tiny_model, residuals, chosen, 0.1).step()
+    kept = set()
+    for name, parameter in tiny_model.named_parameters():
+        if name.endswith("bias") or "norm" in name.lower():
+            kept.add(name)
+            assert torch.equal(parameter, before[name]), name
+        else:
+            torch.testing.assert_close(parameter, 0.95 * before[name], msg=name)
+    assert 0 < len(kept) < len(before)
+    torch.testing.assert_close(residuals.residual_ND, 0.9 * moved)
 
 
 def test_dropout_can_be_set(toy: KnowledgeGraph, tmp_path: Path) -> None:
