@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from forking import Forker
@@ -23,6 +24,9 @@ from kgmlm.tokenizer_sources import train_tokenizer
 from kgmlm.vocabulary import Vocabulary, scratch_texts
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+hypothesis.settings.register_profile("kgmlm", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("kgmlm")
 
 
 @pytest.fixture(scope="session")

@@ -147,6 +147,7 @@ def test_a_constant_scorer_gets_chance(real: Callable[[str], KnowledgeGraph]) ->
     assert evaluation.report["metrics"]["mrr"] < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks"), [("wn18rr", 6268), ("fb15k237", 40932)])
 def test_no_triple_is_dropped(real: Callable[[str], KnowledgeGraph], name: str, ranks: int) -> None:
     graph = real(name)
@@ -274,6 +275,7 @@ def test_every_protocol_file_is_valid() -> None:
         load_protocol(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("wn18rr", 210), ("fb15k237", 28)])
 def test_the_unseen_protocol_asks_the_triples_that_pykeen_drops(
     real: Callable[[str], KnowledgeGraph], name: str, count: int
