@@ -29,6 +29,17 @@ hypothesis.settings.register_profile("kgmlm", deadline=None)  # a busy machine i
 hypothesis.settings.load_profile("kgmlm")
 
 
+COMMANDS = {"forker", "cli", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train by them
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run commands in processes of their own are slow; others say so themselves."""
+    for item in items:
+        if COMMANDS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def toy() -> KnowledgeGraph:
     return load_graph("toy")

@@ -9,6 +9,35 @@ from hypothesis import strategies as st
 from kgmlm.kg import ModelError
 from kgmlm.metrics import Ranks, flat_metrics, headline, rank_answers, summarize
 
+REGISTRY = tuple(summarize(Ranks(*(np.array([1, 2]) for _ in range(3)))))  # metrics
+
+
+def ranked(ranks: list[int], candidates: int = 20) -> Ranks:
+    return Ranks(np.array(ranks), np.array(ranks), np.full(len(ranks), candidates))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+class TestEveryMetric:
+    @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())
+    def test_a_better_rank_never_makes_it_worse(
+        self, name: str, ranks: list[int], data: st.DataObject
+    ) -> None:
+        best, worst = (summarize(ranked([rank] * len(ranks)))[name] for rank in (1, 20))
+        at = data.draw(st.integers(0, len(ranks) - 1))
+        better = [data.draw(st.integers(1, r)) if i == at else r for i, r in enumerate(ranks)]
+        before, after = (summarize(ranked(x))[name] for x in (ranks, better))
+        assert (after - before) * np.sign(best - worst) >= -1e-9
+        assert min(best, worst) - 1e-9 <= before <= max(best, worst) + 1e-9
+
+    @given(st.permutations(range(1, 9)))
+    def test_the_order_of_queries_does_not_matter(self, name: str, order: list[int]) -> None:
+        assert summarize(ranked(order))[name] == pytest.approx(summarize(ranked(sorted(order)))[name])
+
+    @given(st.lists(st.integers(1, 20), min_size=1, max_size=9))
+    def test_queries_asked_twice_change_nothing_but_the_count(self, name: str, ranks: list[int]) -> None:
+        once, twice = (summarize(ranked(ranks * times))[name] for times in (1, 2))
+        assert twice == pytest.approx((2 if name == "count" else 1) * once)
+
 
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=12),
@@ -29,6 +58,47 @@ def test_ranks_agree_with_counting_by_hand(scores: list[int], data: st.DataObjec
     assert ranks.pessimistic_B[0] == higher + equal + 1
     assert ranks.of_type("realistic")[0] == higher + 1 + equal / 2
     assert ranks.candidates_B[0] == len(rivals) + 1
+
+
+SCORES = st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_size=1, max_size=4)
+
+
+@given(SCORES, st.permutations(range(6)), st.data())
+def test_ranks_go_with_their_entities(scores: list[list[int]], order: list[int], data: st.DataObject) -> None:
+    """Entities in another order have the same ranks."""
+    answers = torch.tensor(data.draw(st.lists(st.integers(0, 5), min_size=len(scores), max_size=len(scores))))
+    known = data.draw(st.lists(st.tuples(st.integers(0, len(scores) - 1), st.integers(0, 5)), unique=True))
+    rows, columns = torch.tensor(known, dtype=torch.long).reshape(-1, 2).T
+    scores_BN = torch.tensor(scores).float()
+    place = torch.tensor(order)
+    moved_BN = torch.zeros_like(scores_BN)
+    moved_BN[:, place] = scores_BN
+    before = rank_answers(scores_BN, answers, (rows, columns))
+    after = rank_answers(moved_BN, place[answers], (rows, place[columns]))
+    for name in ("optimistic_B", "pessimistic_B", "candidates_B"):
+        assert (getattr(before, name) == getattr(after, name)).all()
+
+
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=8), st.data())
+def test_a_realistic_rank_is_the_mean_over_all_ways_to_break_ties(
+    scores: list[int], data: st.DataObject
+) -> None:
+    answer = data.draw(st.integers(0, len(scores) - 1))
+    ranks = rank_answers(torch.tensor([scores]).float(), torch.tensor([answer]))
+    others = [s for i, s in enumerate(scores) if i != answer]
+    above, level = sum(s > scores[answer] for s in others), sum(s == scores[answer] for s in others)
+    broken = [above + 1 + before for before in range(level + 1)]  # each as likely as any other
+    assert ranks.of_type("realistic")[0] == pytest.approx(np.mean(broken))
+    assert (ranks.of_type("optimistic")[0], ranks.of_type("pessimistic")[0]) == (broken[0], broken[-1])
+
+
+@given(SCORES, st.integers(-3, 3), st.integers(1, 3))
+def test_only_the_order_of_scores_counts(scores: list[list[int]], shift: int, scale: int) -> None:
+    scores_BN = torch.tensor(scores).float()
+    answers = torch.zeros(len(scores), dtype=torch.long)
+    before, after = (rank_answers(x, answers) for x in (scores_BN, scores_BN * scale + shift))
+    assert (before.optimistic_B == after.optimistic_B).all()
+    assert (before.pessimistic_B == after.pessimistic_B).all()
 
 
 def test_a_constant_scorer_gets_chance() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, Queries
@@ -21,6 +23,38 @@ def test_weights_go_by_relation_and_side() -> None:
     assert mixture().combine(said, TAIL).tolist() == [[31.0, 2.0]]
     assert mixture().combine(said, HEAD).tolist() == [[41.0, 2.0]]
     assert mixture().of("kge", TAIL).tolist() == [0.0]
+
+
+WEIGHTS = st.lists(st.integers(-4, 4).map(lambda n: n / 2), min_size=3, max_size=3)
+
+
+@given(WEIGHTS, WEIGHTS, st.integers(0, 99))
+def test_a_mixture_is_linear_in_its_weights(some: list[float], others: list[float], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    said = {name: torch.randn(5, 4, generator=generator) for name in "abc"}
+    queries = Queries(np.arange(5), np.array([0, 1, 2, 1, 0]), np.array([True, False, True, True, False]))
+    tables = {name: torch.randn(3, 2, generator=generator) for name in "abc"}
+
+    def mixed(weights: list[float]) -> torch.Tensor:
+        scaled = {name: w * tables[name] for name, w in zip("abc", weights, strict=True)}
+        return Mixture(scaled, dict(zip("abc", weights, strict=True))).combine(said, queries)
+
+    together = mixed([a + b for a, b in zip(some, others, strict=True)])
+    torch.testing.assert_close(together, mixed(some) + mixed(others), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mixed([3 * a for a in some]), 3 * mixed(some), atol=1e-5, rtol=1e-5)
+
+
+@given(st.permutations("abc"), st.integers(0, 99))
+def test_queries_and_candidates_are_mixed_each_alone(order: list[str], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    said = {name: torch.randn(4, 6, generator=generator) for name in order}
+    tables = {name: torch.randn(2, 2, generator=generator) for name in "abc"}
+    made = Mixture(tables, dict.fromkeys("abc", 1.0))
+    queries = Queries(np.arange(4), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
+    whole_BN = made.combine(said, queries)
+    rows, columns = torch.tensor([2, 0]), torch.tensor([5, 1, 1])
+    part = made.combine({n: s[rows][:, columns] for n, s in said.items()}, queries[rows.numpy()])
+    torch.testing.assert_close(part, whole_BN[rows][:, columns], atol=1e-5, rtol=1e-5)
 
 
 def test_parts_of_a_mixture() -> None:
