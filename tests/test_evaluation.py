@@ -13,12 +13,13 @@ from doubles import FakeRanker, fake, run
 from kgmlm.config import Protocol, load_protocol
 from kgmlm.constraints import MISSED
 from kgmlm.datasets import build_graph
-from kgmlm.evaluation import evaluate
+from kgmlm.evaluation import View, _Drawn, evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
 from kgmlm.kg import ConfigError, Queries, Target
 from kgmlm.ranker import Ranker
+from kgmlm.ranks_file import MADE_BY
 from kgmlm.shortlisting import Retrieval
 
 PROTOCOLS = Path(__file__).parent.parent / "eval" / "protocols"
@@ -344,3 +345,74 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     assert (few.ranks.optimistic_B[missed] < few.ranks.pessimistic_B[missed]).all()
     with pytest.raises(ConfigError, match="not among negatives"):
         evaluate(ranker, toy, Protocol(negatives=5), retrieval=Retrieval(index, 6))
+
+
+def drawing(**protocol: Any) -> _Drawn:
+    """Of twelve entities, for one query of entity 5."""
+    view = View.of(np.ones(12, np.bool_), np.array([[5, 0, 7]]))
+    return _Drawn(**vars(view), own_B=np.array([5, 5]), protocol=Protocol.model_validate(protocol))
+
+
+def negatives(view: _Drawn, known: list[int], answer: int = 7) -> list[list[int]]:
+    """What is drawn by many seeds."""
+    return [
+        view._negatives(
+            np.random.default_rng(i), np.array(known, np.int64), np.int64(answer), np.int64(5)
+        ).tolist()
+        for i in range(200)
+    ]
+
+
+def test_negatives_by_drawing_are_distinct_and_no_answers() -> None:
+    drawn = negatives(drawing(negatives=6), [2, 3, 7])
+    assert {len(row) for row in drawn} == {6}
+    assert all(len(set(row)) == 6 for row in drawn)
+    assert {x for row in drawn for x in row} == set(range(12)) - {2, 3, 7}
+    assert {len(row) for row in negatives(drawing(negatives=11), [2, 3, 7])} == {9}, "all that there are"
+    unknown = negatives(drawing(negatives=6), [])
+    assert {x for row in unknown for x in row} == set(range(12)) - {7}, "an answer that no filter knows"
+
+
+def test_negatives_as_grail_draws_them_are_neither_the_query_nor_its_training_answers() -> None:
+    drawn = negatives(drawing(negatives=30, negatives_by="grail"), [2, 3])
+    assert {len(row) for row in drawn} == {30}
+    assert {x for row in drawn for x in row} == set(range(12)) - {2, 3, 5}
+    everything = [x for x in range(12) if x != 5]
+    assert negatives(drawing(negatives=30, negatives_by="grail"), everything) == [[]] * 200
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_ranks_are_made_on_the_device_of_the_scores(drawn: bool) -> None:
+    view = drawing(negatives=11) if drawn else View.of(np.ones(12, np.bool_), np.array([[5, 0, 7]]))
+    scores_bN = torch.arange(12.0)[None].expand(2, -1)
+    nothing = np.zeros(0, np.int64)
+    with torch.device("meta"):  # on which nothing can be computed
+        view.rank(scores_bN, np.array([0, 1]), np.array([5, 7]), (nothing, nothing))
+    assert view.result().optimistic_B.tolist() == [7, 5]
+    assert view.result().candidates_B.tolist() == [12, 12]
+
+
+def test_the_filter_knows_nothing_but_the_splits() -> None:
+    graph = build_graph("g", {"train": [("b", "r", "c")], "test": [("a", "r", "b"), ("c", "r", "a")]})
+    assert graph.entities.index["a"] == graph.relations.index["r"] == 0
+    assert (run(graph, filter=()).ranks.candidates_B == 3).all()
+    assert run(graph).ranks.candidates_B.tolist() == [3, 3, 3, 3]
+
+
+def test_a_file_of_ranks_says_what_made_it_and_replaces_a_link_unless_told_to_follow(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    evaluation = run(toy)
+    evaluation.write_ranks(tmp_path / "plain.parquet")
+    assert pq.read_schema(tmp_path / "plain.parquet").metadata[MADE_BY] == b""
+    target = tmp_path / "target.parquet"
+    for follow in (False, True):
+        link = tmp_path / f"link-{follow}"
+        link.symlink_to(target)
+        evaluation.write_ranks(link, "text", follow=follow)
+        assert link.is_symlink() == target.exists() == follow
+        assert pq.read_schema(link).metadata[MADE_BY] == b"text"
+    other = tmp_path / "other"
+    other.symlink_to(tmp_path / "nowhere")
+    evaluation.write_ranks(other)
+    assert not other.is_symlink()

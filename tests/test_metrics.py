@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kgmlm.kg import ModelError
-from kgmlm.metrics import Ranks, flat_metrics, headline, rank_answers, summarize
+from kgmlm.metrics import Ranks, expected_hits, flat_metrics, headline, rank_answers, summarize
 
 REGISTRY = tuple(summarize(Ranks(*(np.array([1, 2]) for _ in range(3)))))  # metrics
 
@@ -133,3 +135,51 @@ def test_an_empty_side_has_a_count_and_no_metric() -> None:
     assert flat["head.realistic.count"] == 0
     assert "head.realistic.inverse_harmonic_mean_rank" not in flat
     assert headline(flat) == 1
+
+
+def test_expected_hits_are_those_of_all_ways_to_draw_negatives() -> None:
+    """Of 5 rivals, two of which are as good or better, so many are drawn again and again."""
+    ranks = Ranks(np.array([1, 2]), np.array([3, 6]), np.array([6, 6]))
+    for negatives in (1, 2, 3):
+        for k in (1, 2, 5):
+            chances = []
+            for pessimistic in (3, 6):
+                ahead = np.arange(5) < pessimistic - 1
+                drawn = product(range(5), repeat=negatives)
+                chances.append(np.mean([ahead[list(rivals)].sum() < k for rivals in drawn]))
+            assert expected_hits(ranks, negatives, k) == pytest.approx(np.mean(chances))
+
+
+def test_without_rivals_every_expected_hit_is_one() -> None:
+    alone = Ranks(np.array([1]), np.array([1]), np.array([1]))
+    assert expected_hits(alone, 10, 1) == 1
+
+
+def test_ranks_are_joined_in_order() -> None:
+    first, second = (Ranks(np.array([1]), np.array([2]), np.array([9 + i])) for i in range(2))
+    third = Ranks(np.array([3, 4]), np.array([5, 6]), np.array([7, 8]))
+    joined = Ranks.concatenate([first, third, second])
+    assert joined.optimistic_B.tolist() == [1, 3, 4, 1]
+    assert joined.pessimistic_B.tolist() == [2, 5, 6, 2]
+    assert joined.candidates_B.tolist() == [9, 7, 8, 10]
+    nothing = Ranks.concatenate([])
+    assert len(nothing) == 0
+    assert summarize(nothing) == {"count": 0}
+    assert len(Ranks.concatenate([nothing, first])) == 1
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 3])
+def test_few_candidates_have_an_index_where_chance_is_worse_than_the_best(candidates: int) -> None:
+    best, worst = (summarize(ranked([rank, rank], candidates)) for rank in (1, candidates))
+    name = "adjusted_arithmetic_mean_rank_index"
+    if candidates == 1:
+        assert name not in best
+    else:
+        assert best[name] == pytest.approx(1)
+        assert worst[name] == pytest.approx(-1)
+
+
+def test_ranks_are_counted_on_the_device_of_the_scores() -> None:
+    scores_BN, answers = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([1])
+    with torch.device("meta"):  # on which nothing can be computed
+        assert rank_answers(scores_BN, answers).candidates_B.tolist() == [3]

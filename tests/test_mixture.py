@@ -73,6 +73,24 @@ def test_a_relation_that_is_new_has_the_average() -> None:
     assert other.tables["likelihood"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
+def test_one_weight_for_all_is_that_of_new_relations_too() -> None:
+    new = np.array([-1, 0])
+    evened = mixture().evenly("vector", 7.0)
+    assert evened.tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert evened.over(new).tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert mixture().without("likelihood").over(new).tables["vector"].tolist() == [[2.5, 2.5], [1.0, 2.0]]
+    again = mixture().over(new).over(new)
+    assert again.tables["vector"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
+    assert again.signals == ("likelihood", "vector")
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0, -1.0])
+def test_a_weight_multiplies(weight: float) -> None:
+    said = {"vector": torch.tensor([[10.0, 3.0]])}
+    found = Mixture.even({"vector": weight}, 2).combine(said, TAIL)
+    assert found.tolist() == [[10.0 * weight, 3.0 * weight]]
+
+
 def test_what_counts_nothing_ranks_nothing(toy: KnowledgeGraph) -> None:
     nothing = Mixture.even({"vector": 0.0}, 2)
     assert nothing.combine({"vector": torch.tensor([[1.0, 2.0]])}, TAIL).tolist() == [[0.0, 0.0]]
