@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import torch
 from doubles import FakeRanker, fake, run
 
 from kgmlm.config import Protocol, load_protocol
-from kgmlm.constraints import MISSED
+from kgmlm.constraints import MISSED, Possible
 from kgmlm.datasets import build_graph
-from kgmlm.evaluation import View, _Drawn, evaluate
+from kgmlm.evaluation import Asked, View, _Drawn, evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
-from kgmlm.kg import ConfigError, Queries, Target
+from kgmlm.kg import ConfigError, IntArray, Queries, Target
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import MADE_BY
+from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval
 
 PROTOCOLS = Path(__file__).parent.parent / "eval" / "protocols"
@@ -388,8 +390,19 @@ def test_ranks_are_made_on_the_device_of_the_scores(drawn: bool) -> None:
     nothing = np.zeros(0, np.int64)
     with torch.device("meta"):  # on which nothing can be computed
         view.rank(scores_bN, np.array([0, 1]), np.array([5, 7]), (nothing, nothing))
-    assert view.result().optimistic_B.tolist() == [7, 5]
+    assert view.result().optimistic_B.tolist() == view.result().pessimistic_B.tolist() == [7, 5]
     assert view.result().candidates_B.tolist() == [12, 12]
+
+
+def test_each_query_is_ranked_among_negatives_of_its_own() -> None:
+    """The only rivals that score higher are the query's entity and a known answer, which are not drawn."""
+    view = drawing(negatives=40, negatives_by="grail")
+    scores_bN = torch.zeros(2, 12)
+    scores_bN[:, [7, 5, 3]] = torch.tensor([1.0, 2.0, 3.0])
+    view.rank(scores_bN[1:], np.array([1]), np.array([7]), (np.array([0]), np.array([3])))
+    assert view.ranks_3B[:, 1].tolist()[0] == 1
+    assert view.ranks_3B[2, 1] == 41
+    assert view.ranks_3B[:, 0].tolist() == [0, 0, 0], "the other query has not been asked"
 
 
 def test_the_filter_knows_nothing_but_the_splits() -> None:
@@ -416,3 +429,139 @@ def test_a_file_of_ranks_says_what_made_it_and_replaces_a_link_unless_told_to_fo
     other.symlink_to(tmp_path / "nowhere")
     evaluation.write_ranks(other)
     assert not other.is_symlink()
+
+
+class Constrained(FakeRanker):
+    """The query's own entity cannot answer some relations, though its score is the best."""
+
+    def __init__(self, n: int, possible: Possible) -> None:
+        super().__init__(n, "tied")
+        self.possible = possible
+
+    def unconstrained(self) -> Constrained:
+        return Constrained(self.n, Possible.anything(len(self.possible.loop_free_R)))
+
+    def free(self, queries: Queries) -> torch.Tensor:
+        scores_BN = super().score(queries)
+        scores_BN[torch.arange(len(queries)), torch.from_numpy(queries.entity_B)] = 99.0
+        return scores_BN
+
+    def score(self, queries: Queries) -> torch.Tensor:
+        return self.possible.applied(self.free(queries), queries)
+
+    def rank_both(
+        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        for rows, scores_bN in self.rank(queries, None, batch_size, advance):
+            yield rows, scores_bN, self.free(queries[rows])
+
+
+def test_an_own_entity_that_cannot_answer_ranks_last_but_not_as_pykeen_ranks(toy: KnowledgeGraph) -> None:
+    n, relations = len(toy.entities), len(toy.relations)
+    ranker = Constrained(n, Possible(np.ones(relations, np.bool_)))
+    free = evaluate(ranker.unconstrained(), toy, Protocol())
+    bound = evaluate(ranker, toy, Protocol())
+    known = set(map(tuple, toy.all_triples.tolist()))
+    queries, _ = toy.queries("test")
+    for b, query in enumerate(queries):
+        own = (query.entity, query.relation, query.entity) not in known  # a rival unless it is filtered
+        assert free.ranks.optimistic_B[b] - bound.ranks.optimistic_B[b] == own
+        assert free.ranks.candidates_B[b] == bound.ranks.candidates_B[b]
+    allowed = evaluate(ranker, toy, Protocol(allow_self=True))
+    assert allowed.report["metrics"] == free.report["metrics"]
+    assert bound.report["metrics"]["mrr"] > free.report["metrics"]["mrr"]
+    assert bound.report["pykeen_comparable"] == free.report["pykeen_comparable"]
+    assert bound.report["own_entity"] == {
+        "excluded": True, "relations": relations, "ranks": len(queries), "true_loops": 0,
+    }  # fmt: skip
+    assert free.report["own_entity"] == {"excluded": False, "relations": 0, "ranks": 0, "true_loops": 0}
+
+
+def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGraph) -> None:
+    unasked = np.ones(len(toy.relations), np.bool_)
+    unasked[toy.splits["test"][:, 1]] = False
+    ranker = Constrained(len(toy.entities), Possible(unasked))
+    found = [evaluate(r, toy, Protocol()).report["metrics"] for r in (ranker, ranker.unconstrained())]
+    assert found[0] == found[1]
+
+
+def test_a_report_says_what_was_done(toy: KnowledgeGraph) -> None:
+    done: list[tuple[int, int]] = []
+    ranker = fake(toy)
+    ranker.truncated_N[[3, 4]] = True
+    protocol = Protocol(max_triples=5, seed=3)
+    found = evaluate(ranker, toy, protocol, advance=lambda n, total: done.append((n, total)))
+    report = found.report
+    asked = Scope.of(toy).sampled(protocol)
+    assert found.graph is toy
+    assert (found.triples == asked).all()
+    distinct = {(int(x), int(r), tail) for h, r, t in asked for x, tail in ((h, True), (t, False))}
+    assert sum(n for n, _ in done) == report["queries"] == len(distinct)
+    assert {total for _, total in done} == {len(distinct)}
+    expected = {
+        "dataset": "toy", "split": "test", "triples": 5, "triples_left_out": 0, "triples_trained": 0,
+        "triples_validated": 0, "protocol": protocol.model_dump(mode="json"),
+    }  # fmt: skip
+    assert {key: report[key] for key in expected} == expected
+    assert 0 <= report["seconds"] < 600
+    assert report["seconds"] == round(report["seconds"], 2)
+    assert report["candidates"]["names_truncated"] == 2
+    assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
+    assert set(report) == {
+        *expected, "queries", "seconds", "candidates", "own_entity", "metrics", "breakdown",
+        "pykeen_comparable", "relations",
+    }  # fmt: skip
+    assert set(report["relations"]) == {toy.relations[r].label for r in asked[:, 1]}
+    assert sum(part["both"]["count"] for part in report["relations"].values()) == 10
+    assert report["pykeen_comparable"]["candidates"] == int(toy.seen_N.sum())
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 2 * int(
+        (~toy.seen_N[asked[:, [0, 2]]]).any(1).sum()
+    )
+
+
+def test_a_scope_is_evaluated_as_it_is(toy: KnowledgeGraph) -> None:
+    """Its candidates, its unseen entities, and what earlier graphs had."""
+    train = replace(toy, splits={"train": toy.splits["test"]})
+    report = evaluate(fake(toy), Scope.of(toy, [train]), Protocol()).report
+    assert report["triples_trained"] == len(toy.splits["test"])
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 0
+    valid = replace(toy, splits={"train": toy.splits["train"], "valid": toy.splits["test"]})
+    assert evaluate(fake(toy), Scope.of(toy, [valid]), Protocol()).report["triples_validated"] == 8
+
+
+@pytest.mark.parametrize("protocol", [{"negatives": 5}, {"negatives": 5, "negatives_by": "expectation"}])
+def test_nothing_is_compared_with_pykeen_among_negatives(
+    toy: KnowledgeGraph, protocol: dict[str, Any]
+) -> None:
+    found = run(toy, **protocol)
+    assert "pykeen_comparable" not in found.report
+    if protocol.get("negatives_by") == "expectation":  # nothing is drawn: ranks are among all
+        assert (found.ranks.candidates_B == run(toy).ranks.candidates_B).all()
+        assert all(".expected." in key for key in found.report["metrics"])
+    else:
+        assert (found.ranks.candidates_B == 6).all()
+
+
+def test_a_graph_without_training_has_nothing_to_compare() -> None:
+    graph = build_graph("g", {"train": [], "test": [("a", "r", "b")]})
+    report = run(graph).report
+    assert "pykeen_comparable" not in report
+    assert report["breakdown"]["unseen_position"]["both"]["count"] == 2
+
+
+def test_a_hub_in_parts_of_one_query_is_ranked_alike(
+    toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(toy)
+    monkeypatch.setattr("kgmlm.evaluation.MAX_SCORES", 1)
+    after = run(toy)
+    assert (before.ranks.optimistic_B == after.ranks.optimistic_B).all()
+    assert torch.equal(before.scores_B, after.scores_B)
+    rows = np.arange(3)
+    asked = Asked.of(toy.splits["test"], toy, Protocol())
+    whole, group = asked.of_groups(rows)
+    for most in (0, 1, 2, 99):
+        parts = list(asked.in_parts(rows, most))
+        assert max(len(at) for at, _ in parts) <= max(1, most)
+        assert np.concatenate([at for at, _ in parts]).tolist() == whole.tolist()
+        assert np.concatenate([of for _, of in parts]).tolist() == group.tolist()
