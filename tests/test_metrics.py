@@ -153,6 +153,8 @@ def test_expected_hits_are_those_of_all_ways_to_draw_negatives() -> None:
 def test_without_rivals_every_expected_hit_is_one() -> None:
     alone = Ranks(np.array([1]), np.array([1]), np.array([1]))
     assert expected_hits(alone, 10, 1) == 1
+    lost = Ranks(np.array([1]), np.array([2]), np.array([2]))  # its only rival is as good
+    assert [expected_hits(lost, 1, k) for k in (1, 2)] == [0, 1]
 
 
 def test_ranks_are_joined_in_order() -> None:
@@ -164,6 +166,7 @@ def test_ranks_are_joined_in_order() -> None:
     assert joined.candidates_B.tolist() == [9, 7, 8, 10]
     nothing = Ranks.concatenate([])
     assert len(nothing) == 0
+    assert nothing.optimistic_B.dtype == joined.optimistic_B.dtype
     assert summarize(nothing) == {"count": 0}
     assert len(Ranks.concatenate([nothing, first])) == 1
 

@@ -18,6 +18,7 @@ from kgmlm.scoring import (
     PairTable,
     distillation_loss,
     entity_loss,
+    left_out,
     rank_candidates,
     score_candidates,
     score_shortlist,
@@ -373,3 +374,16 @@ def test_the_token_loss_weighs_queries_alike() -> None:
     rows, columns = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 4])
     expected = -(scores[0, :3].mean() + scores[1, 4]) / 2
     torch.testing.assert_close(token_loss(scores, (rows, columns)), expected)
+
+
+def test_what_is_left_out_has_no_share_of_a_softmax_and_no_gradient() -> None:
+    scores = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    left = left_out(scores, (torch.tensor([0, 1]), torch.tensor([2, 0])))
+    for temperature in (1.0, 0.05):
+        shares = (left / temperature).softmax(1)
+        assert shares[0, 2] == shares[1, 0] == 0
+        torch.testing.assert_close(shares[0, [0, 1, 3]], (scores[0, [0, 1, 3]] / temperature).softmax(0))
+    entity_loss(left, (torch.tensor([0, 1]), torch.tensor([1, 3])), 0.25).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert ((scores.grad == 0) == torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]])).all()
