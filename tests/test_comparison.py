@@ -71,7 +71,7 @@ def test_sides_are_compared_apart() -> None:
     }
     assert found["head", "mrr"] == 0
     assert found["tail", "mrr"] == pytest.approx((1 / 3 + 1 / 4 - 1 / 6 - 1 / 8) / 2)
-    with pytest.raises(DataError, match="not 'left'"):
+    with pytest.raises(DataError, match="a side is head, tail, both, not 'left'"):
         compare(first, second, sides=("left",))
 
 
@@ -155,7 +155,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         paired(table, table.iloc[1:])
     with pytest.raises(DataError, match=r"1 are in one only, such as \(h0, r, t0\) in the second"):
         paired(table.iloc[1:], table)
-    with pytest.raises(DataError, match=r"4 of 4 queries .* different numbers of candidates"):
+    with pytest.raises(
+        DataError,
+        match=r"4 of 4 queries .* different numbers of candidates; evaluate both under one protocol$",
+    ):
         paired(table, table.assign(candidates=50))
     path = tmp_path / "ranks.parquet"
     for content, message in (

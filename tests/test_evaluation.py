@@ -19,7 +19,7 @@ from kgmlm.evaluation import Asked, View, _Drawn, evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
-from kgmlm.kg import ConfigError, IntArray, Queries, Target
+from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Target
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import MADE_BY
 from kgmlm.scope import Scope
@@ -228,7 +228,7 @@ def test_the_filter_can_be_chosen(toy: KnowledgeGraph) -> None:
     unfiltered = run(toy, filter=()).ranks.candidates_B
     assert (unfiltered == len(toy.entities)).all()
     assert run(toy, filter=("train",)).ranks.candidates_B.sum() >= run(toy).ranks.candidates_B.sum()
-    with pytest.raises(ConfigError, match="unknown split 'dev'"):
+    with pytest.raises(ConfigError, match=r"unknown split 'dev' \(there are: train, valid, test\)"):
         run(toy, filter=("dev",))
 
 
@@ -346,7 +346,9 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     assert np.array_equal(few.ranks.pessimistic_B[missed], few.ranks.candidates_B[missed])
     assert (few.ranks.optimistic_B[missed] <= 7).all()
     assert (few.ranks.optimistic_B[missed] < few.ranks.pessimistic_B[missed]).all()
-    with pytest.raises(ConfigError, match="not among negatives"):
+    with pytest.raises(
+        ConfigError, match=r"^an index is evaluated among all candidates, not among negatives$"
+    ):
         evaluate(ranker, toy, Protocol(negatives=5), retrieval=Retrieval(index, 6))
 
 
@@ -567,3 +569,8 @@ def test_a_hub_in_parts_of_one_query_is_ranked_alike(
         assert max(len(at) for at, _ in parts) <= max(1, most)
         assert np.concatenate([at for at, _ in parts]).tolist() == whole.tolist()
         assert np.concatenate([of for _, of in parts]).tolist() == group.tolist()
+
+
+def test_nothing_to_evaluate_names_the_split(toy: KnowledgeGraph) -> None:
+    with pytest.raises(DataError, match=r"^the split 'test' has no triple to evaluate under this protocol$"):
+        run(toy, triples="unseen", candidates="train")

@@ -113,7 +113,7 @@ def test_a_constant_scorer_gets_chance() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_scores_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(ModelError, match="finite"):
+    with pytest.raises(ModelError, match=r"^the model's scores are not finite; lower"):
         rank_answers(torch.tensor([[0.0, bad]]), torch.tensor([0]))
 
 
@@ -125,7 +125,7 @@ def test_scores_are_left_as_they_were() -> None:
 
 
 def test_impossible_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 <="):
+    with pytest.raises(ValueError, match=r"^ranks must satisfy 1 <="):
         Ranks(np.array([0]), np.array([1]), np.array([2]))
 
 

@@ -94,7 +94,7 @@ def test_a_weight_multiplies(weight: float) -> None:
 def test_what_counts_nothing_ranks_nothing(toy: KnowledgeGraph) -> None:
     nothing = Mixture.even({"vector": 0.0}, 2)
     assert nothing.combine({"vector": torch.tensor([[1.0, 2.0]])}, TAIL).tolist() == [[0.0, 0.0]]
-    with pytest.raises(ModelError, match="no signal"):
+    with pytest.raises(ModelError, match=r"^no signal says anything of these candidates$"):
         nothing.combine({}, TAIL)
 
 
