@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -264,7 +265,10 @@ def test_drawn_negatives_are_no_answers_and_depend_on_the_seed_alone(
 
 
 def test_more_negatives_than_there_are_cannot_be_drawn(toy: KnowledgeGraph) -> None:
-    with pytest.raises(ConfigError, match=r"31 negatives cannot be drawn from 31 candidates"):
+    with pytest.raises(
+        ConfigError,
+        match=r"31 negatives .* 31 candidates, one of which is the answer; ask for fewer, or for 0 .* all$",
+    ):
         run(toy, negatives=31)
     assert run(toy, negatives=30).report["candidates"]["negatives"]["least"] < 30, "some answer is known"
 
@@ -480,6 +484,70 @@ def test_an_own_entity_that_cannot_answer_ranks_last_but_not_as_pykeen_ranks(toy
     assert free.report["own_entity"] == {"excluded": False, "relations": 0, "ranks": 0, "true_loops": 0}
 
 
+def test_a_triple_that_a_constraint_denies_is_counted_and_ranks_last() -> None:
+    graph = build_graph(
+        "g", {"train": [("a", "r", "b"), ("c", "s", "b")], "test": [("a", "r", "a"), ("b", "r", "c")]}
+    )
+    found = evaluate(Constrained(3, Possible(np.array([True, False]))), graph, Protocol())
+    assert found.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
+    loops = (found.triples[:, 0] == found.triples[:, 2]).nonzero()[0]
+    for b in (*loops, *(loops + 2)):
+        assert found.ranks.optimistic_B[b] == found.ranks.candidates_B[b]
+    assert (found.scores_B[np.append(loops, loops + 2)] < MISSED).all()
+
+
+class Watched(Constrained):
+    """Notes how it is asked."""
+
+    def __init__(self, n: int, possible: Possible) -> None:
+        super().__init__(n, possible)
+        self.asked: list[tuple[str, int]] = []
+
+    def rank(
+        self,
+        queries: Queries,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
+        self.asked.append(("rank", batch_size))
+        yield from super().rank(queries, entity_ids, batch_size, advance)
+
+    def rank_both(
+        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        self.asked.append(("rank_both", batch_size))
+        yield from super().rank_both(queries, batch_size, advance)
+
+
+@pytest.mark.parametrize(
+    ("constrained", "protocol", "way"),
+    [
+        (True, {}, "rank_both"),
+        (False, {}, "rank"),
+        (True, {"allow_self": True}, "rank"),
+        (True, {"negatives": 5}, "rank"),
+        (False, {"negatives": 5}, "rank"),
+    ],
+)
+def test_scores_without_constraints_are_asked_for_only_where_they_are_compared(
+    toy: KnowledgeGraph, constrained: bool, protocol: dict[str, Any], way: str
+) -> None:
+    ranker = Watched(len(toy.entities), Possible(np.full(len(toy.relations), constrained)))
+    free = Watched(ranker.n, Possible.anything(len(toy.relations)))
+    free.asked = ranker.asked
+    ranker.unconstrained = lambda: free  # type: ignore[method-assign]
+    done: list[tuple[int, int]] = []
+    found = evaluate(
+        ranker, toy, Protocol.model_validate(protocol), batch_size=7,
+        advance=lambda n, total: done.append((n, total)),
+    )  # fmt: skip
+    assert ranker.asked[0] == (way, 7)
+    assert {size for _, size in ranker.asked} == {7}
+    assert sum(n for n, _ in done) == found.report["queries"]
+    assert {total for _, total in done} == {found.report["queries"]}
+
+
 def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGraph) -> None:
     unasked = np.ones(len(toy.relations), np.bool_)
     unasked[toy.splits["test"][:, 1]] = False
@@ -509,6 +577,22 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     }  # fmt: skip
     assert {key: report[key] for key in expected} == expected
     assert report["seconds"] == 2.35
+    assert json.loads(json.dumps(report)) == report
+    assert report["protocol"]["filter"] == ["train", "valid", "test"]
+    unseen_T = ~toy.seen_N[asked]
+    heads, tails = unseen_T[:, 0], unseen_T[:, 2]  # of a triple's two queries each is once asked about
+    roles = report["breakdown"]["unseen_role"]
+    assert heads.sum() != tails.sum()
+    tail_B = found.tail_B
+    answer, known = (
+        np.where(tail_B, *np.tile([tails, heads], 2)),
+        np.where(tail_B, *np.tile([heads, tails], 2)),
+    )
+    for name, mask in (("answer", answer & ~known), ("known", known & ~answer), ("both", answer & known)):
+        assert roles[name]["count"] == mask.sum()
+        if mask.any():
+            ranks = found.ranks[mask].of_type("realistic")
+            assert roles[name]["mrr"] == pytest.approx((1 / ranks).mean())
     assert report["candidates"]["names_truncated"] == 2
     assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
     assert set(report) == {
