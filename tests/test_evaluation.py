@@ -335,7 +335,11 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     index = build_index(ranker, toy, "likelihood")
     n = len(toy.entities)
     exact = evaluate(ranker, toy, Protocol())
-    whole = evaluate(ranker, toy, Protocol(), retrieval=Retrieval(index, n))
+    done: list[int] = []
+    whole = evaluate(
+        ranker, toy, Protocol(), retrieval=Retrieval(index, n), advance=lambda n, total: done.append(n)
+    )
+    assert sum(done) == whole.report["queries"]
     assert whole.report["metrics"] == pytest.approx(exact.report["metrics"])
     assert whole.report["retrieval"]["recall"] == {"tail": 1, "head": 1, "both": 1}
     assert whole.report["retrieval"]["mrr_lost"] == pytest.approx(0)

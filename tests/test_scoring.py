@@ -376,6 +376,12 @@ def test_the_token_loss_weighs_queries_alike() -> None:
     torch.testing.assert_close(token_loss(scores, (rows, columns)), expected)
 
 
+def test_a_table_of_a_million_names_would_hold_four_bytes_for_a_token() -> None:
+    table = PairTable.of(names_of(NAME_TOKENS))
+    assert table.pairs.dtype == table.offsets.dtype == torch.int32
+    assert len(table) == len(NAME_TOKENS)
+
+
 def test_what_is_left_out_has_no_share_of_a_softmax_and_no_gradient() -> None:
     scores = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     left = left_out(scores, (torch.tensor([0, 1]), torch.tensor([2, 0])))
