@@ -31,7 +31,7 @@ demo: $(VENV)/.installed
 	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
 	$(BIN)/kgmlm rank $(DEMO) --head virus --relation causes -k 5 --explain
 
-# Lint, types, import contracts and the fast tests: in well under two minutes.
+# Lint, types, import contracts and the tests that are not marked slow: about a minute.
 check: $(VENV)/.tested
 	$(STATIC)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow"
@@ -44,7 +44,7 @@ test: $(VENV)/.tested
 soak: $(VENV)/.tested
 	$(BIN)/python tests/soak/soak.py
 
-# Which changes of the code no test notices: half an hour; see docs/mutation.md. `mutmut browse` shows them.
+# Which changes of the code no test notices: ten minutes or more; see docs/mutation.md. `mutmut browse` shows them.
 mutants: $(VENV)/.tested
 	$(PIP) --editable '.[mutants]'
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 1
