@@ -5,7 +5,14 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO = runs/demo
 
-.PHONY: demo test soak lint docs clean
+define STATIC
+$(BIN)/ruff format --check .
+$(BIN)/ruff check .
+$(BIN)/mypy
+$(BIN)/lint-imports
+endef
+
+.PHONY: demo check test soak mutants lint docs clean
 
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
@@ -24,16 +31,24 @@ demo: $(VENV)/.installed
 	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
 	$(BIN)/kgmlm rank $(DEMO) --head virus --relation causes -k 5 --explain
 
+# Lint, types, import contracts and the tests that are not marked slow: about a minute.
+check: $(VENV)/.tested
+	$(STATIC)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow"
+
 test: $(VENV)/.tested
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(STATIC)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_SEED=1 unless the environment says something else; see docs/soak.md.
 soak: $(VENV)/.tested
 	$(BIN)/python tests/soak/soak.py
+
+# Which changes of the code no test notices: ten minutes or more; see docs/mutation.md. `mutmut browse` shows them.
+mutants: $(VENV)/.tested
+	$(PIP) --editable '.[mutants]'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 1
+	$(BIN)/python tests/mutants.py
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
@@ -45,4 +60,4 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

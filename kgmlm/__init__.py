@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
+    from kgmlm.jobs.packing import pack, unpack
     from kgmlm.jobs.showing import linearize
     from kgmlm.jobs.training import train
     from kgmlm.jobs.tuning import rerank, tune
@@ -37,6 +38,8 @@ _HOMES = {
     "linearize": "kgmlm.jobs.showing",
     "load_graph": "kgmlm.datasets",
     "open_predictor": "kgmlm.prediction",
+    "pack": "kgmlm.jobs.packing",
+    "unpack": "kgmlm.jobs.packing",
     "open_run": "kgmlm.run",
     "rerank": "kgmlm.jobs.tuning",
     "train": "kgmlm.jobs.training",
@@ -61,9 +64,11 @@ __all__ = [
     "load_graph",
     "open_predictor",
     "open_run",
+    "pack",
     "rerank",
     "train",
     "tune",
+    "unpack",
 ]
 
 

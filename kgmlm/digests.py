@@ -6,6 +6,7 @@ and the new one are both accepted, so that a kill in the midst of it leaves a go
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ class Digest(BaseModel):
 
     size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Digest:
+        """What a file of these bytes is."""
+        return cls(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     @classmethod
     def of(cls, path: Path) -> Digest:

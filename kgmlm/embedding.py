@@ -90,6 +90,10 @@ def train_complex(
     return Embeddings(entities_SD, relations_RD, torch.from_numpy(rows_N))
 
 
+class _Enough(Exception):
+    """As many steps are done as were asked for."""
+
+
 class _Asked(NamedTuple):
     """The distinct queries of the training triples: entity and reciprocal relation, answers, weights."""
 
@@ -166,6 +170,8 @@ def _train(
             callbacks=progress(),
             pin_memory=False,
         )
+    except _Enough:
+        pass
     except NonFiniteLossError:
         raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate") from None
     return model
@@ -179,9 +185,17 @@ def _loop(asked: _Asked, settings: KGESettings, advance: Callable[[int, int], No
 
     count = len(asked.queries_U2)
 
+    steps = settings.epochs * math.ceil(count / settings.batch_size)
+    last = min(steps, settings.max_steps or steps)
+
     class Progress(TrainingCallback):
+        done = 0
+
         def on_batch(self, epoch: int, batch: Any, batch_loss: float, **kwargs: Any) -> None:
-            advance(1, settings.epochs * math.ceil(count / settings.batch_size))
+            advance(1, last)
+            self.done += 1
+            if self.done == last < steps:
+                raise _Enough
 
     class Loop(TrainingLoop[Any]):
         def _create_training_data_loader(

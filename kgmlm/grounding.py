@@ -1,10 +1,10 @@
 """Path rules held against a graph: what they predict of many queries at once, by sparse products.
 
-A directed relation is a relation read from its head (2r) or from its tail (2r + 1). Rules that answer the same
-and begin alike share the work (a prefix tree). Paths visit no entity
-twice, so no prediction rests on the triple that it predicts.
+A directed relation is a relation read from its head (2r) or from its tail (2r + 1). Rules that answer the
+same and begin alike share the work (a prefix tree). Paths visit no entity twice, so no prediction rests on
+the triple that it predicts.
 
-Shapes: B queries, N entities, S directed relations, K pairs of entity and directed relation that have triples.
+Shapes: B queries, N entities, S directed relations, K pairs of entity and directed relation with triples.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Links:
         return table
 
     def rows(self, entities: IntArray, relations: IntArray) -> IntArray:
-        """Which row of ``matrix`` has the answers of each pair of entity and directed relation; -1 for none."""
+        """Which row of ``matrix`` has the answers of some entities and directed relations; -1 for none."""
         keys = entities * self.directed + relations
         if self.entities * self.directed <= 2**26:
-            return self._table[keys]
+            return self._table[keys].astype(np.int64)
         if not len(self.keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -91,7 +91,8 @@ class Links:
 
     @cached_property
     def _pairs(self) -> IntArray:
-        return np.repeat(np.arange(len(self.keys)), self.counts) * self.entities + self.others
+        found: IntArray = np.repeat(np.arange(len(self.keys)), self.counts) * self.entities + self.others
+        return found
 
     def has(self, rows: IntArray, others: IntArray) -> BoolArray:
         """Whether each of some rows has an entity among its answers; row -1 has none."""
@@ -99,7 +100,8 @@ class Links:
             return np.zeros(len(rows), np.bool_)
         keys = rows * self.entities + others
         at = np.minimum(np.searchsorted(self._pairs, keys), len(self._pairs) - 1)
-        return self._pairs[at] == keys
+        found: BoolArray = self._pairs[at] == keys
+        return found
 
     @cached_property
     def relation_of(self) -> IntArray:
@@ -236,11 +238,18 @@ def _further(links: Links, tree: Tree, entity_B: IntArray, now: Frontier) -> Ite
 
 
 def _without_returns(
-    links: Links, tree: Tree, now: Frontier, row: IntArray, node: IntArray, reached: sp.csr_array, entity_B: IntArray
+    links: Links,
+    tree: Tree,
+    now: Frontier,
+    row: IntArray,
+    node: IntArray,
+    reached: sp.csr_array,
+    entity_B: IntArray,
 ) -> sp.csr_array:
     """The same without paths whose third step goes back to where the first one ended."""
     first, of_first = now.before, now.row_before
-    assert first is not None and of_first is not None
+    assert first is not None
+    assert of_first is not None
     begin, end = first.at.indptr[of_first[row]], first.at.indptr[of_first[row] + 1]
     at, within = expanded(end - begin)
     between = first.at.indices[begin[at] + within].astype(np.int64)

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
 from kgmlm.config import RuleSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.grounding import Links, Tree, blocks, expanded, ground
-from kgmlm.kg import IntArray
-from kgmlm.rules import LONGEST, NONE, ConstantRules, PathRules, RuleSet, confidence
+from kgmlm.kg import BoolArray, IntArray
+from kgmlm.rules import LONGEST, NONE, ConstantRules, Floats, PathRules, RuleSet, confidence
 
 SAMPLED = 20_000  # triples of a relation whose ends are looked at for paths between them
 STARTS = 2_000  # entities from which a path is counted, and ...
@@ -116,9 +115,10 @@ Seen = tuple[IntArray, IntArray]  # of bodies: their codes, and the triples that
 def _code(links: Links, *steps: IntArray) -> IntArray:
     """One integer for each body."""
     base = links.directed + 1
-    first, second, third = (*(s + 1 for s in steps), *[np.zeros_like(steps[0])] * (LONGEST - len(steps)))
-    code: IntArray = (first * base + second) * base + third
-    return code
+    code = np.zeros_like(steps[0])
+    for step in steps:
+        code = code * base + step + 1
+    return code * base ** (LONGEST - len(steps))
 
 
 def _short(links: Links, x: IntArray, y: IntArray, asked: int, steps: int, rng: Random) -> Iterator[Seen]:
@@ -129,8 +129,8 @@ def _short(links: Links, x: IntArray, y: IntArray, asked: int, steps: int, rng: 
         yield _code(links, s1[direct]), of1[direct] + part.start
         if steps > 1:
             of2, s2, b = _edges(links, y[part], EDGES, rng)
-            l, r = _meeting(of1 * links.entities + a, of2 * links.entities + b)
-            yield _code(links, s1[l], s2[r] ^ 1), of1[l] + part.start
+            left, right = _meeting(of1 * links.entities + a, of2 * links.entities + b)
+            yield _code(links, s1[left], s2[right] ^ 1), of1[left] + part.start
 
 
 def _long(links: Links, x: IntArray, y: IntArray, rng: Random) -> Iterator[Seen]:
@@ -143,8 +143,8 @@ def _long(links: Links, x: IntArray, y: IntArray, rng: Random) -> Iterator[Seen]
         of2, s2, b = _edges(links, a, LONG_EDGES, rng)
         on = (b != x[part][of1[of2]]) & (b != y[part][of1[of2]])
         of2, s2, b = of2[on], s2[on], b[on]
-        l, r = _meeting(of1[of2] * links.entities + b, of3 * links.entities + c)
-        yield _code(links, s1[of2[l]], s2[l], s3[r] ^ 1), of1[of2[l]] + part.start
+        left, right = _meeting(of1[of2] * links.entities + b, of3 * links.entities + c)
+        yield _code(links, s1[of2[left]], s2[left], s3[right] ^ 1), of1[of2[left]] + part.start
 
 
 def _counted(links: Links, relation: int, bodies: IntArray, starts: int, rng: Random) -> PathRules:
@@ -182,7 +182,7 @@ def _constants(links: Links, support: int) -> ConstantRules:
     # A body with a given d is a row of d, by which d is reached; "any" is s itself.
     relation = np.concatenate([linked ^ 1, np.arange(links.directed)])
     value = np.concatenate([holder, np.full(links.directed, NONE)])
-    kept: list[list[npt.NDArray[np.int64]]] = []
+    kept: list[list[IntArray]] = []
     for part in blocks(costs, AT_ONCE):
         both = sp.csr_array(links.matrix[part] @ holds)
         row = np.repeat(np.arange(part.start, part.stop), np.diff(both.indptr))
@@ -199,7 +199,7 @@ def _constants(links: Links, support: int) -> ConstantRules:
     return rules.take(best).joined(_unconditional(links))
 
 
-def _best(group: IntArray, sure: npt.NDArray[np.float32], most: int) -> npt.NDArray[np.bool_]:
+def _best(group: IntArray, sure: Floats, most: int) -> BoolArray:
     """Which are among the best of their group."""
     order = np.lexsort((-sure, group))
     _, counts = np.unique(group[order], return_counts=True)

@@ -47,6 +47,14 @@ class BeganFrom(_Known):
     began_from: BeganFrom | None = None
 
 
+class RecipeRecord(_Known):
+    """In which stages a run is trained."""
+
+    preset: str
+    stages: list[Literal["text", "kge", "reranker"]]
+    reranker_epochs: float = Field(gt=0)
+
+
 class Record(_Known):
     """What of ``run.json`` opening a run relies on; there may be more."""
 
@@ -65,6 +73,7 @@ class Record(_Known):
     step: int = Field(0, ge=0)
     minutes: float = 0
     teacher: dict[str, Any] | None = None
+    recipe: RecipeRecord | None = None
     signals: dict[str, dict[str, Any]] = {}
     files: digests.Accepted | None = None
 

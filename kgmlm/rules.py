@@ -18,12 +18,12 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from kgmlm.kg import DataError, EntityTable, IntArray, RelationTable
+from kgmlm.kg import BoolArray, DataError, EntityTable, IntArray, RelationTable
 
 LONGEST = 3  # atoms of a body
 UNSEEN = 5  # wrong predictions that join those that were counted
 NONE = -1  # no relation, no entity, or any
-Chosen = IntArray | npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Counted:
     def __len__(self) -> int:
         return len(self.predicted)
 
-    def take(self, chosen: Chosen) -> Self:
+    def take(self, chosen: IntArray | BoolArray) -> Self:
         """Some of the rules."""
         return type(self)(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
@@ -88,7 +88,7 @@ class ConstantRules(Counted):
     value: IntArray
 
 
-def confidence(predicted: IntArray, correct: IntArray) -> npt.NDArray[np.float32]:
+def confidence(predicted: IntArray, correct: IntArray) -> Floats:
     """The share of right predictions, with :data:`UNSEEN` wrong ones more.
 
     >>> confidence(np.array([5]), np.array([4])).tolist()
@@ -120,12 +120,18 @@ class RuleSet(NamedTuple):
             ValueError: when they are not.
         """
         p, c = self.paths, self.constants
-        limits = [(p.relation, 0, relations), (p.body, NONE, 2 * relations), (p.body[:, :1], 0, 2 * relations)]
+        limits = [
+            (p.relation, 0, relations),
+            (p.body, NONE, 2 * relations),
+            (p.body[:, :1], 0, 2 * relations),
+        ]
         limits += [(c.asked, 0, 2 * relations), (c.relation, NONE, 2 * relations)]
         limits += [(c.answer, 0, entities), (c.value, NONE, entities)]
         if not all(len(x) == len(rules) for rules in self for x in vars(rules).values()):
             raise ValueError("it has columns of different lengths")
-        if p.body.shape[1:] != (LONGEST,) or not all(((x >= low) & (x < high)).all() for x, low, high in limits):
+        if p.body.shape[1:] != (LONGEST,) or not all(
+            ((x >= low) & (x < high)).all() for x, low, high in limits
+        ):
             raise ValueError("it has rules about what the graph does not have")
 
     def over(self, entity_rows: IntArray, relation_rows: IntArray) -> RuleSet:
@@ -154,7 +160,7 @@ def _inverse(rows: IntArray) -> dict[str, IntArray]:
     return {"old": rows[new][order], "new": new[order]}
 
 
-def _found(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _found(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, BoolArray]:
     """New ids of old ones, and which there are; :data:`NONE` stays."""
     if not len(known["old"]):
         return np.full_like(ids, NONE), ids < 0
@@ -163,7 +169,7 @@ def _found(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, npt.NDA
     return np.where(there, known["new"][at], NONE), there | (ids < 0)
 
 
-def _directed(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _directed(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, BoolArray]:
     """As :func:`_found`, of directed relations."""
     new, there = _found(known, np.where(ids < 0, NONE, ids // 2))
     return np.where(new < 0, NONE, 2 * new + ids % 2), there
@@ -216,7 +222,9 @@ class RuleFile:
                     if found is None:
                         skipped += 1
                     else:
-                        (paths if len(found) == 1 + LONGEST else constants).append((predicted, correct, *found))
+                        (paths if len(found) == 1 + LONGEST else constants).append(
+                            (predicted, correct, *found)
+                        )
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{path} cannot be read as rules: {error}") from None
         p = np.array(paths, np.int64).reshape(-1, 3 + LONGEST)

@@ -31,6 +31,7 @@ from kgmlm import digests, files
 from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
+from kgmlm.packs import find_pack, unpack
 from kgmlm.provenance import began_from, command, earlier, hardware, versions
 from kgmlm.records import (
     FORMAT,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from kgmlm.chosen import Chosen
     from kgmlm.ranker import Ranker
+    from kgmlm.recipes import Recipe
     from kgmlm.reranker import Use
     from kgmlm.reranking import Reranking
     from kgmlm.signals import Signal
@@ -320,11 +322,13 @@ def create_run(
     names: Candidates | None = None,
     overwrite: bool = False,
     teacher: tuple[KGE, Mapping[str, Any]] | None = None,
+    recipe: Recipe | None = None,
 ) -> Run:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
 
     Args:
         names: the tokens of all entities, so that opening the run need not tokenize them again.
+        recipe: what ``settings`` are from.
         teacher: a KGE model that the run's is distilled from, and how it was trained.
     """
     from kgmlm.saving import NAMES, save_names
@@ -344,6 +348,7 @@ def create_run(
         "hardware": hardware(),
         "command": command(),
         "teacher": dict(teacher[1]) if teacher else None,
+        "recipe": None if recipe is None else recipe.as_record(),
         "status": "started",
         "step": 0,
         "minutes": 0.0,
@@ -352,7 +357,8 @@ def create_run(
         write_graph(graph, folder / "graph")
         if names is not None:
             save_names(names, folder / NAMES)
-        files.write_atomic(folder / "config.toml", dump_settings(settings))
+        notes = recipe.notes() if recipe else ()
+        files.write_atomic(folder / "config.toml", dump_settings(settings, notes))
         if teacher:
             teacher[0].save(folder / TEACHER)
         record["files"] = digests.as_json(digests.of_folder(folder))
@@ -361,7 +367,7 @@ def create_run(
 
 
 def open_run(path: str | Path, *, verify: bool = False) -> Run:
-    """Open a run folder; it may have been moved here from another machine.
+    """Open a run folder, or a pack; it may have been moved here from another machine.
 
     Args:
         verify: read all its files and see that they are as they were written; else their sizes must do.
@@ -369,7 +375,8 @@ def open_run(path: str | Path, *, verify: bool = False) -> Run:
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
-    path = Path(path)
+    pack = find_pack(path)
+    path = Path(path) if pack is None else unpack(pack)
     recover(path)
     if not (path / "run.json").is_file():
         if any(path.glob("train.*")):

@@ -21,6 +21,7 @@ from kgmlm.modeling import check_vocabulary, create_model, load_model
 from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
 from kgmlm.provenance import command, hardware, model_address, versions
 from kgmlm.ranker import Ranker
+from kgmlm.recipes import Recipe
 from kgmlm.runs import Run, create_run, open_run
 from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
@@ -63,6 +64,7 @@ def start_run(
     *,
     overwrite: bool = False,
     teach: Callable[[], tuple[KGE, Mapping[str, Any]]] | None = None,
+    recipe: Recipe | None = None,
 ) -> tuple[Run, Ranker]:
     """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
 
@@ -70,6 +72,7 @@ def start_run(
         model_name: "scratch", a Hugging Face name, or a folder.
         teach: makes the teacher of a run whose settings have ``training.distillation``; by default
             :func:`fit_signal`. It is called when all else is ready, before anything is written.
+        recipe: what ``settings`` are from, for the record.
 
     Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
 
@@ -121,6 +124,7 @@ def start_run(
             names=ranker.reader.names,
             overwrite=overwrite,
             teacher=teacher,
+            recipe=recipe,
         )
     processes.wait_for_everyone()
     return run if processes.is_main_process else open_run(path), ranker

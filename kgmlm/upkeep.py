@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from kgmlm.records import read_record
 ENDED = ("finished", "stopped early")
 TRAINED = (*ENDED, "max steps")  # as far as was asked
 RERANKER = "reranker"
+_HELD: set[tuple[Path, int]] = set()  # runs that this process writes, by thread
 
 
 def checkpoints(path: Path) -> list[Path]:
@@ -77,9 +79,17 @@ def writing(path: Path, what: str) -> Iterator[None]:
     Raises:
         RunError: when another process writes it.
     """
-    with locked(_owner(path), what):
-        _put_in_order(path.resolve())
+    key = (_owner(path), threading.get_ident())
+    if key in _HELD:  # a job that another job of this thread does
         yield
+        return
+    with locked(key[0], what):
+        _HELD.add(key)
+        try:
+            _put_in_order(path.resolve())
+            yield
+        finally:
+            _HELD.discard(key)
 
 
 def _owner(path: Path) -> Path:

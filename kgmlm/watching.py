@@ -119,6 +119,8 @@ class Bars(Watcher):
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what, total=total, figures="")
         task = self._tasks[what]
+        if self._progress.tasks[self._progress.task_ids.index(task)].finished:
+            self._progress.reset(task, total=total)  # the same again
         self._progress.update(task, advance=n, total=total)
         if self._progress.tasks[self._progress.task_ids.index(task)].finished and len(self._tasks) > 1:
             self._progress.remove_task(self._tasks.pop(what))

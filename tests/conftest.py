@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from forking import Forker
@@ -23,6 +24,20 @@ from kgmlm.tokenizer_sources import train_tokenizer
 from kgmlm.vocabulary import Vocabulary, scratch_texts
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+hypothesis.settings.register_profile("kgmlm", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("kgmlm")
+
+
+COMMANDS = {"forker", "cli", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train by them
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run commands in processes of their own are slow; others say so themselves."""
+    for item in items:
+        if COMMANDS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +140,7 @@ def cli(forker: Forker) -> Cli:
 
 
 TINY_SETTINGS = (
+    "--preset", "plain",
     "--set", "scratch.hidden_size=32", "--set", "scratch.heads=2", "--set", "training.batch_size=16",
     "--set", "scratch.vocabulary=400",
 )  # fmt: skip

@@ -43,6 +43,7 @@ def test_the_ceiling_is_the_one_of_counting_by_hand(toy: KnowledgeGraph) -> None
     assert ceiling(toy, groups, "test")["mrr"] == pytest.approx(total / len(queries))
 
 
+@pytest.mark.slow
 def test_wn18rr_facts(real: Real) -> None:
     report = check_graph(real("wn18rr"))
     assert report["unseen"] == 384
@@ -53,6 +54,7 @@ def test_wn18rr_facts(real: Real) -> None:
     assert report["leakage"]["test"]["mirrored"] == 1086
 
 
+@pytest.mark.slow
 def test_fb15k237_facts(real: Real) -> None:
     report = check_graph(real("fb15k237"))
     assert report["collisions"]["bare"] == 499

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from kgmlm.comparison import compare, paired
+from kgmlm.comparison import as_json, compare, paired
 from kgmlm.kg import DataError
 from kgmlm.ranks_file import COLUMNS, find_ranks, read_ranks
 
@@ -52,6 +52,18 @@ def test_chance_is_found_to_be_chance() -> None:
     assert 0.35 < np.mean(ps) < 0.65
 
 
+def test_the_interval_holds_ninety_five_percent() -> None:
+    """Of many triples the mean difference is normal: its ends are 1.96 standard errors away."""
+    n = 400
+    gains = np.random.default_rng(3).random(n) < 0.3
+    first = np.full(2 * n, 2)
+    second = np.where(np.tile(gains, 2), 1, 2)  # both queries of a triple move together
+    found = {d.metric: d for d in compare(ranks(first), ranks(second), draws=20_000)}["hits_at_1"]
+    mean, error = gains.mean(), gains.std() / np.sqrt(n)
+    assert (found.low - mean) / error == pytest.approx(-1.96, abs=0.08)
+    assert (found.high - mean) / error == pytest.approx(1.96, abs=0.08)
+
+
 def test_sides_are_compared_apart() -> None:
     first, second = ranks([2, 4, 6, 8]), ranks([2, 4, 3, 4])
     found = {
@@ -59,7 +71,7 @@ def test_sides_are_compared_apart() -> None:
     }
     assert found["head", "mrr"] == 0
     assert found["tail", "mrr"] == pytest.approx((1 / 3 + 1 / 4 - 1 / 6 - 1 / 8) / 2)
-    with pytest.raises(DataError, match="not 'left'"):
+    with pytest.raises(DataError, match="a side is head, tail, both, not 'left'"):
         compare(first, second, sides=("left",))
 
 
@@ -72,6 +84,60 @@ def test_the_queries_of_a_triple_count_together() -> None:
         d for d in compare(a.assign(head=split["head"]), split, draws=2000) if d.metric == "hits_at_3"
     )
     assert together.high - together.low > 1.2 * (alone.high - alone.low)
+
+
+def test_hits_count_ranks_up_to_their_number() -> None:
+    found = {d.metric: d for d in compare(ranks([1, 2, 3, 4]), ranks([10, 11, 3, 10]), draws=10)}
+    assert set(found) == {"mrr", "hits_at_1", "hits_at_3", "hits_at_10"}
+    assert [(found[f"hits_at_{k}"].a, found[f"hits_at_{k}"].b) for k in (1, 3, 10)] == [
+        (0.25, 0.0), (0.75, 0.25), (1.0, 0.75),
+    ]  # fmt: skip
+
+
+def test_ties_count_half() -> None:
+    tied = ranks([1, 1]).assign(pessimistic=3)
+    found = {d.metric: d for d in compare(ranks([1, 1]), tied, draws=10)}
+    assert found["mrr"].b == 0.5
+    assert found["hits_at_1"].b == 0
+
+
+def test_chance_is_drawn_by_the_seed_and_two_thousand_times() -> None:
+    rng = np.random.default_rng(0)
+    a, b = ranks(rng.integers(1, 40, 100)), ranks(rng.integers(1, 40, 100))
+    assert compare(a, b) == compare(a, b) == compare(a, b, seed=0, draws=2000)
+    assert compare(a, b) != compare(a, b, seed=1)
+    (clear,) = (d for d in compare(ranks([30] * 100), ranks([2] * 100)) if d.metric == "mrr")
+    assert clear.p == 1 / 2001
+
+
+def test_in_however_many_parts_chance_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgmlm.comparison._DRAWN", 50 * 7)  # 7 resamplings of 50 triples at once
+    same = ranks(np.random.default_rng(0).integers(1, 40, 100))
+    assert {d.p for d in compare(same, same, draws=100)} == {1.0}
+    better = ranks(np.full(100, 2)), ranks(np.full(100, 1))
+    (found,) = (d for d in compare(*better, draws=100) if d.metric == "mrr")
+    assert (found.low, found.high, found.p) == (0.5, 0.5, 1 / 101)
+
+
+def test_a_side_that_nobody_asked_is_left_out() -> None:
+    heads = ranks([1, 2, 3, 4])
+    heads = heads[heads["target"] == "head"]
+    tails = heads.assign(target="tail")
+    for table, side in ((heads, "head"), (tails, "tail")):
+        found = compare(table, table, sides=("head", "tail"), draws=10)
+        assert {d.side for d in found} == {side}
+
+
+def test_what_is_printed_as_json() -> None:
+    found = compare(ranks([2, 2]), ranks([1, 2]), draws=10)
+    printed = as_json(found, 2)
+    assert printed["queries"] == 2
+    assert len(printed["differences"]) == 4
+    first = printed["differences"][0]
+    assert first == {
+        "metric": "mrr", "side": "both", "a": 0.5, "b": 0.75, "difference": 0.25,
+        "low": found[0].low, "high": found[0].high, "p": found[0].p,
+    }  # fmt: skip
 
 
 def test_a_triple_that_a_split_has_twice_counts_twice(tmp_path: Path) -> None:
@@ -87,7 +153,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     table = ranks([1, 2, 3, 4])
     with pytest.raises(DataError, match=r"1 are in one only, such as \(h0, r, t0\) in the first"):
         paired(table, table.iloc[1:])
-    with pytest.raises(DataError, match=r"4 of 4 queries .* different numbers of candidates"):
+    with pytest.raises(DataError, match=r"1 are in one only, such as \(h0, r, t0\) in the second"):
+        paired(table.iloc[1:], table)
+    with pytest.raises(
+        DataError,
+        match=r"4 of 4 queries .* different numbers of candidates; evaluate both under one protocol$",
+    ):
         paired(table, table.assign(candidates=50))
     path = tmp_path / "ranks.parquet"
     for content, message in (

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kgmlm.cards import card_names, cards_folder, read_card
+from kgmlm.cards import Card, Sources, card_names, cards_folder, read_card
 from kgmlm.checks import check_graph
 from kgmlm.datasets import (
+    TEXT_READERS,
     GlossChooser,
     build_graph,
     load_graph,
@@ -22,10 +24,48 @@ from kgmlm.datasets import (
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError
 
+REGISTRY = TEXT_READERS
 Real = Callable[[str], KnowledgeGraph]
 
 
-@pytest.mark.parametrize("name", card_names())
+@pytest.mark.parametrize("name", REGISTRY)
+class TestEveryReader:
+    def card(self, name: str) -> Card:
+        """Of the smallest graph that has its texts by this reader."""
+        cards = [card for card in map(read_card, card_names()) if card.texts and card.texts.reader == name]
+        assert cards, "some graph needs it"
+        return min(cards, key=lambda card: card.counts.train)
+
+    @pytest.mark.slow
+    def test_it_finds_a_text_for_every_label(self, real: Real, name: str) -> None:
+        card = self.card(name)
+        graph = real(card.name)
+        texts, again = (REGISTRY[name](Sources(card, download=False)) for _ in range(2))
+        assert texts == again
+        columns = (texts.names, texts.descriptions, texts.surfaces, texts.relations)
+        assert all(type(text) is str for column in columns for text in column.values())
+        assert {r.label for r in graph.relations} <= texts.relations.keys()
+        labels = graph.entities.column("label")
+        named = np.mean([bool(texts.names.get(label)) for label in labels])
+        described = np.mean([bool(texts.descriptions.get(label)) for label in labels])
+        assert named > 0.95
+        assert described > 0.9
+        assert all(count >= 0 for count in texts.notes.values())
+
+    def test_a_file_that_the_card_does_not_name_is_one_sentence(self, name: str) -> None:
+        card = self.card(name)
+        assert card.texts is not None
+        bare = card.model_copy(update={"texts": card.texts.model_copy(update={"files": {}})})
+        with pytest.raises(DataError, match=f"the card of '{card.name}' names no file for"):
+            REGISTRY[name](Sources(bare, download=False))
+
+
+LARGE = {"wn18rr", "fb15k237"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in card_names()]
+)
 def test_every_dataset_has_what_its_card_says(real: Real, name: str) -> None:
     graph = real(name)
     report = check_graph(graph, read_card(name).counts)
@@ -33,6 +73,7 @@ def test_every_dataset_has_what_its_card_says(real: Real, name: str) -> None:
     assert graph.sources
 
 
+@pytest.mark.slow
 def test_wn18rr_texts(real: Real) -> None:
     graph = real("wn18rr")
     entity = graph.entities[graph.entities.index["01726172"]]
@@ -42,6 +83,7 @@ def test_wn18rr_texts(real: Real) -> None:
     assert graph.relations[graph.relations.index["_has_part"]].name == "has part"
 
 
+@pytest.mark.slow
 def test_wn18rr_joined_glosses_keep_the_one_that_fits(real: Real) -> None:
     graph = real("wn18rr")
     expected = {
@@ -57,6 +99,7 @@ def test_wn18rr_joined_glosses_keep_the_one_that_fits(real: Real) -> None:
     assert graph.notes["glosses_resolved"] > 200
 
 
+@pytest.mark.slow
 def test_fb15k237_texts(real: Real) -> None:
     graph = real("fb15k237")
     entity = graph.entities[graph.entities.index["/m/010016"]]

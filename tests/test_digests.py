@@ -120,6 +120,7 @@ def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, KGE]) ->
     open_run(run.path, verify=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("moment", [2, 3, 4])
 def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(

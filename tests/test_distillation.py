@@ -45,6 +45,7 @@ def settings(*more: str) -> Settings:
     return load_settings(None, [x for x in TINY_SETTINGS if x != "--set"] + ["kge.dimension=8", *more])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "vector",
     [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, residual_rate=0.01)],
@@ -75,6 +76,7 @@ def test_every_softmax_over_entities_is_taught(
     assert len(taught) == (4 if vector.enabled else 2)
 
 
+@pytest.mark.slow
 def test_what_is_taught_comes_nearer_to_its_teacher(toy: KnowledgeGraph, kge: KGE, tmp_path: Path) -> None:
     queries, grouped = toy.unique_queries("train")
     seen = np.flatnonzero(toy.seen_N)
@@ -95,6 +97,7 @@ def test_what_is_taught_comes_nearer_to_its_teacher(toy: KnowledgeGraph, kge: KG
     assert apart[5] < 0.7 * apart[0]
 
 
+@pytest.mark.slow
 def test_a_taught_run_resumes_to_the_same_losses(toy: KnowledgeGraph, tmp_path: Path) -> None:
     chosen = settings("training.epochs=4", "training.distillation=1", "vector.enabled=true")
     for name, stop in (("whole", None), ("parts", 7)):
@@ -105,6 +108,7 @@ def test_a_taught_run_resumes_to_the_same_losses(toy: KnowledgeGraph, tmp_path: 
     assert whole == parts
 
 
+@pytest.mark.slow
 def test_what_was_taught_ranks_by_text_alone(toy: KnowledgeGraph, tmp_path: Path) -> None:
     run, ranker = start_run(
         tmp_path / "run", toy, "scratch", settings("training.epochs=1", "training.distillation=1")

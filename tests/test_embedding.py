@@ -30,6 +30,7 @@ def better(kge: KGE, queries: Queries, answers: IntArray) -> torch.Tensor:
     return (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1)
 
 
+@pytest.mark.slow
 def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, kge: KGE) -> None:
     counted: list[int] = []
     again = KGE.fit(toy, SMALL, lambda n, total: counted.append(total))
@@ -68,6 +69,7 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_queries_may_count_alike(toy: KnowledgeGraph, kge: KGE) -> None:
     by_queries = KGE.fit(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))
     assert not torch.equal(by_queries.entities_SD, kge.entities_SD)
@@ -82,6 +84,7 @@ def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
         KGE.fit(toy, SMALL.model_copy(update=once))
 
 
+@pytest.mark.slow
 def test_shuffled_triples_teach_nothing(toy: KnowledgeGraph, kge: KGE) -> None:
     shuffled = toy.splits["train"].copy()
     shuffled[:, 2] = np.random.default_rng(0).integers(0, len(toy.entities), len(shuffled))

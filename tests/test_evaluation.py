@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,14 +14,16 @@ import torch
 from doubles import FakeRanker, fake, run
 
 from kgmlm.config import Protocol, load_protocol
-from kgmlm.constraints import MISSED
+from kgmlm.constraints import MISSED, Possible
 from kgmlm.datasets import build_graph
-from kgmlm.evaluation import evaluate
+from kgmlm.evaluation import Asked, View, _Drawn, evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
-from kgmlm.kg import ConfigError, Queries, Target
+from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Target
 from kgmlm.ranker import Ranker
+from kgmlm.ranks_file import MADE_BY
+from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval
 
 PROTOCOLS = Path(__file__).parent.parent / "eval" / "protocols"
@@ -54,7 +59,7 @@ def pykeen_metrics(graph: KnowledgeGraph, kind: str) -> dict[str, float]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["tied", "constant"])
-@pytest.mark.parametrize("name", ["toy", "umls"])
+@pytest.mark.parametrize("name", ["toy", pytest.param("umls", marks=pytest.mark.slow)])
 def test_metrics_are_those_of_pykeen(
     real: Callable[[str], KnowledgeGraph], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +152,7 @@ def test_a_constant_scorer_gets_chance(real: Callable[[str], KnowledgeGraph]) ->
     assert evaluation.report["metrics"]["mrr"] < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks"), [("wn18rr", 6268), ("fb15k237", 40932)])
 def test_no_triple_is_dropped(real: Callable[[str], KnowledgeGraph], name: str, ranks: int) -> None:
     graph = real(name)
@@ -175,6 +181,38 @@ def test_every_rank_is_the_one_of_its_own_triple(toy: KnowledgeGraph) -> None:
         assert evaluation.ranks.optimistic_B[i] == better + 1
 
 
+@pytest.mark.parametrize("protocol", [{}, {"candidates": "train"}, {"negatives": 10}, {"filter": ("train",)}])
+def test_renaming_entities_changes_no_rank(toy: KnowledgeGraph, protocol: dict[str, Any]) -> None:
+    """Other labels give other ids, so scores come in other columns; each answer keeps its rank."""
+    new = {label: f"{i:03}" for i, label in enumerate(reversed(toy.entities.column("label")))}
+    renamed = build_graph(
+        "renamed",
+        {s: [(new[h], r, new[t]) for h, r, t in toy.labeled(ids)] for s, ids in toy.splits.items()},
+        extra_entities=new.values(),
+    )
+    column = np.array([renamed.entities.index[new[x]] for x in toy.entities.column("label")])
+
+    class Renamed(FakeRanker):
+        """The same scores of the same entities."""
+
+        def score(self, queries: Queries) -> torch.Tensor:
+            back = np.argsort(column)
+            asked = Queries(back[queries.entity_B], queries.relation_B, queries.tail_B)
+            return super().score(asked)[:, torch.from_numpy(back)]
+
+    assert (column != np.arange(len(column))).any()
+    asked = Protocol.model_validate(protocol)
+    before = evaluate(fake(toy), toy, asked)
+    after = evaluate(Renamed(len(column), "tied"), renamed, asked)
+    assert (before.triples[:, 1] == after.triples[:, 1]).all()
+    assert (column[before.triples[:, [0, 2]]] == after.triples[:, [0, 2]]).all()
+    assert torch.equal(before.scores_B, after.scores_B)
+    assert (before.ranks.candidates_B == after.ranks.candidates_B).all()
+    if "negatives" not in protocol:  # which are drawn by id
+        assert (before.ranks.optimistic_B == after.ranks.optimistic_B).all()
+        assert (before.ranks.pessimistic_B == after.ranks.pessimistic_B).all()
+
+
 def test_ranks_are_written_by_label(toy: KnowledgeGraph, tmp_path: Path) -> None:
     evaluation = run(toy)
     evaluation.write_ranks(tmp_path / "ranks" / "test.parquet")
@@ -191,7 +229,7 @@ def test_the_filter_can_be_chosen(toy: KnowledgeGraph) -> None:
     unfiltered = run(toy, filter=()).ranks.candidates_B
     assert (unfiltered == len(toy.entities)).all()
     assert run(toy, filter=("train",)).ranks.candidates_B.sum() >= run(toy).ranks.candidates_B.sum()
-    with pytest.raises(ConfigError, match="unknown split 'dev'"):
+    with pytest.raises(ConfigError, match=r"unknown split 'dev' \(there are: train, valid, test\)"):
         run(toy, filter=("dev",))
 
 
@@ -202,10 +240,11 @@ def test_a_random_model_is_near_chance(make_ranker: Callable[..., Ranker], toy: 
 
 
 @pytest.mark.parametrize("kind", ["tied", "constant"])
+@pytest.mark.parametrize("name", ["toy", pytest.param("umls", marks=pytest.mark.slow)])
 def test_drawn_negatives_are_no_answers_and_depend_on_the_seed_alone(
-    real: Callable[[str], KnowledgeGraph], kind: str
+    real: Callable[[str], KnowledgeGraph], name: str, kind: str
 ) -> None:
-    graph = real("umls")
+    graph = real(name)
     one = run(graph, kind, negatives=20)
     whole = run(graph, kind)
     # A query that nearly everything answers has fewer.
@@ -226,7 +265,10 @@ def test_drawn_negatives_are_no_answers_and_depend_on_the_seed_alone(
 
 
 def test_more_negatives_than_there_are_cannot_be_drawn(toy: KnowledgeGraph) -> None:
-    with pytest.raises(ConfigError, match=r"31 negatives cannot be drawn from 31 candidates"):
+    with pytest.raises(
+        ConfigError,
+        match=r"31 negatives .* 31 candidates, one of which is the answer; ask for fewer, or for 0 .* all$",
+    ):
         run(toy, negatives=31)
     assert run(toy, negatives=30).report["candidates"]["negatives"]["least"] < 30, "some answer is known"
 
@@ -274,6 +316,7 @@ def test_every_protocol_file_is_valid() -> None:
         load_protocol(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("wn18rr", 210), ("fb15k237", 28)])
 def test_the_unseen_protocol_asks_the_triples_that_pykeen_drops(
     real: Callable[[str], KnowledgeGraph], name: str, count: int
@@ -292,7 +335,11 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     index = build_index(ranker, toy, "likelihood")
     n = len(toy.entities)
     exact = evaluate(ranker, toy, Protocol())
-    whole = evaluate(ranker, toy, Protocol(), retrieval=Retrieval(index, n))
+    done: list[int] = []
+    whole = evaluate(
+        ranker, toy, Protocol(), retrieval=Retrieval(index, n), advance=lambda n, total: done.append(n)
+    )
+    assert sum(done) == whole.report["queries"]
     assert whole.report["metrics"] == pytest.approx(exact.report["metrics"])
     assert whole.report["retrieval"]["recall"] == {"tail": 1, "head": 1, "both": 1}
     assert whole.report["retrieval"]["mrr_lost"] == pytest.approx(0)
@@ -307,5 +354,311 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     assert np.array_equal(few.ranks.pessimistic_B[missed], few.ranks.candidates_B[missed])
     assert (few.ranks.optimistic_B[missed] <= 7).all()
     assert (few.ranks.optimistic_B[missed] < few.ranks.pessimistic_B[missed]).all()
-    with pytest.raises(ConfigError, match="not among negatives"):
+    with pytest.raises(
+        ConfigError, match=r"^an index is evaluated among all candidates, not among negatives$"
+    ):
         evaluate(ranker, toy, Protocol(negatives=5), retrieval=Retrieval(index, 6))
+
+
+def drawing(**protocol: Any) -> _Drawn:
+    """Of twelve entities, for one query of entity 5."""
+    view = View.of(np.ones(12, np.bool_), np.array([[5, 0, 7]]))
+    return _Drawn(**vars(view), own_B=np.array([5, 5]), protocol=Protocol.model_validate(protocol))
+
+
+def negatives(view: _Drawn, known: list[int], answer: int = 7) -> list[list[int]]:
+    """What is drawn by many seeds."""
+    return [
+        view._negatives(
+            np.random.default_rng(i), np.array(known, np.int64), np.int64(answer), np.int64(5)
+        ).tolist()
+        for i in range(200)
+    ]
+
+
+def test_negatives_by_drawing_are_distinct_and_no_answers() -> None:
+    drawn = negatives(drawing(negatives=6), [2, 3, 7])
+    assert {len(row) for row in drawn} == {6}
+    assert all(len(set(row)) == 6 for row in drawn)
+    assert {x for row in drawn for x in row} == set(range(12)) - {2, 3, 7}
+    assert {len(row) for row in negatives(drawing(negatives=11), [2, 3, 7])} == {9}, "all that there are"
+    unknown = negatives(drawing(negatives=6), [])
+    assert {x for row in unknown for x in row} == set(range(12)) - {7}, "an answer that no filter knows"
+
+
+def test_negatives_as_grail_draws_them_are_neither_the_query_nor_its_training_answers() -> None:
+    drawn = negatives(drawing(negatives=30, negatives_by="grail"), [2, 3])
+    assert {len(row) for row in drawn} == {30}
+    assert {x for row in drawn for x in row} == set(range(12)) - {2, 3, 5}
+    everything = [x for x in range(12) if x != 5]
+    assert negatives(drawing(negatives=30, negatives_by="grail"), everything) == [[]] * 200
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_ranks_are_made_on_the_device_of_the_scores(drawn: bool) -> None:
+    view = drawing(negatives=11) if drawn else View.of(np.ones(12, np.bool_), np.array([[5, 0, 7]]))
+    scores_bN = torch.arange(12.0)[None].expand(2, -1)
+    nothing = np.zeros(0, np.int64)
+    with torch.device("meta"):  # on which nothing can be computed
+        view.rank(scores_bN, np.array([0, 1]), np.array([5, 7]), (nothing, nothing))
+    assert view.result().optimistic_B.tolist() == view.result().pessimistic_B.tolist() == [7, 5]
+    assert view.result().candidates_B.tolist() == [12, 12]
+
+
+def test_each_query_is_ranked_among_negatives_of_its_own() -> None:
+    """The only rivals that score higher are the query's entity and a known answer, which are not drawn."""
+    view = drawing(negatives=40, negatives_by="grail")
+    scores_bN = torch.zeros(2, 12)
+    scores_bN[:, [7, 5, 3]] = torch.tensor([1.0, 2.0, 3.0])
+    view.rank(scores_bN[1:], np.array([1]), np.array([7]), (np.array([0]), np.array([3])))
+    assert view.ranks_3B[:, 1].tolist()[0] == 1
+    assert view.ranks_3B[2, 1] == 41
+    assert view.ranks_3B[:, 0].tolist() == [0, 0, 0], "the other query has not been asked"
+
+
+def test_the_filter_knows_nothing_but_the_splits() -> None:
+    graph = build_graph("g", {"train": [("b", "r", "c")], "test": [("a", "r", "b"), ("c", "r", "a")]})
+    assert graph.entities.index["a"] == graph.relations.index["r"] == 0
+    assert (run(graph, filter=()).ranks.candidates_B == 3).all()
+    assert run(graph).ranks.candidates_B.tolist() == [3, 3, 3, 3]
+
+
+def test_a_file_of_ranks_says_what_made_it_and_replaces_a_link_unless_told_to_follow(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    evaluation = run(toy)
+    evaluation.write_ranks(tmp_path / "plain.parquet")
+    assert pq.read_schema(tmp_path / "plain.parquet").metadata[MADE_BY] == b""
+    target = tmp_path / "target.parquet"
+    for follow in (False, True):
+        link = tmp_path / f"link-{follow}"
+        link.symlink_to(target)
+        evaluation.write_ranks(link, "text", follow=follow)
+        assert link.is_symlink() == target.exists() == follow
+        assert pq.read_schema(link).metadata[MADE_BY] == b"text"
+    other = tmp_path / "other"
+    other.symlink_to(tmp_path / "nowhere")
+    evaluation.write_ranks(other)
+    assert not other.is_symlink()
+
+
+class Constrained(FakeRanker):
+    """The query's own entity cannot answer some relations, though its score is the best."""
+
+    def __init__(self, n: int, possible: Possible) -> None:
+        super().__init__(n, "tied")
+        self.possible = possible
+
+    def unconstrained(self) -> Constrained:
+        return Constrained(self.n, Possible.anything(len(self.possible.loop_free_R)))
+
+    def free(self, queries: Queries) -> torch.Tensor:
+        scores_BN = super().score(queries)
+        scores_BN[torch.arange(len(queries)), torch.from_numpy(queries.entity_B)] = 99.0
+        return scores_BN
+
+    def score(self, queries: Queries) -> torch.Tensor:
+        return self.possible.applied(self.free(queries), queries)
+
+    def rank_both(
+        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        for rows, scores_bN in self.rank(queries, None, batch_size, advance):
+            yield rows, scores_bN, self.free(queries[rows])
+
+
+def test_an_own_entity_that_cannot_answer_ranks_last_but_not_as_pykeen_ranks(toy: KnowledgeGraph) -> None:
+    n, relations = len(toy.entities), len(toy.relations)
+    ranker = Constrained(n, Possible(np.ones(relations, np.bool_)))
+    free = evaluate(ranker.unconstrained(), toy, Protocol())
+    bound = evaluate(ranker, toy, Protocol())
+    known = set(map(tuple, toy.all_triples.tolist()))
+    queries, _ = toy.queries("test")
+    for b, query in enumerate(queries):
+        own = (query.entity, query.relation, query.entity) not in known  # a rival unless it is filtered
+        assert free.ranks.optimistic_B[b] - bound.ranks.optimistic_B[b] == own
+        assert free.ranks.candidates_B[b] == bound.ranks.candidates_B[b]
+    allowed = evaluate(ranker, toy, Protocol(allow_self=True))
+    assert allowed.report["metrics"] == free.report["metrics"]
+    assert bound.report["metrics"]["mrr"] > free.report["metrics"]["mrr"]
+    assert bound.report["pykeen_comparable"] == free.report["pykeen_comparable"]
+    assert bound.report["own_entity"] == {
+        "excluded": True, "relations": relations, "ranks": len(queries), "true_loops": 0,
+    }  # fmt: skip
+    assert free.report["own_entity"] == {"excluded": False, "relations": 0, "ranks": 0, "true_loops": 0}
+
+
+def test_a_triple_that_a_constraint_denies_is_counted_and_ranks_last() -> None:
+    graph = build_graph(
+        "g", {"train": [("a", "r", "b"), ("c", "s", "b")], "test": [("a", "r", "a"), ("b", "r", "c")]}
+    )
+    found = evaluate(Constrained(3, Possible(np.array([True, False]))), graph, Protocol())
+    assert found.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
+    loops = (found.triples[:, 0] == found.triples[:, 2]).nonzero()[0]
+    for b in (*loops, *(loops + 2)):
+        assert found.ranks.optimistic_B[b] == found.ranks.candidates_B[b]
+    assert (found.scores_B[np.append(loops, loops + 2)] < MISSED).all()
+
+
+class Watched(Constrained):
+    """Notes how it is asked."""
+
+    def __init__(self, n: int, possible: Possible) -> None:
+        super().__init__(n, possible)
+        self.asked: list[tuple[str, int]] = []
+
+    def rank(
+        self,
+        queries: Queries,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
+        self.asked.append(("rank", batch_size))
+        yield from super().rank(queries, entity_ids, batch_size, advance)
+
+    def rank_both(
+        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        self.asked.append(("rank_both", batch_size))
+        yield from super().rank_both(queries, batch_size, advance)
+
+
+@pytest.mark.parametrize(
+    ("constrained", "protocol", "way"),
+    [
+        (True, {}, "rank_both"),
+        (False, {}, "rank"),
+        (True, {"allow_self": True}, "rank"),
+        (True, {"negatives": 5}, "rank"),
+        (False, {"negatives": 5}, "rank"),
+    ],
+)
+def test_scores_without_constraints_are_asked_for_only_where_they_are_compared(
+    toy: KnowledgeGraph, constrained: bool, protocol: dict[str, Any], way: str
+) -> None:
+    ranker = Watched(len(toy.entities), Possible(np.full(len(toy.relations), constrained)))
+    free = Watched(ranker.n, Possible.anything(len(toy.relations)))
+    free.asked = ranker.asked
+    ranker.unconstrained = lambda: free  # type: ignore[method-assign]
+    done: list[tuple[int, int]] = []
+    found = evaluate(
+        ranker, toy, Protocol.model_validate(protocol), batch_size=7,
+        advance=lambda n, total: done.append((n, total)),
+    )  # fmt: skip
+    assert ranker.asked[0] == (way, 7)
+    assert {size for _, size in ranker.asked} == {7}
+    assert sum(n for n, _ in done) == found.report["queries"]
+    assert {total for _, total in done} == {found.report["queries"]}
+
+
+def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGraph) -> None:
+    unasked = np.ones(len(toy.relations), np.bool_)
+    unasked[toy.splits["test"][:, 1]] = False
+    ranker = Constrained(len(toy.entities), Possible(unasked))
+    found = [evaluate(r, toy, Protocol()).report["metrics"] for r in (ranker, ranker.unconstrained())]
+    assert found[0] == found[1]
+
+
+def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.3456])
+    monkeypatch.setattr("kgmlm.evaluation.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    done: list[tuple[int, int]] = []
+    ranker = fake(toy)
+    ranker.truncated_N[[3, 4]] = True
+    protocol = Protocol(max_triples=5, seed=3)
+    found = evaluate(ranker, toy, protocol, advance=lambda n, total: done.append((n, total)))
+    report = found.report
+    asked = Scope.of(toy).sampled(protocol)
+    assert found.graph is toy
+    assert (found.triples == asked).all()
+    distinct = {(int(x), int(r), tail) for h, r, t in asked for x, tail in ((h, True), (t, False))}
+    assert sum(n for n, _ in done) == report["queries"] == len(distinct)
+    assert {total for _, total in done} == {len(distinct)}
+    expected = {
+        "dataset": "toy", "split": "test", "triples": 5, "triples_left_out": 0, "triples_trained": 0,
+        "triples_validated": 0, "protocol": protocol.model_dump(mode="json"),
+    }  # fmt: skip
+    assert {key: report[key] for key in expected} == expected
+    assert report["seconds"] == 2.35
+    assert json.loads(json.dumps(report)) == report
+    assert report["protocol"]["filter"] == ["train", "valid", "test"]
+    unseen_T = ~toy.seen_N[asked]
+    heads, tails = unseen_T[:, 0], unseen_T[:, 2]  # of a triple's two queries each is once asked about
+    roles = report["breakdown"]["unseen_role"]
+    assert heads.sum() != tails.sum()
+    tail_B = found.tail_B
+    answer, known = (
+        np.where(tail_B, *np.tile([tails, heads], 2)),
+        np.where(tail_B, *np.tile([heads, tails], 2)),
+    )
+    for name, mask in (("answer", answer & ~known), ("known", known & ~answer), ("both", answer & known)):
+        assert roles[name]["count"] == mask.sum()
+        if mask.any():
+            ranks = found.ranks[mask].of_type("realistic")
+            assert roles[name]["mrr"] == pytest.approx((1 / ranks).mean())
+    assert report["candidates"]["names_truncated"] == 2
+    assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
+    assert set(report) == {
+        *expected, "queries", "seconds", "candidates", "own_entity", "metrics", "breakdown",
+        "pykeen_comparable", "relations",
+    }  # fmt: skip
+    assert set(report["relations"]) == {toy.relations[r].label for r in asked[:, 1]}
+    assert sum(part["both"]["count"] for part in report["relations"].values()) == 10
+    assert report["pykeen_comparable"]["candidates"] == int(toy.seen_N.sum())
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 2 * int(
+        (~toy.seen_N[asked[:, [0, 2]]]).any(1).sum()
+    )
+
+
+def test_a_scope_is_evaluated_as_it_is(toy: KnowledgeGraph) -> None:
+    """Its candidates, its unseen entities, and what earlier graphs had."""
+    train = replace(toy, splits={"train": toy.splits["test"]})
+    report = evaluate(fake(toy), Scope.of(toy, [train]), Protocol()).report
+    assert report["triples_trained"] == len(toy.splits["test"])
+    assert report["breakdown"]["unseen_position"]["any"]["count"] == 0
+    valid = replace(toy, splits={"train": toy.splits["train"], "valid": toy.splits["test"]})
+    assert evaluate(fake(toy), Scope.of(toy, [valid]), Protocol()).report["triples_validated"] == 8
+
+
+@pytest.mark.parametrize("protocol", [{"negatives": 5}, {"negatives": 5, "negatives_by": "expectation"}])
+def test_nothing_is_compared_with_pykeen_among_negatives(
+    toy: KnowledgeGraph, protocol: dict[str, Any]
+) -> None:
+    found = run(toy, **protocol)
+    assert "pykeen_comparable" not in found.report
+    if protocol.get("negatives_by") == "expectation":  # nothing is drawn: ranks are among all
+        assert (found.ranks.candidates_B == run(toy).ranks.candidates_B).all()
+        assert all(".expected." in key for key in found.report["metrics"])
+    else:
+        assert (found.ranks.candidates_B == 6).all()
+
+
+def test_a_graph_without_training_has_nothing_to_compare() -> None:
+    graph = build_graph("g", {"train": [], "test": [("a", "r", "b")]})
+    report = run(graph).report
+    assert "pykeen_comparable" not in report
+    assert report["breakdown"]["unseen_position"]["both"]["count"] == 2
+
+
+def test_a_hub_in_parts_of_one_query_is_ranked_alike(
+    toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(toy)
+    monkeypatch.setattr("kgmlm.evaluation.MAX_SCORES", 1)
+    after = run(toy)
+    assert (before.ranks.optimistic_B == after.ranks.optimistic_B).all()
+    assert torch.equal(before.scores_B, after.scores_B)
+    rows = np.arange(3)
+    asked = Asked.of(toy.splits["test"], toy, Protocol())
+    whole, group = asked.of_groups(rows)
+    for most in (0, 1, 2, 99):
+        parts = list(asked.in_parts(rows, most))
+        assert max(len(at) for at, _ in parts) <= max(1, most)
+        assert np.concatenate([at for at, _ in parts]).tolist() == whole.tolist()
+        assert np.concatenate([of for _, of in parts]).tolist() == group.tolist()
+
+
+def test_nothing_to_evaluate_names_the_split(toy: KnowledgeGraph) -> None:
+    with pytest.raises(DataError, match=r"^the split 'test' has no triple to evaluate under this protocol$"):
+        run(toy, triples="unseen", candidates="train")

@@ -9,11 +9,13 @@ import pytest
 import torch
 from conftest import vectors_of
 
-from kgmlm.config import TextSettings, VectorSettings
+from kgmlm.config import Settings, TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, Queries
+from kgmlm.modeling import SpanModel
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer
+from kgmlm.vocabulary import Vocabulary
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -75,3 +77,19 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
     assert read == ["Atlantis", "New Georgia"]
     for name in ("token_ids", "offsets", "truncated_N"):
         assert np.array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(
+    toy: KnowledgeGraph, toy_tokenizer: SpanTokenizer, tiny_model: SpanModel
+) -> None:
+    """Training divides each signal by its temperature; so does a fresh ranker, up to a common factor."""
+    settings = Settings(
+        vector=VectorSettings(enabled=True, temperature=0.1), training=TrainingSettings(temperature=0.5)
+    )
+    vocabulary = Vocabulary.fit(toy_tokenizer, toy.entities.column("surface"), toy.seen_N, settings)
+    ranker = Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
+    queries, _ = toy.queries("test")
+    for rows, _, said in ranker.said(queries):
+        trained = said["likelihood"] / 0.5 + said["vector"] / 0.1
+        torch.testing.assert_close(ranker.combined(queries[rows], said) / 0.5, trained)
+        assert not torch.allclose(said["vector"], torch.zeros(1), atol=1e-3)

@@ -20,14 +20,62 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, check_kind, default_kind, open_index, save_index
 from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.ranker import Ranker
-from kgmlm.retrieval import Kind
+from kgmlm.retrieval import KINDS, Kind, Retriever, automatic_factory
 from kgmlm.runs import open_run
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank, shortlist
 
 pytest.importorskip("faiss")
 
+REGISTRY = KINDS
 
-@pytest.mark.parametrize("kind", ["likelihood", "entity"])
+
+@pytest.mark.parametrize("kind", REGISTRY)
+class TestEveryKind:
+    @pytest.fixture
+    def ranker(self, make_ranker: Callable[..., Ranker]) -> Ranker:
+        return make_ranker(vector=VectorSettings(enabled=True))
+
+    def found(self, ranker: Ranker, graph: KnowledgeGraph, index: Retriever, k: int) -> torch.Tensor:
+        queries, _ = graph.queries("test")
+        ((_, shortlisted, _),) = retrieve_and_rank(ranker, queries, Retrieval(index, k), len(queries))
+        return shortlisted
+
+    def test_a_wider_shortlist_holds_a_narrower_one(
+        self, ranker: Ranker, toy: KnowledgeGraph, kind: Kind
+    ) -> None:
+        index = build_index(ranker, toy, kind)
+        few, many = (self.found(ranker, toy, index, k) for k in (4, 9))
+        there = few > MISSED
+        assert (there.sum(1) <= 4).all()
+        assert (many > MISSED).sum() > there.sum()
+        torch.testing.assert_close(many[there], few[there])
+
+    def test_saved_and_loaded_it_finds_the_same(
+        self, ranker: Ranker, toy: KnowledgeGraph, kind: Kind, tmp_path: Path
+    ) -> None:
+        index = build_index(ranker, toy, kind)
+        index.save(tmp_path / "index" / kind)
+        loaded = Retriever.load(tmp_path / "index" / kind)
+        if loaded.reduction is None:  # the decoder itself is not written again
+            loaded = replace(loaded, reduction=index.reduction)
+        assert (loaded.kind, len(loaded)) == (kind, len(toy.entities))
+        assert torch.equal(self.found(ranker, toy, loaded, 5), self.found(ranker, toy, index, 5))
+
+    def test_what_is_removed_is_not_found(self, ranker: Ranker, toy: KnowledgeGraph, kind: Kind) -> None:
+        gone = np.array([3, 7, 8])
+        index = build_index(ranker, toy, kind).without(gone)
+        assert len(index) == len(toy.entities) - 3
+        found = self.found(ranker, toy, index, len(toy.entities))
+        assert (found[:, gone] <= MISSED).all()
+        assert ((found > MISSED).sum(1) >= len(toy.entities) - 4).all(), "all others, but for an own entity"
+
+    def test_few_are_searched_exhaustively(self, kind: Kind) -> None:
+        assert automatic_factory(kind, 10) == "Flat"
+        assert automatic_factory(kind, 10_000_000) != "Flat"
+        assert check_kind(kind) == kind
+
+
+@pytest.mark.parametrize("kind", REGISTRY)
 def test_a_shortlist_of_all_is_the_exact_ranking(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, kind: Kind
 ) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 import kgmlm
 from kgmlm import cli, jobs
-from kgmlm.jobs.training import Interrupted, as_assignments
+from kgmlm.jobs.running import Interrupted, as_assignments
 from kgmlm.kg import ConfigError, RunError
 from kgmlm.run import Run
+from kgmlm.watching import Watcher
 
 TINY: dict[str, Any] = {
-    "scratch": {"hidden_size": 16, "heads": 2, "vocabulary": 300},
+    "preset": "plain", "scratch": {"hidden_size": 16, "heads": 2, "vocabulary": 300},
     "batch_size": 16, "epochs": 2, "eval_every": 1, "precision": "fp32",
 }  # fmt: skip
 
@@ -44,6 +45,55 @@ def test_settings_are_given_by_name(trained: Run) -> None:
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"unknown key 'training\.epoch'"):
         kgmlm.train("toy", "scratch", trained.path.parent / "other", epoch=5, progress=False)
+
+
+def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None:
+    """A model from scratch has no reranker by itself; here one is asked for in the record."""
+    path = tmp_path / "run"
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs")}
+    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
+    recipe = run.folder.record["recipe"]
+    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge"])
+    assert set(run.folder.chosen.of) == {"likelihood", "kge"}
+    assert run.settings.kge.max_steps == 3
+    config = (path / "config.toml").read_text()
+    assert config.startswith("# preset balanced: text, then kge\n# training.samples: ")
+    assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
+    kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
+    run.folder.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
+    done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
+    assert done.folder.record["status"] == "max steps"
+    assert done.folder.chosen.use is not None
+    assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
+    with pytest.raises(RunError, match="for the start of a run"):
+        kgmlm.train(output=path, resume=True, preset="quick", progress=False)
+
+
+def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    small = {**TINY, "preset": "balanced"}
+    kgmlm.train("toy", "scratch", path, progress=False, **small)
+    folder = kgmlm.open_run(path).folder
+    folder.drop_signal("kge")  # as if it had been killed after the text model
+    run = kgmlm.train(output=path, resume=True, progress=False)
+    assert "kge" in run.folder.chosen.of
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.train(output=path, resume=True, progress=False)
+
+
+def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Hears(Watcher):
+        def tell(self, message: str) -> None:
+            told.append(message)
+
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
+    run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(), **small)
+    assert run.folder.record["status"] == "finished"
+    assert any("s per step; the text model has 72% of the time" in line for line in told), told
+    with pytest.raises(RunError, match="--minutes goes with a preset"):
+        kgmlm.train("toy", "scratch", tmp_path / "x", minutes=1, preset="plain", progress=False)
 
 
 def test_training_stops_and_continues(tmp_path: Path) -> None:

@@ -7,10 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.datasets import build_graph
-from kgmlm.graph import KnowledgeGraph
+from kgmlm.config import TextSettings
+from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.graph import Edge, KnowledgeGraph
 from kgmlm.kg import ConfigError, Query
-from kgmlm.linearization import TEMPLATES, Linearization, Segment, entity_text, get_template, neighborhood
+from kgmlm.linearization import (
+    TEMPLATES,
+    Linearization,
+    Segment,
+    answer_text,
+    entity_text,
+    get_template,
+    linearize,
+    neighborhood,
+)
+
+REGISTRY = TEMPLATES
 
 
 def query(toy: KnowledgeGraph, entity: str, relation: str, target: str) -> Query:
@@ -29,15 +41,14 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("target", ["tail", "head"])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_every_template_has_its_golden_text(toy: KnowledgeGraph, name: str, target: str) -> None:
+@pytest.mark.parametrize(("name", "target"), GOLDEN)
+def test_a_template_has_its_golden_text(toy: KnowledgeGraph, name: str, target: str) -> None:
     text = TEMPLATES[name](toy.context, query(toy, "france", "capital", target), True, ())
     assert text.text() == GOLDEN[name, target]
 
 
 @pytest.mark.parametrize("target", ["tail", "head"])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_every_template_keeps_the_contract(toy: KnowledgeGraph, name: str, target: str) -> None:
     asked = query(toy, "france", "capital", target)
     with_text, without = (TEMPLATES[name](toy.context, asked, flag, ()) for flag in (True, False))
@@ -148,7 +159,7 @@ def test_the_order_of_a_neighborhood_is_as_described(
 
 
 @pytest.mark.parametrize("target", ["tail", "head"])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_every_template_tells_neighbors(toy: KnowledgeGraph, name: str, target: str) -> None:
     asked = query(toy, "france", "capital", target)
     told = neighborhood(toy.context, asked, 5)
@@ -159,8 +170,111 @@ def test_every_template_tells_neighbors(toy: KnowledgeGraph, name: str, target: 
     assert all(cut > 0 for t, cut in cuts.items() if t.startswith(";"))
 
 
+def segments(text: Linearization) -> list[tuple[str, int]]:
+    return [(s.text, s.cut) for s in (*text.before, *text.after)]
+
+
+@pytest.fixture
+def told() -> KnowledgeGraph:
+    """France with one triple of each of five relations, one of them by its tail."""
+    train = [("fr", "has", "paris"), ("eu", "lists", "fr"), ("fr", "is", "state"), ("fr", "near", "de")]
+    train += [("fr", "speaks", "french"), ("fr", "asks", "x")]
+    texts = TextColumns(
+        names={"fr": "France", "eu": "Union"},
+        descriptions={"fr": "a country"},
+        relations={"lists": "counts", "has": "has"},
+    )
+    return build_graph("told", {"train": train}, texts)
+
+
+NEIGHBORS = [("; has: paris", 2), ("; inverse of counts: Union", 2), ("; is: state", 2), ("; near: de", 4),
+             ("; speaks: french", 4)]  # fmt: skip
+WHOLE = {
+    ("plain", "tail"): [("France.", 1), ("a country", 3), *NEIGHBORS, ("| asks |", 0)],
+    ("plain", "head"): [("France.", 1), ("a country", 3), *NEIGHBORS, ("| inverse of asks |", 0)],
+    ("natural", "tail"): [("France means:", 1), ("a country", 3), *NEIGHBORS, ("France", 1), ("asks", 0)],
+    ("natural", "head"): [
+        ("France means:", 1), ("a country", 3), *NEIGHBORS, ("something asks", 0), ("France, namely", 1),
+    ],
+}  # fmt: skip
+BARE = {
+    ("plain", "tail"): [("France", 1), ("", 3), ("| asks |", 0)],
+    ("plain", "head"): [("France", 1), ("", 3), ("| inverse of asks |", 0)],
+    ("natural", "tail"): [("France", 1), ("asks", 0)],
+    ("natural", "head"): [("something asks", 0), ("France, namely", 1)],
+}
+
+
+def in_order(graph: KnowledgeGraph) -> list[Edge]:
+    """The neighbors of France in the order above."""
+    r, e = graph.relations.index, graph.entities.index
+    tails = [("has", "paris"), ("is", "state"), ("near", "de"), ("speaks", "french")]
+    edges = [Edge(r[relation], "tail", e[other]) for relation, other in tails]
+    return [edges[0], Edge(r["lists"], "head", e["eu"]), *edges[1:]]
+
+
+@pytest.mark.parametrize(("name", "target"), WHOLE)
+def test_where_space_is_short_far_neighbors_go_first_then_descriptions_and_relations_never(
+    told: KnowledgeGraph, name: str, target: str
+) -> None:
+    asked = query(told, "fr", "asks", target)
+    neighbors = in_order(told)
+    text = TEMPLATES[name](told.context, asked, True, neighbors)
+    assert segments(text) == WHOLE[name, target]
+    bare = TEMPLATES[name](told.context, asked, False, ())
+    assert segments(bare) == BARE[name, target]
+    plainer = TEMPLATES[name](told.context, query(told, "eu", "asks", target), True, ())
+    assert plainer.text() == bare.text().replace("France", "Union"), "an entity without a description"
+
+
+def test_what_vectors_and_rerankers_read_is_cut_alike(told: KnowledgeGraph) -> None:
+    france, union = (told.entities.index[x] for x in ("fr", "eu"))
+    neighbors = in_order(told)
+    assert segments(entity_text(told.context, france, True)) == [("France.", 1), ("a country", 2)]
+    assert segments(entity_text(told.context, france, False)) == [("France.", 1), ("", 2)]
+    whole = answer_text(told.context, france, True, neighbors)
+    assert segments(whole) == [("answer:", 0), ("France.", 1), ("a country", 3), *NEIGHBORS]
+    for text in (answer_text(told.context, france, False), answer_text(told.context, union, True)):
+        name = "France" if text.before[1].text == "France" else "Union"
+        assert segments(text) == [("answer:", 0), (name, 1), ("", 3)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_queries_are_written_as_the_settings_say(toy: KnowledgeGraph, name: str) -> None:
+    queries, _ = toy.queries("test")
+
+    def written(rng: np.random.Generator | None = None, **chosen: Any) -> list[str]:
+        settings = TextSettings.model_validate({"template": name, **chosen})
+        return [text.text() for text in linearize(toy.context, queries, settings, rng)]
+
+    def by_hand(limit: int, descriptions: bool) -> list[str]:
+        told = [neighborhood(toy.context, q, limit) if limit else [] for q in queries]
+        write = TEMPLATES[name]
+        return [write(toy.context, q, descriptions, t).text() for q, t in zip(queries, told, strict=True)]
+
+    assert written() == by_hand(0, True)
+    assert written(descriptions=False) == by_hand(0, False)
+    assert written(neighbors=2) == by_hand(2, True) != by_hand(1, True)
+    rng = np.random.default_rng
+    assert written(neighbors=2, neighbor_dropout=0.5) == by_hand(2, True), (
+        "nothing is left out but in training"
+    )
+    dropped = written(rng(0), neighbors=2, neighbor_dropout=0.5)
+    assert dropped != by_hand(2, True)
+    assert (
+        dropped
+        == written(rng(0), neighbors=2, neighbor_dropout=0.5)
+        != written(rng(1), neighbors=2, neighbor_dropout=0.5)
+    )
+
+
+def test_nothing_is_left_out_unless_it_is_asked_for(toy: KnowledgeGraph) -> None:
+    asked = query(toy, "france", "borders", "tail")
+    assert edges(toy, asked, rng=np.random.default_rng(0)) == edges(toy, asked) != []
+
+
 def test_nothing_before_the_hole_is_refused() -> None:
-    with pytest.raises(ValueError, match="before the hole"):
+    with pytest.raises(ValueError, match=r"^a template must have text before the hole$"):
         Linearization((), (Segment("after"),))
 
 

@@ -32,6 +32,7 @@ def test_precision_is_chosen_by_what_the_cpu_has(
         machine.fast_bf16.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_kept_memory_is_not_faulted_in_again() -> None:
     script = """

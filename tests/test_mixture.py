@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, Queries
@@ -23,6 +25,38 @@ def test_weights_go_by_relation_and_side() -> None:
     assert mixture().of("kge", TAIL).tolist() == [0.0]
 
 
+WEIGHTS = st.lists(st.integers(-4, 4).map(lambda n: n / 2), min_size=3, max_size=3)
+
+
+@given(WEIGHTS, WEIGHTS, st.integers(0, 99))
+def test_a_mixture_is_linear_in_its_weights(some: list[float], others: list[float], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    said = {name: torch.randn(5, 4, generator=generator) for name in "abc"}
+    queries = Queries(np.arange(5), np.array([0, 1, 2, 1, 0]), np.array([True, False, True, True, False]))
+    tables = {name: torch.randn(3, 2, generator=generator) for name in "abc"}
+
+    def mixed(weights: list[float]) -> torch.Tensor:
+        scaled = {name: w * tables[name] for name, w in zip("abc", weights, strict=True)}
+        return Mixture(scaled, dict(zip("abc", weights, strict=True))).combine(said, queries)
+
+    together = mixed([a + b for a, b in zip(some, others, strict=True)])
+    torch.testing.assert_close(together, mixed(some) + mixed(others), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mixed([3 * a for a in some]), 3 * mixed(some), atol=1e-5, rtol=1e-5)
+
+
+@given(st.permutations("abc"), st.integers(0, 99))
+def test_queries_and_candidates_are_mixed_each_alone(order: list[str], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    said = {name: torch.randn(4, 6, generator=generator) for name in order}
+    tables = {name: torch.randn(2, 2, generator=generator) for name in "abc"}
+    made = Mixture(tables, dict.fromkeys("abc", 1.0))
+    queries = Queries(np.arange(4), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
+    whole_BN = made.combine(said, queries)
+    rows, columns = torch.tensor([2, 0]), torch.tensor([5, 1, 1])
+    part = made.combine({n: s[rows][:, columns] for n, s in said.items()}, queries[rows.numpy()])
+    torch.testing.assert_close(part, whole_BN[rows][:, columns], atol=1e-5, rtol=1e-5)
+
+
 def test_parts_of_a_mixture() -> None:
     both = mixture()
     assert both.signals == ("likelihood", "vector")
@@ -39,10 +73,28 @@ def test_a_relation_that_is_new_has_the_average() -> None:
     assert other.tables["likelihood"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
+def test_one_weight_for_all_is_that_of_new_relations_too() -> None:
+    new = np.array([-1, 0])
+    evened = mixture().evenly("vector", 7.0)
+    assert evened.tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert evened.over(new).tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert mixture().without("likelihood").over(new).tables["vector"].tolist() == [[2.5, 2.5], [1.0, 2.0]]
+    again = mixture().over(new).over(new)
+    assert again.tables["vector"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
+    assert again.signals == ("likelihood", "vector")
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0, -1.0])
+def test_a_weight_multiplies(weight: float) -> None:
+    said = {"vector": torch.tensor([[10.0, 3.0]])}
+    found = Mixture.even({"vector": weight}, 2).combine(said, TAIL)
+    assert found.tolist() == [[10.0 * weight, 3.0 * weight]]
+
+
 def test_what_counts_nothing_ranks_nothing(toy: KnowledgeGraph) -> None:
     nothing = Mixture.even({"vector": 0.0}, 2)
     assert nothing.combine({"vector": torch.tensor([[1.0, 2.0]])}, TAIL).tolist() == [[0.0, 0.0]]
-    with pytest.raises(ModelError, match="no signal"):
+    with pytest.raises(ModelError, match=r"^no signal says anything of these candidates$"):
         nothing.combine({}, TAIL)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from functools import singledispatch
 from typing import Any, get_args
 
 import numpy as np
@@ -12,9 +13,12 @@ from kgmlm.config import RerankingSettings, TextSettings, TrainingSettings, Vect
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
 from kgmlm.objectives import OBJECTIVES, Task, check_distillation, objective
-from kgmlm.objectives.ranking import RankingStream
+from kgmlm.objectives.pairs import PairBatch
+from kgmlm.objectives.ranking import RankingStream, TrainingBatch
 from kgmlm.ranker import Ranker
+from kgmlm.tokenization import MaskedBatch, MaskedTexts
 
+REGISTRY = OBJECTIVES
 VECTOR = VectorSettings(
     enabled=True, residual_rate=0.01
 )  # a memory and residuals, where an objective has them
@@ -62,9 +66,9 @@ def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[.
 def task_of(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Callable[..., Task]:
     """A task for any objective; without entity vectors, as rerankers are, for those that rerank."""
 
-    def make(name: str, **values: object) -> Task:
+    def make(name: str, vector: VectorSettings = VECTOR, **values: object) -> Task:
         chosen = training(objective=name, epochs=2, **values)
-        ranker = make_ranker(TextSettings(max_length=40, neighbors=3), VECTOR)
+        ranker = make_ranker(TextSettings(max_length=40, neighbors=3), vector)
         if name != "rerank":
             return Task(ranker, toy, chosen)
         small = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
@@ -97,7 +101,7 @@ def test_settings_name_exactly_the_objectives_that_there_are() -> None:
     assert get_args(TrainingSettings.model_fields["objective"].annotation) == tuple(OBJECTIVES)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_a_stream_is_a_function_of_seed_and_position(task_of: Callable[..., Task], name: str) -> None:
     stream = OBJECTIVES[name].stream(task_of(name, seed=3))
     whole = list(stream.from_position(0))
@@ -111,7 +115,7 @@ def test_a_stream_is_a_function_of_seed_and_position(task_of: Callable[..., Task
     assert not same(next(OBJECTIVES[name].stream(task_of(name, seed=4)).from_position(0)), whole[0])
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_a_loss_is_finite_and_so_are_its_gradients(task_of: Callable[..., Task], name: str) -> None:
     task = task_of(name)
     stream = OBJECTIVES[name].stream(task)
@@ -126,7 +130,7 @@ def test_a_loss_is_finite_and_so_are_its_gradients(task_of: Callable[..., Task],
     assert any(g.any() for g in gradients)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_a_loss_goes_on_from_its_state(task_of: Callable[..., Task], name: str) -> None:
     kind, task, twin = OBJECTIVES[name], task_of(name), task_of(name)
     stream = kind.stream(task)
@@ -145,7 +149,75 @@ def test_a_loss_goes_on_from_its_state(task_of: Callable[..., Task], name: str) 
     assert all(torch.equal(tensor, losses.state()[key]) for key, tensor in restored.state().items())
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@singledispatch
+def split(batch: Any) -> list[tuple[Any, int]]:
+    """A batch in two, and how many things each half's loss is a mean over."""
+    raise NotImplementedError(f"say here how a {type(batch).__name__} is split")
+
+
+@split.register
+def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
+    q, found = batch.queries, []
+    for part in np.array_split(np.arange(len(batch.rows)), 2):
+        at = torch.from_numpy(part)
+        texts = MaskedBatch(
+            q.input_ids_BT[at], q.attention_mask_BT[at], q.span_start_B[at], q.span_length, q.vector
+        )
+        found.append((TrainingBatch(batch.rows[part], texts, batch.rows[:0], ()), len(part)))
+    return found
+
+
+@split.register
+def _(batch: MaskedTexts) -> list[tuple[Any, int]]:
+    found = []
+    for part in torch.arange(len(batch.input_ids_BT)).chunk(2):
+        here = torch.isin(batch.rows_M, part)
+        rows_M = batch.rows_M[here] - part[0]
+        texts = (batch.input_ids_BT[part], batch.attention_mask_BT[part])
+        found.append(
+            (MaskedTexts(*texts, rows_M, batch.columns_M[here], batch.labels_M[here]), int(here.sum()))
+        )
+    return found
+
+
+@split.register
+def _(batch: PairBatch) -> list[tuple[Any, int]]:
+    p, ends, found = batch.pairs, batch.counts_B.cumsum(), []
+    for part in np.array_split(np.arange(len(batch.counts_B)), 2):
+        at = slice(ends[part[0]] - batch.counts_B[part[0]], ends[part[-1]])
+        texts = MaskedBatch(
+            p.input_ids_BT[at], p.attention_mask_BT[at], p.span_start_B[at], p.span_length, p.vector
+        )
+        found.append((PairBatch(texts, batch.counts_B[part]), len(part)))
+    return found
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_loss_is_the_mean_over_a_batch_however_it_is_split(task_of: Callable[..., Task], name: str) -> None:
+    """Without entity vectors, which are each other's negatives: of all queries, pairs or tokens alike."""
+    task = task_of(name, VectorSettings())
+    model = task.ranker.reader.model
+    stream = OBJECTIVES[name].stream(task)
+    losses = OBJECTIVES[name].losses(task, stream)
+    for batch, _ in zip(stream.from_position(0), range(4), strict=False):
+        model.zero_grad()
+        whole = losses(model, batch)
+        whole.backward()
+        expected = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        halves = split(batch)
+        total = sum(count for _, count in halves)
+        found = sum(losses(model, half) * count / total for half, count in halves)
+        assert isinstance(found, torch.Tensor)
+        found.backward()
+        torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
+        assert expected
+        for key, parameter in model.named_parameters():
+            if key in expected:
+                torch.testing.assert_close(parameter.grad, expected[key], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
 def test_only_what_ranks_entities_is_taught(name: str) -> None:
     kind, taught = OBJECTIVES[name], training(objective=name, distillation=1.0)
     check_distillation(training(objective=name))

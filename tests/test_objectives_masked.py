@@ -18,6 +18,7 @@ from kgmlm.objectives.masked import POLICIES, MaskedTextSource, Text
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import SpanTokenizer
 
+REGISTRY = POLICIES
 TEXT = Text(list(range(100, 112)), [(1, 2), (2, 5), (5, 6), (6, 8), (8, 9), (9, 11)], answer=(6, 11))
 
 
@@ -31,25 +32,35 @@ def source(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Callable[
     return make
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", REGISTRY)
+class TestEveryPolicy:
+    @pytest.mark.parametrize("budget", [1, 3, 10, 99])
+    @pytest.mark.parametrize("text", [TEXT, replace(TEXT, answer=None)])
+    def test_it_hides_some_tokens_of_words_each_once(self, policy: str, text: Text, budget: int) -> None:
+        for seed in range(20):
+            hidden = REGISTRY[policy](text, min(budget, 10), np.random.default_rng(seed))
+            assert hidden
+            assert hidden == sorted(set(hidden))
+            assert set(hidden) <= set(range(1, 11))
+            assert len(hidden) >= min(budget, 10) or policy == "entity"
+
+    def test_the_generator_alone_decides(self, policy: str) -> None:
+        first, again = (REGISTRY[policy](TEXT, 3, np.random.default_rng(1)) for _ in range(2))
+        assert first == again
+
+
 @pytest.mark.parametrize("budget", [1, 3, 10])
-def test_a_policy_hides_words_and_nothing_else(policy: str, budget: int) -> None:
+def test_policies_hide_what_they_are_called_after(budget: int) -> None:
+    words = [set(range(*word)) for word in TEXT.words]
     for seed in range(20):
-        hidden = POLICIES[policy](TEXT, budget, np.random.default_rng(seed))
-        assert hidden == sorted(set(hidden))
-        assert set(hidden) <= set(range(1, 11))
-        if policy == "entity":
-            assert hidden == list(range(6, 11))
-            continue
-        assert len(hidden) >= budget
-        if policy == "random":
-            assert len(hidden) == budget
-        else:
-            whole = [set(range(*word)) for word in TEXT.words]
-            assert all(word <= set(hidden) or not word & set(hidden) for word in whole)
-    assert POLICIES[policy](TEXT, 3, np.random.default_rng(1)) == POLICIES[policy](
-        TEXT, 3, np.random.default_rng(1)
-    )
+        hidden = {
+            name: POLICIES[name](TEXT, budget, np.random.default_rng(seed))
+            for name in ("random", "entity", "whole-word", "ngram", "similar")
+        }
+        assert len(hidden["random"]) == budget
+        assert hidden["entity"] == list(range(6, 11))
+        for name in ("whole-word", "ngram", "similar"):
+            assert all(word <= set(hidden[name]) or not word & set(hidden[name]) for word in words)
 
 
 def test_ngrams_are_words_in_a_row() -> None:
@@ -97,7 +108,7 @@ def test_texts_are_of_training_alone(source: Callable[..., MaskedTextSource], to
     assert back[::-1] == forth
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", REGISTRY)
 def test_what_is_hidden_is_what_has_to_be_guessed(
     source: Callable[..., MaskedTextSource], policy: str
 ) -> None:

@@ -10,7 +10,7 @@ from kgmlm.config import KGESettings, TrainingSettings, VectorSettings
 from kgmlm.constraints import Possible
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.objectives import Task
-from kgmlm.objectives.ranking import EntityLosses, Memory, RankingStream
+from kgmlm.objectives.ranking import EntityLosses, Memory, RankingLosses, RankingStream, TokenLosses
 from kgmlm.ranker import Ranker
 from kgmlm.signals.kge import KGE
 
@@ -88,3 +88,23 @@ def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
     assert losses["negative"][0] != losses["negative"][1]
     assert losses["left out"][0] == losses["left out"][1]
     assert losses["left out"][0] < losses["negative"][0]
+
+
+@pytest.mark.parametrize("kind", [EntityLosses, TokenLosses])
+def test_the_vectors_loss_counts_as_much_as_the_settings_say(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], kind: type[RankingLosses]
+) -> None:
+    found = []
+    for weight in (1.0, 2.0, 4.0):
+        ranker = make_ranker(vector=VectorSettings(enabled=True, loss_weight=weight))
+        task = Task(ranker, toy, TrainingSettings(batch_size=8))
+        stream = RankingStream(task)
+        made = kind(task, stream)
+        with torch.no_grad():
+            found.append(made(ranker.reader.model, next(stream.from_position(0))).item())
+    assert found[1] > found[0] + 0.1, "the vectors have a loss"
+    assert found[2] - found[1] == pytest.approx(2 * (found[1] - found[0]), rel=1e-4)
+    with torch.no_grad():
+        batch = next(stream.from_position(0))
+        likelihood = made._likelihood(made.ranker.reader.model(batch.queries), batch.rows).item()
+    assert found[0] - (found[1] - found[0]) == pytest.approx(likelihood, rel=1e-4)

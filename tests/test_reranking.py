@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
 from kgmlm.evaluation import evaluate
 from kgmlm.first_stage import unit
-from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, Queries, Query
+from kgmlm.mixture import Mixture
+from kgmlm.pool import Pool
 from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker, Use
 from kgmlm.reranking import Reranking, best_of
@@ -61,6 +66,41 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
             close(after[b, ahead], before[b, ahead] + gain.max())
             known += int(ahead.sum())
     assert known > 0, "training answers were among the best"
+
+
+class Drawn:
+    """A reranker that says anything."""
+
+    def __init__(self, context: ContextGraph, seed: int) -> None:
+        self.context = context
+        self.rng = np.random.default_rng(seed)
+
+    def score(self, queries: Queries, ids_BK: np.ndarray[Any, Any], *_: Any) -> torch.Tensor:
+        return torch.from_numpy(self.rng.normal(0, 9, ids_BK.shape)).float()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 999), st.integers(1, 31), st.sampled_from([0.1, 1.0, 50.0]), st.booleans())
+def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order(
+    toy: KnowledgeGraph, seed: int, k: int, weight: float, tied: bool
+) -> None:
+    reranker: Any = Drawn(toy.context, seed)
+    made = Reranking(reranker, Use(k, weight), 1.0)
+    queries = toy.queries("train")[0][np.arange(12)]
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(12, len(toy.entities), generator=generator)
+    if tied:
+        before = before.round()
+    mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
+    after = made.reranked(queries, before, Pool(len(toy.entities)), mixture)
+    for b, query in enumerate(queries):
+        fresh = np.setdiff1d(np.arange(len(toy.entities)), list(answers(toy, query)))
+        last = before[b, fresh].sort(descending=True).values[:k][-1]
+        ahead = before[b] >= last
+        assert after[b, ahead].min() >= before[b, ahead].min()
+        if (~ahead).any():
+            assert after[b, ahead].min() > after[b, ~ahead].max()
+        assert torch.equal(after[b, ~ahead], before[b, ~ahead])
 
 
 def test_no_more_is_read_at_once_than_asked(

@@ -140,6 +140,7 @@ def test_equal_vectors_are_all_found() -> None:
     assert np.ptp(found.scores_BK[0]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "factory", ["Flat", "IVF32,Flat", "IVF32,SQ8", "IVF32,RaBitQ", "PCA16,IVF32,PQ8", "HNSW16"]
 )

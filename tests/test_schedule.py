@@ -21,6 +21,7 @@ def rates(run: Path) -> list[float]:
     return [row["learning_rate"] for row in rows if "loss" in row]
 
 
+@pytest.mark.slow
 def test_a_constant_rate_may_be_ended_from_any_checkpoint(toy: KnowledgeGraph, tmp_path: Path) -> None:
     """Long training goes on at a constant rate; copies of it are ended, each by a short decay."""
     constant = ("training.schedule=constant", "training.warmup=0.05", "training.learning_rate=0.01")
@@ -67,6 +68,18 @@ def test_the_linear_schedule_is_what_it_was() -> None:
             schedule.step()
 
 
+def test_the_warm_up_is_a_share_of_all_steps(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    """In a real training, the rate rises for so many steps, by equal parts, and falls for the others."""
+    go(tmp_path / "run", toy, "training.warmup=0.25", "training.epochs=2", "training.learning_rate=0.01")
+    found = rates(tmp_path / "run")
+    rising = round(len(found) / 4)
+    assert rising > 1
+    assert found[:rising] == pytest.approx([0.01 * i / rising for i in range(rising)])
+    falling = len(found) - rising
+    assert found[rising:] == pytest.approx([0.01 * (falling - i) / falling for i in range(falling)])
+
+
+@pytest.mark.slow
 def test_validation_comes_every_so_many_epochs_or_parts_of_one(toy: KnowledgeGraph, tmp_path: Path) -> None:
     for every, epochs, times in (("0.5", 2, 4), ("2", 4, 2), ("inf", 2, 1), ("1e30", 2, 1)):
         asked = Validation(*([0.1] * 9))

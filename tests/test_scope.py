@@ -116,6 +116,7 @@ def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:
     Scope.inductive(toy, other, Protocol(), allow_new_relations=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
 def test_grails_unseen_graphs_are_unseen_by_their_own_training_graph_only(
     real: Callable[[str], KnowledgeGraph], name: str

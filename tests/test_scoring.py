@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from kgmlm.scoring import (
     PairTable,
     distillation_loss,
     entity_loss,
+    left_out,
     rank_candidates,
     score_candidates,
     score_shortlist,
@@ -226,3 +228,168 @@ def test_a_shortlist_has_the_scores_of_all_candidates(
         torch.testing.assert_close(few, said["likelihood"].gather(1, torch.from_numpy(ids[rows])))
         monkeypatch.setattr("kgmlm.scoring._GATHERED", 1)
         torch.testing.assert_close(score_shortlist(*arguments), few)
+
+
+class Decoder:
+    """What scoring knows of a model: rows and biases, one for each token."""
+
+    def __init__(self, tokens: int = 40, width: int = 6) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.decoder = (
+            torch.randn(tokens, width, generator=generator).requires_grad_(),
+            torch.randn(tokens, generator=generator).requires_grad_(),
+        )
+
+
+NAME_TOKENS = [[7], [3, 7], [7, 7, 1], [], [3], [9, 1]]
+
+
+def names_of(tokens: list[list[int]]) -> Candidates:
+    lengths = np.array([len(x) for x in tokens], np.int64)
+    flat = np.array([t for name in tokens for t in name], np.int64)
+    return Candidates(flat, np.concatenate([[0], lengths.cumsum()]), np.zeros(len(tokens), np.bool_))
+
+
+def hidden_states(queries: int = 3, span: int = 4, width: int = 6) -> torch.Tensor:
+    return torch.randn(queries, span, width, generator=torch.Generator().manual_seed(2))
+
+
+def plainly(decoder: Any, hidden_BLD: torch.Tensor, allowed: list[int] | None) -> torch.Tensor:
+    """The scores of the names by the formula, as autograd differentiates it."""
+    weight, bias = decoder.decoder
+    logits = hidden_BLD @ weight.T + bias
+    among = logits if allowed is None else logits[..., allowed]
+    log_probs = logits - among.logsumexp(2, keepdim=True)
+    columns = []
+    for name in NAME_TOKENS:
+        parts = [log_probs[:, i, t] for i, t in enumerate(name)]
+        columns.append(sum(parts[1:], parts[0]) / len(parts) if parts else torch.zeros(len(hidden_BLD)))
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("allowed", [None, [1, 3, 5, 20]])
+def test_gradients_are_those_of_the_formula(allowed: list[int] | None) -> None:
+    weights = torch.randn(3, len(NAME_TOKENS), generator=torch.Generator().manual_seed(3))
+    tokens = None if allowed is None else torch.tensor(allowed)
+    found = []
+    for by_formula in (False, True):
+        model: Any = Decoder()
+        hidden = hidden_states().requires_grad_()
+        if by_formula:
+            scores_BN = plainly(model, hidden, allowed)
+        else:
+            scores_BN = score_candidates(
+                model, SpanOutput(hidden), tokens, PairTable.of(names_of(NAME_TOKENS))
+            )
+        (scores_BN * weights).sum().backward()
+        found.append((scores_BN.detach(), hidden.grad, *(x.grad for x in model.decoder)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+        assert theirs is not None
+        assert theirs.abs().max() > 0.1
+
+
+def test_queries_with_far_larger_logits_leave_the_others_finite() -> None:
+    model: Any = Decoder()
+    hidden = hidden_states()
+    hidden[1] *= 100
+    model.decoder[1].data[:] = 0
+    table = PairTable.of(names_of(NAME_TOKENS))
+    with torch.no_grad():
+        expected = plainly(model, hidden, None)
+        trained = score_candidates(model, SpanOutput(hidden), None, table)
+        ranked = rank_candidates(model, SpanOutput(hidden), None, table)
+    torch.testing.assert_close(trained, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(ranked, expected, atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_shortlist_has_the_scores_of_the_formula() -> None:
+    model: Any = Decoder()
+    hidden, ids = hidden_states(), np.array([[1, 4, 5], [2, 0, 2], [5, 1, 0]])
+    log_z = (hidden @ model.decoder[0].T + model.decoder[1]).logsumexp(2)
+    expected = plainly(model, hidden, None).gather(1, torch.from_numpy(ids))
+    found = score_shortlist(model, SpanOutput(hidden), log_z, names_of(NAME_TOKENS), ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_names_are_averaged_unless_the_sum_is_asked_for() -> None:
+    model: Any = Decoder()
+    span, table = SpanOutput(hidden_states()), PairTable.of(names_of(NAME_TOKENS))
+    lengths = torch.tensor([len(x) for x in NAME_TOKENS])
+    for score in (score_candidates, rank_candidates):
+        mean = score(model, span, None, table)
+        torch.testing.assert_close(score(model, span, None, table, "mean"), mean)
+        torch.testing.assert_close(score(model, span, None, table, "sum"), mean * lengths)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [[[3], [7], [3]], [], [[0], [0, 0], [0]]])
+def test_the_shortest_spans_are_scored(tokens: list[list[int]]) -> None:
+    model: Any = Decoder()
+    names = names_of(tokens)
+    hidden = hidden_states(span=max(1, max(map(len, tokens), default=0)))
+    log_probs = (hidden @ model.decoder[0].T + model.decoder[1]).log_softmax(2)
+    means = [torch.stack([log_probs[:, i, t] for i, t in enumerate(x)]).mean(0) for x in tokens]
+    expected = torch.stack(means, 1) if means else torch.zeros(len(hidden), 0)
+    for score in (score_candidates, rank_candidates):
+        found = score(model, SpanOutput(hidden), None, PairTable.of(names))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("allowed", [None, [1, 3, 5, 20]])
+def test_explanations_are_of_the_softmax_that_ranks(allowed: list[int] | None) -> None:
+    model: Any = Decoder()
+    hidden, names = hidden_states(), names_of([x for x in NAME_TOKENS if x])
+    tokens = None if allowed is None else torch.tensor(allowed)
+    found = token_log_probs(model, SpanOutput(hidden), tokens, names)
+    expected = plainly(model, hidden, allowed)[:, [i for i, x in enumerate(NAME_TOKENS) if x]]
+    means = torch.tensor([[sum(name) / len(name) for name in row] for row in found])
+    torch.testing.assert_close(means, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_all_is_made_on_the_device_of_what_it_goes_with() -> None:
+    """Whatever the default device is: here one on which nothing can be computed."""
+    model: Any = Decoder()
+    names, hidden = names_of(NAME_TOKENS), hidden_states()
+    table = PairTable.of(names, torch.device("meta"))
+    assert {x.device.type for x in (table.tokens_P, table.pairs, table.offsets)} == {"meta"}
+    table, span = PairTable.of(names), SpanOutput(hidden)
+    log_z = (hidden @ model.decoder[0].T + model.decoder[1]).logsumexp(2)
+    ids, scores_N = np.array([[1, 4], [2, 0], [5, 1]]), torch.arange(5000.0) % 1999
+    expected = (score_candidates(model, span, None, table), score_shortlist(model, span, log_z, names, ids))
+    best = top(scores_N, 3)
+    with torch.device("meta"):
+        torch.testing.assert_close(score_candidates(model, span, None, table), expected[0])
+        torch.testing.assert_close(rank_candidates(model, span, None, table), expected[0])
+        torch.testing.assert_close(score_shortlist(model, span, log_z, names, ids), expected[1])
+        assert top(scores_N, 3) == best
+
+
+def test_the_token_loss_weighs_queries_alike() -> None:
+    scores = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    rows, columns = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 4])
+    expected = -(scores[0, :3].mean() + scores[1, 4]) / 2
+    torch.testing.assert_close(token_loss(scores, (rows, columns)), expected)
+
+
+def test_a_table_of_a_million_names_would_hold_four_bytes_for_a_token() -> None:
+    table = PairTable.of(names_of(NAME_TOKENS))
+    assert table.pairs.dtype == table.offsets.dtype == torch.int32
+    assert len(table) == len(NAME_TOKENS)
+
+
+def test_what_is_left_out_has_no_share_of_a_softmax_and_no_gradient() -> None:
+    scores = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    left = left_out(scores, (torch.tensor([0, 1]), torch.tensor([2, 0])))
+    for temperature in (1.0, 0.05):
+        shares = (left / temperature).softmax(1)
+        assert shares[0, 2] == shares[1, 0] == 0
+        torch.testing.assert_close(shares[0, [0, 1, 3]], (scores[0, [0, 1, 3]] / temperature).softmax(0))
+    entity_loss(left, (torch.tensor([0, 1]), torch.tensor([1, 3])), 0.25).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert ((scores.grad == 0) == torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]])).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,26 +16,40 @@ from typer.testing import CliRunner
 
 from kgmlm import signals
 from kgmlm.cli import app
-from kgmlm.config import KGESettings, Protocol, VectorSettings
+from kgmlm.config import KGESettings, Protocol, Settings, VectorSettings
 from kgmlm.evaluation import evaluate
 from kgmlm.files import write_json
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable, IntArray, Queries, Query
+from kgmlm.kg import EntityTable, IntArray, Queries, Query, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.runs import open_run
-from kgmlm.signals import SIGNALS, Signal
-from kgmlm.signals.kge import KGE
+from kgmlm.signals import SIGNALS, Signal, beside
+
+REGISTRY = SIGNALS
+QUICK = {"kge": KGESettings(dimension=4, epochs=1)}  # settings of signals that train for long by default
+
+
+def fitted(name: str, graph: KnowledgeGraph) -> Signal:
+    """A signal that is trained beside a text model, quickly."""
+    return beside()[name].fit(graph, QUICK.get(name, getattr(Settings(), name, None)))
+
+
+@pytest.fixture(scope="module")
+def trained(toy: KnowledgeGraph) -> dict[str, Signal]:
+    """All signals that are trained beside a text model."""
+    return {name: fitted(name, toy) for name in beside()}
 
 
 @pytest.fixture
-def whole(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
+def whole(make_ranker: Callable[..., Ranker], trained: dict[str, Signal]) -> Ranker:
     """A ranker that has every signal."""
     ranker = make_ranker(vector=VectorSettings(enabled=True))
-    ranker.signals["kge"] = KGE.fit(toy, KGESettings(dimension=4, epochs=1))
-    ranker.mixture = ranker.mixture.evenly("kge", 0.5)
+    for name, signal in trained.items():
+        ranker.signals[name] = signal
+        ranker.mixture = ranker.mixture.evenly(name, 0.5)
     return ranker
 
 
@@ -43,7 +58,7 @@ def reading_of(ranker: Ranker, toy: KnowledgeGraph) -> Reading:
     return Reading(queries, ranker.reader.read)
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("name", REGISTRY)
 class TestEverySignal:
     def test_it_is_one(self, whole: Ranker, name: str) -> None:
         assert isinstance(whole.signals[name], Signal)
@@ -73,6 +88,30 @@ class TestEverySignal:
             after = wider.signals[name].score(reading_of(wider, toy), wider.pool())
         torch.testing.assert_close(after[:, :-1], before, atol=1e-5, rtol=1e-5)
         assert after[:, -1].isfinite().all()
+
+    def test_what_is_saved_is_opened_and_says_the_same(
+        self, whole: Ranker, toy: KnowledgeGraph, name: str, tmp_path: Path
+    ) -> None:
+        signal, path = whole.signals[name], tmp_path / REGISTRY[name].file
+        path.parent.mkdir(parents=True)
+        with torch.inference_mode():
+            before = signal.score(reading_of(whole, toy), whole.pool())
+            signal.save(path)
+            opened = REGISTRY[name].open(path, toy, whole.reader)
+            assert torch.equal(opened.score(reading_of(whole, toy), whole.pool()), before)
+        if path.exists():  # it has more to keep than the model's weights
+            path.write_bytes(path.read_bytes()[:-1])
+            with pytest.raises(RunError, match="cannot be read"):
+                REGISTRY[name].open(path, toy, whole.reader)
+
+    def test_it_knows_no_answers(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
+        """Its scores follow from the training triples alone: other splits may say what they like."""
+        bare = replace(toy, splits={"train": toy.splits["train"]})
+        signal = fitted(name, bare) if name in beside() else whole.over(bare.context).signals[name]
+        with torch.inference_mode():
+            expected = whole.signals[name].score(reading_of(whole, toy), whole.pool())
+            found = signal.score(reading_of(whole, toy), whole.pool())
+        torch.testing.assert_close(found, expected)
 
     def test_it_reads_text_only_if_it_says_so(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
         signal = whole.signals[name]

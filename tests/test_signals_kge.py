@@ -26,7 +26,13 @@ SMALL = KGESettings(dimension=8, epochs=30, batch_size=16)
 
 @pytest.fixture(scope="module")
 def kge(toy: KnowledgeGraph) -> KGE:
-    return KGE.fit(toy, SMALL)
+    """Random embeddings as large as trained ones."""
+    made = KGE.fit(toy, SMALL.model_copy(update={"epochs": 1}))
+    generator = torch.Generator().manual_seed(0)
+    entities, relations = (
+        torch.randn(x.shape, generator=generator) for x in (made.entities_SD, made.relations_RD)
+    )
+    return replace(made, entities_SD=entities, relations_RD=relations)
 
 
 def scores_of(kge: KGE, queries: Queries, ids: IntArray | None = None) -> torch.Tensor:

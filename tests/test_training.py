@@ -23,15 +23,17 @@ from kgmlm.config import Protocol
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.mixture import Mixture
+from kgmlm.modeling import Residuals, SpanModel
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.starting import resume_run, start_run
-from kgmlm.training import train
+from kgmlm.training import _optimizer, train
 from kgmlm.tuning import weigh_text
 
 PARTS = ("tokenizer", "model", "settings", "vocabulary")  # of a reader, beside its context
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_answers_rise(toy: KnowledgeGraph, tmp_path: Path) -> None:
     outcome = go(tmp_path / "run", toy, "training.epochs=30")
     found = losses(tmp_path / "run")
@@ -39,6 +41,7 @@ def test_the_loss_falls_and_the_answers_rise(toy: KnowledgeGraph, tmp_path: Path
     assert np.mean(found[-5:]) < 0.7 * np.mean(found[:5])
 
 
+@pytest.mark.slow
 def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> None:
     """A model trained on random answers ranks the true ones no better than chance would."""
 
@@ -56,6 +59,7 @@ def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> 
     assert mrr["shuffled"] < 0.6 * mrr["true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "accumulation", "precision"),
     [
@@ -87,6 +91,7 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
     assert latest_checkpoint(tmp_path / "parts") is None, "a finished run needs no checkpoint"
 
 
+@pytest.mark.slow
 def test_bf16_trains_as_fp32_does_and_leaves_no_trace(toy: KnowledgeGraph, tmp_path: Path) -> None:
     before = torch.get_float32_matmul_precision()
     for precision in ("fp32", "bf16"):
@@ -99,6 +104,7 @@ def test_bf16_trains_as_fp32_does_and_leaves_no_trace(toy: KnowledgeGraph, tmp_p
     assert {w.dtype for w in weights if w.is_floating_point()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_run_broken_off_before_its_first_validation_has_a_checkpoint_but_no_model(
     toy: KnowledgeGraph, tmp_path: Path
 ) -> None:
@@ -115,6 +121,7 @@ def test_a_run_broken_off_before_its_first_validation_has_a_checkpoint_but_no_mo
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     outcome = go(tmp_path / "run", toy, validate=Validation(0.3, 0.9, 0.5))
     assert outcome.best_mrr == 0.9
@@ -125,6 +132,7 @@ def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     assert any(not torch.equal(best[k], last[k]) for k in best)
 
 
+@pytest.mark.slow
 def test_of_adaptation_the_last_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     """It learns something else than what validation measures."""
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.objective=masked"))
@@ -257,6 +265,7 @@ def test_a_signal_saves_and_a_resume_goes_on_to_the_same_losses(
     assert losses(broken) == losses(whole)
 
 
+@pytest.mark.slow
 def test_a_validation_that_only_max_steps_asked_for_stops_nothing(
     toy: KnowledgeGraph, tmp_path: Path
 ) -> None:
@@ -271,6 +280,7 @@ def test_a_validation_that_only_max_steps_asked_for_stops_nothing(
     assert (outcome.status, outcome.best_mrr) == ("finished", 0.7)
 
 
+@pytest.mark.slow
 def test_a_validation_that_only_max_steps_asked_for_chooses_nothing(
     toy: KnowledgeGraph, tmp_path: Path
 ) -> None:
@@ -357,6 +367,7 @@ def test_two_processes_resume_with_the_losses_of_an_unbroken_run(tmp_path: Path)
     assert len(found) > 12
 
 
+@pytest.mark.slow
 def test_training_with_entity_vectors_learns_and_chooses_their_weight(
     toy: KnowledgeGraph, tmp_path: Path
 ) -> None:
@@ -389,6 +400,7 @@ def test_training_with_entity_vectors_learns_and_chooses_their_weight(
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual_rate", [0.0, 0.01])
 def test_a_resumed_run_with_entity_vectors_has_the_losses_of_an_unbroken_one(
     toy: KnowledgeGraph, tmp_path: Path, residual_rate: float
@@ -404,6 +416,7 @@ def test_a_resumed_run_with_entity_vectors_has_the_losses_of_an_unbroken_one(
     assert torch.equal(*vectors)
 
 
+@pytest.mark.slow
 def test_residuals_are_learned_for_entities_seen_and_for_no_others(
     toy: KnowledgeGraph, tmp_path: Path
 ) -> None:
@@ -423,6 +436,49 @@ def test_residuals_are_learned_for_entities_seen_and_for_no_others(
     wider = loaded.over(toy.extended(twin).context)
     torch.testing.assert_close(vectors_of(wider)[seen], vectors_of(loaded)[seen])
     torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(text_only)[seen], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["entity", "token"])
+def test_a_step_is_the_same_from_one_batch_and_from_parts_of_it(
+    toy: KnowledgeGraph, tmp_path: Path, objective: str
+) -> None:
+    """An epoch of one batch, and of as many queries in micro-batches: the same losses, the same model."""
+    count = len(toy.unique_queries("train")[0])
+    parts = next(n for n in range(2, count) if count % n == 0)
+    found = {}
+    for name, size, accumulation in (("whole", count, 1), ("parts", count // parts, parts)):
+        go(
+            tmp_path / name, toy, f"training.objective={objective}", f"training.batch_size={size}",
+            f"training.accumulation={accumulation}", "training.epochs=4", "scratch.dropout=0",
+            "training.precision=fp32", "training.schedule=constant", "training.warmup=0",
+        )  # fmt: skip
+        found[name] = losses(tmp_path / name)
+    assert len(found["whole"]) == len(found["parts"]) == 4
+    assert found["parts"] == pytest.approx(found["whole"], rel=1e-3)
+    assert found["whole"][-1] < found["whole"][0] - 0.01
+
+
+@torch.no_grad()
+def test_weights_decay_and_biases_and_norms_do_not(tiny_model: SpanModel) -> None:
+    """With no gradient, a step of AdamW multiplies what decays by 1 - rate x decay and leaves the rest."""
+    residuals = Residuals(5, 32)
+    for parameter in (*tiny_model.parameters(), *residuals.parameters()):
+        torch.nn.init.normal_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    chosen = settings("training.weight_decay=0.5", "vector.residual_rate=0.2")
+    before = {name: p.clone() for name, p in tiny_model.named_parameters()}
+    moved = residuals.residual_ND.clone()
+    _optimizer(tiny_model, residuals, chosen, 0.1).step()
+    kept = set()
+    for name, parameter in tiny_model.named_parameters():
+        if name.endswith("bias") or "norm" in name.lower():
+            kept.add(name)
+            assert torch.equal(parameter, before[name]), name
+        else:
+            torch.testing.assert_close(parameter, 0.95 * before[name], msg=name)
+    assert 0 < len(kept) < len(before)
+    torch.testing.assert_close(residuals.residual_ND, 0.9 * moved)
 
 
 def test_dropout_can_be_set(toy: KnowledgeGraph, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def rivals(graph: KnowledgeGraph) -> KnowledgeGraph:
     return replace(graph, splits={**graph.splits, "test": np.array(tails, np.int64)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["text", "vectors", "kge", "reranking"])
 def test_no_choice_depends_on_test_triples(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, what: str

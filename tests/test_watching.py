@@ -67,6 +67,15 @@ def test_a_bar_goes_when_its_phase_is_done_and_another_is_there() -> None:
         assert list(watch._tasks) == ["training"]
 
 
+def test_a_phase_that_is_done_again_starts_again() -> None:
+    watch = Bars()
+    with watch:
+        for done in (3, 5, 1):
+            watch("validating", done, 8)
+        assert watch._progress is not None
+        assert watch._progress.tasks[0].completed == 1
+
+
 def test_a_notebook_has_bars_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class ZMQInteractiveShell:
         pass

@@ -16,6 +16,7 @@ from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
 from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
+from kgmlm.cli.packing import pack, unpack
 from kgmlm.cli.ranking import linearize, rank
 from kgmlm.cli.training import train
 from kgmlm.cli.tuning import rerank, tune
@@ -27,7 +28,21 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-for command in (train, evaluate, rank, rerank, tune, index, info, compare, linearize, config, convert):
+for command in (
+    train,
+    evaluate,
+    rank,
+    rerank,
+    tune,
+    index,
+    info,
+    compare,
+    linearize,
+    config,
+    pack,
+    unpack,
+    convert,
+):
     app.command()(command)  # in the order of `kgmlm --help`
 
 

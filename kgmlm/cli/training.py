@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from kgmlm.cli.options import Dataset, MaxSteps, Quiet, SkipHeader
+from kgmlm.cli.options import MOST, Dataset, MaxSteps, Quiet, SkipHeader
 from kgmlm.terminal import handled
 
 
@@ -19,6 +19,21 @@ def train(
         str | None,
         typer.Option(
             help="A masked LM by path or hub name, or `scratch` for a small BERT trained on the graph."
+        ),
+    ] = None,
+    preset: Annotated[
+        Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
+        typer.Option(
+            help="Stages and settings that suit the graph: quick (text), balanced, best (KGE, reranker), "
+            "zero-shot (for entities never seen); plain: text by the settings as they are. By default "
+            "balanced, or plain with --config, --teacher or an objective.",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, max=MOST, help="Fit all stages into this time, by the time of their first steps."
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings as TOML.")] = None,
@@ -60,6 +75,8 @@ def train(
         dataset,
         model,
         output,
+        preset=preset,
+        minutes=minutes,
         config=config,
         set_=set_ or [],
         teacher=teacher,

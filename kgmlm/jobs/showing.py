@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kgmlm import runs
+from kgmlm.cards import card_names
 from kgmlm.config import load_settings
 from kgmlm.datasets import load_graph
 from kgmlm.kg import ConfigError, Queries
 from kgmlm.linearization import linearize as linearize_queries
+from kgmlm.packs import find_pack, is_pack
 from kgmlm.resolver import Resolver
 from kgmlm.run import Run, path_of
 from kgmlm.tokenization import SpanTokenizer
@@ -57,14 +59,16 @@ def linearize(
     """The exact text and tokens that the model sees for a query.
 
     Args:
-        source: a run, a built-in dataset, or a dataset folder.
+        source: a run or a pack, a built-in dataset, or a dataset folder.
         model, template: whose tokenizer, and which template, for a dataset.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
         ConfigError: when a template is given for a run, which has its own.
     """
-    if isinstance(source, Run) or (path_of(source) / "run.json").is_file():
+    path = path_of(source)
+    is_run = (path / "run.json").is_file() or is_pack(path)
+    if is_run or (path.name not in card_names() and find_pack(path) is not None):
         run = runs.open_run(path_of(source))
         if template is not None:
             raise ConfigError("--template is for datasets; a run has its own")

@@ -1,20 +1,24 @@
-"""Train a run, or continue one that was interrupted."""
+"""Train a run in the stages of its recipe, or continue one that was interrupted."""
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs, upkeep
-from kgmlm.config import Settings, load_settings
+from kgmlm.config import KGESettings, Settings
+from kgmlm.datasets import load_graph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.jobs.running import Given, as_assignments, settings_of, train_watched
+from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.writing import as_path, main_process
 from kgmlm.kg import ConfigError, RunError, counted
+from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
@@ -22,19 +26,6 @@ from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 if TYPE_CHECKING:
     from kgmlm.mixture import Mixture
     from kgmlm.ranker import Ranker
-    from kgmlm.training import Outcome
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal has interrupted training; a checkpoint is saved.
-
-    Attributes:
-        signal: its number.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by signal {number}")
-        self.signal = number
 
 
 def train(
@@ -42,6 +33,8 @@ def train(
     model: str | Path | None = None,
     output: str | Path | None = None,
     *,
+    preset: Preset | None = None,
+    minutes: float | None = None,
     config: str | Path | None = None,
     set_: Sequence[str] = (),
     teacher: Run | str | Path | None = None,
@@ -54,13 +47,17 @@ def train(
     progress: bool | Watcher | Advance = True,
     **settings: Any,
 ) -> Run:
-    """Train a masked LM to rank the entities of a graph.
+    """Train a masked LM to rank the entities of a graph, and what a preset puts beside it.
 
     Args:
         dataset: a built-in dataset, or a folder with train.tsv.
         model: a masked LM by path or hub name, or "scratch" for a small BERT trained on the graph.
         output: the run folder to write.
-        config: settings as TOML.
+        preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
+            "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
+            ``config``, ``teacher`` or an objective is given.
+        minutes: fit epochs to this time, by the time of the first steps.
+        config: settings as TOML; it and other settings go before those of a preset.
         set_: settings as "KEY=VALUE", such as "training.epochs=5".
         teacher: with distillation: learn from the KGE model of this run, or from its teacher.
         max_steps: stop there; the schedule stays laid for all epochs.
@@ -86,70 +83,26 @@ def train(
         _check_end(decay, resume, overwrite)
         if not resume:
             _check_start(path, dataset, model, overwrite)
-        assignments = [*set_, *as_assignments(settings)]
-        given = load_settings(as_path(config), assignments)
-        _check_settings(given, assignments, teacher, resume)
+        given = Given.of(as_path(config), [*set_, *as_assignments(settings)])
+        _check_settings(given, teacher, resume, preset, minutes)
         if tracker is not None:
             _check_tracker(tracker)
         quiet_transformers()
         watch = watcher_of(progress) if main_process() else Watcher()
         if resume:
-            begun_with = given if config or assignments else None
-            run, ranker = _resume(path, dataset, model, begun_with, skip_header, watch)
-            if config or assignments:  # what is given now goes before what the run was begun with
-                max_steps = max_steps or given.training.max_steps
+            run, ranker = _resume(path, dataset, model, given, skip_header, watch)
+            max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         else:
-            run, ranker = _start(
-                path, str(dataset), str(model), given, teacher, overwrite, skip_header, watch
-            )
-        options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
-        return _train(run, ranker, watch, options)
-
-
-def as_assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Settings given by name as "KEY=VALUE".
-
-    >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
-    ['training.epochs=5', 'vector.enabled=true']
-    """
-    sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
-    plain = {k: v for k, v in settings.items() if k not in sections}
-    return [
-        f"{section}.{key}={json.dumps(value)}"
-        for section, values in ({"training": plain} | sections).items()
-        for key, value in values.items()
-    ]
-
-
-def settings_of(section: str, given: Sequence[str], others: bool = False) -> list[str]:
-    """Those of the KEY=VALUE settings that are of a section; or of others."""
-    keys = [setting.partition("=")[0].strip() for setting in given]
-    return [key for key in keys if key.startswith(f"{section}.") != others]
-
-
-def train_watched(
-    run: runs.Run, ranker: Ranker, validation: Any, further: str, watch: Watcher, **options: Any
-) -> Outcome:
-    """Train while somebody watches, and say how it ended; ``further`` is the command that continues.
-
-    Raises:
-        Interrupted: when a signal stopped it.
-    """
-    from kgmlm.training import train as train_run
-
-    with watch:
-        outcome = train_run(run, ranker, validation, reporter=watch, **options)
-    best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
-    watch.tell(
-        f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}; "
-        f"the run is in {run.path}"
-    )
-    if outcome.status == "max steps":
-        watch.tell(f"train further with: {further} --max-steps N")
-    if outcome.signal is not None:
-        watch.tell(f"continue with: {further}")
-        raise Interrupted(outcome.signal)
-    return outcome
+            graph = load_graph(str(dataset), skip_header=skip_header)
+            chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
+            recipe = choose_recipe(chosen, graph, str(model), given, minutes, max_steps, watch)
+            run, ranker = _start(path, graph, str(model), recipe, given.settings, teacher, overwrite, watch)
+        if ranker is not None:
+            options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
+            _train(run, ranker, watch, options)
+        if main_process():
+            further_stages(run.path, max_steps, watch)
+        return Run(runs.open_run(path))
 
 
 def _check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
@@ -173,18 +126,23 @@ def _check_start(output: Path, dataset: str | Path | None, model: str | Path | N
 
 
 def _check_settings(
-    settings: Settings, given: Sequence[str], teacher: Run | str | Path | None, resume: bool
+    given: Given,
+    teacher: Run | str | Path | None,
+    resume: bool,
+    preset: str | None,
+    minutes: float | None,
 ) -> None:
-    """Refuse settings that another command trains with, and a teacher that they do not go with."""
-    if settings.training.objective == "rerank":
+    """Refuse settings that another command trains with, and options that they do not go with."""
+    if given.settings.training.objective == "rerank":
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
-    if teacher is not None and (resume or not settings.training.distillation):
-        raise RunError(
-            "--teacher is for the start of a run"
-            if resume
-            else "--teacher teaches nothing without `--set training.distillation=1`"
-        )
-    if teacher is not None and (kge := settings_of("kge", given)):
+    if resume and (preset or minutes or teacher):
+        raise RunError("--preset, --minutes and --teacher are for the start of a run")
+    if minutes is not None and (preset == PLAIN or (preset is None and (given.plain or teacher is not None))):
+        raise RunError("--minutes goes with a preset that is not plain")
+    distills = given.settings.training.distillation or preset not in (None, "quick", PLAIN)
+    if teacher is not None and not distills:
+        raise RunError("--teacher teaches nothing without `--set training.distillation=1`")
+    if teacher is not None and (kge := settings_of("kge", given.assignments)):
         raise RunError(f"--teacher takes a KGE model as it is; {kge[0]} goes without it")
 
 
@@ -201,26 +159,30 @@ def _resume(
     output: Path,
     dataset: str | Path | None,
     model: str | Path | None,
-    settings: Settings | None,
+    given: Given,
     skip_header: bool,
     watch: Watcher,
-) -> tuple[runs.Run, Ranker]:
-    """Open an interrupted run where it stopped; what is given must be what it was begun with."""
+) -> tuple[runs.Run, Ranker | None]:
+    """Open an interrupted run where it stopped; what is given must be what it was begun with.
+
+    There is no ranker where the text model is trained and another stage was interrupted.
+    """
     from kgmlm import provenance
 
     run = runs.open_run(output)
     if model is not None and run.record["model"] not in (str(model), provenance.model_address(str(model))):
         raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
-    if settings is not None and settings.without_max_steps() != run.settings.without_max_steps():
+    if not given.fits(run.settings):
         raise RunError(
             f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
         )
     from kgmlm.checkpoints import latest_checkpoint
-    from kgmlm.datasets import load_graph
     from kgmlm.starting import resume_run
 
     if dataset is not None and not load_graph(str(dataset), skip_header=skip_header).same(run.graph):
         raise RunError(f"{output} was begun with another graph than '{dataset}'")
+    if run.record["status"] in upkeep.ENDED and stages_left(run):
+        return run, None
     run, ranker = resume_run(output)
     checkpoint = latest_checkpoint(output)
     watch.tell(f"resuming {output} from {checkpoint.name if checkpoint else 'its start'}")
@@ -229,20 +191,18 @@ def _resume(
 
 def _start(
     output: Path,
-    dataset: str,
+    graph: KnowledgeGraph,
     model: str,
+    recipe: Recipe | None,
     settings: Settings,
     teacher: Run | str | Path | None,
     overwrite: bool,
-    skip_header: bool,
     watch: Watcher,
 ) -> tuple[runs.Run, Ranker]:
     """Lay a new run, with its teacher where it learns from one, and say what it is about."""
-    from kgmlm.config import KGESettings
-    from kgmlm.datasets import load_graph
     from kgmlm.starting import fit_signal, start_run
 
-    graph = load_graph(dataset, skip_header=skip_header)
+    settings = settings if recipe is None else recipe.settings
     lent = None if teacher is None else runs.open_run(path_of(teacher)).lend("kge", graph)
     if lent and lent[1]["settings"]:
         settings = settings.model_copy(update={"kge": KGESettings.model_validate(lent[1]["settings"])})
@@ -253,7 +213,7 @@ def _start(
         with watch:
             return fit_signal("kge", graph, settings, partial(watch, "training kge"))
 
-    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach)
+    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach, recipe=recipe)
     _tell_start(run, ranker, watch)
     return run, ranker
 
@@ -282,7 +242,7 @@ def _tell_start(run: runs.Run, ranker: Ranker, watch: Watcher) -> None:
         watch.tell(f"taught by a KGE model: {taught['command']}")
 
 
-def _train(run: runs.Run, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> Run:
+def _train(run: runs.Run, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:
     """Train a run with validation, if its graph has a split for it."""
     from kgmlm.config import Protocol
     from kgmlm.tuning import weigh_text
@@ -301,4 +261,3 @@ def _train(run: runs.Run, ranker: Ranker, watch: Watcher, options: dict[str, Any
         watch,
         **options | {"max_steps": options["max_steps"] or training.max_steps},
     )
-    return Run(runs.open_run(run.path))

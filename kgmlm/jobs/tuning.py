@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
 from kgmlm.config import Protocol, Settings, load_settings
-from kgmlm.jobs.training import as_assignments, settings_of, train_watched
+from kgmlm.jobs.running import as_assignments, settings_of, train_watched
 from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError
 from kgmlm.records import read_record

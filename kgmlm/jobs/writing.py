@@ -9,6 +9,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kgmlm.kg import RunError
+from kgmlm.packs import find_pack
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 
@@ -20,6 +22,11 @@ def main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def in_several_processes() -> bool:
+    """Whether this is one of several processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def writes_run(job: Job) -> Job:
     """For jobs that write the run that is their first argument: nobody else writes it meanwhile.
 
@@ -28,7 +35,11 @@ def writes_run(job: Job) -> Job:
 
     @wraps(job)
     def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
-        with writing(path_of(run), job.__name__) if main_process() else nullcontext():
+        path = path_of(run)
+        if find_pack(path) is not None:
+            how = f"`kgmlm unpack {path} --output RUN` makes a run of it"
+            raise RunError(f"{path} is a pack, which is not written to; {how}")
+        with writing(path, job.__name__) if main_process() else nullcontext():
             done = job(run, *args, **kwargs)
         if isinstance(run, Run):
             run.reopen()

@@ -1,0 +1,40 @@
+"""``kgmlm pack`` and ``kgmlm unpack``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kgmlm.cli.options import Quiet, RunArgument
+from kgmlm.terminal import handled
+
+
+@handled
+def pack(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; by default RUN.kgmlm beside the run.", show_default=False),
+    ] = None,
+    no_kge: Annotated[bool, typer.Option("--no-kge", help="Leave out graph embeddings.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pack a run into one file, with int8 weights, that every command opens like the run."""
+    from kgmlm.jobs.packing import pack as job
+    from kgmlm.watching import Bars
+
+    made = job(run, output, kge=not no_kge, progress=Bars(quiet))
+    print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
+
+
+@handled
+def unpack(
+    pack: Annotated[Path, typer.Argument(help="A file that `kgmlm pack` wrote.", show_default=False)],
+    output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
+) -> None:
+    """Make a run folder of a pack, to tune it or to train beside it."""
+    from kgmlm.jobs.packing import unpack as job
+
+    print(job(pack, output).path)

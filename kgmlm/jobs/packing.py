@@ -1,0 +1,56 @@
+"""Pack a run into one file, and make a run of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kgmlm import runs
+from kgmlm.files import check_writable
+from kgmlm.kg import RunError
+from kgmlm.packs import SUFFIX, find_pack, write_pack
+from kgmlm.packs import unpack as unpack_into
+from kgmlm.run import Run, open_run, path_of
+from kgmlm.watching import Advance, Watcher, watcher_of
+
+
+def pack(
+    run: Run | str | Path,
+    output: str | Path | None = None,
+    *,
+    kge: bool = True,
+    progress: bool | Watcher | Advance = True,
+) -> Path:
+    """Pack a run into one file that every command opens like the run.
+
+    Weights are int8 with a scale per row; what only training needs is left out.
+
+    Args:
+        output: the file to write, ending in .kgmlm; None names it after the run, beside it.
+        kge: False leaves out graph embeddings.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: when training has left no model yet.
+    """
+    folder = runs.open_run(path_of(run))
+    target = Path(output) if output is not None else folder.path.with_name(folder.path.name + SUFFIX)
+    if target.suffix != SUFFIX:
+        raise RunError(f"a pack ends in {SUFFIX}, not as {target}")
+    check_writable(target)
+    with watcher_of(progress) as watch:
+        write_pack(folder.path, target, kge=kge, card={"dataset": folder.graph.name}, advance=watch)
+    return target
+
+
+def unpack(pack: str | Path, output: str | Path) -> Run:
+    """Make a run folder of a pack, to tune it or to train beside it.
+
+    Raises:
+        RunError: when it is no pack, is damaged, or the folder is there.
+    """
+    found = find_pack(pack)
+    if found is None:
+        raise RunError(f"there is no pack {pack}; a pack is a file that ends in {SUFFIX}")
+    return open_run(unpack_into(found, Path(output)))

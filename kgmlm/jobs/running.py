@@ -1,0 +1,123 @@
+"""What jobs that train share: settings by name, and a training that is watched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kgmlm import runs
+from kgmlm.config import Settings, load_settings
+from kgmlm.recipes import given_settings
+from kgmlm.watching import Watcher
+
+if TYPE_CHECKING:
+    from kgmlm.ranker import Ranker
+    from kgmlm.training import Outcome
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has interrupted training; a checkpoint is saved.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by signal {number}")
+        self.signal = number
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings that were given, in a file or one by one.
+
+    Attributes:
+        settings: with the defaults of all others.
+        values: only what was given, by section.
+        assignments: those given one by one, as "KEY=VALUE".
+    """
+
+    settings: Settings
+    values: Mapping[str, Any]
+    assignments: tuple[str, ...]
+    file: Path | None
+
+    @classmethod
+    def of(cls, file: Path | None, assignments: Sequence[str]) -> Given:
+        """Read them.
+
+        Raises:
+            ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
+        """
+        settings = load_settings(file, assignments)
+        return cls(settings, given_settings(file, assignments), tuple(assignments), file)
+
+    @property
+    def plain(self) -> bool:
+        """Whether they say what a recipe would choose: all settings, or the objective."""
+        return self.file is not None or "objective" in self.values.get("training", {})
+
+    @property
+    def max_steps(self) -> int | None:
+        """Where to stop, where that is given."""
+        return self.settings.training.max_steps
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether settings have what is given; where training stops may be another place."""
+        have = settings.model_dump()
+        mine = self.settings.model_dump()
+        return all(
+            mine[section][key] == have[section][key]
+            for section, values in self.values.items()
+            for key in values
+            if (section, key) != ("training", "max_steps")
+        )
+
+
+def as_assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Settings given by name as "KEY=VALUE".
+
+    >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
+    ['training.epochs=5', 'vector.enabled=true']
+    """
+    sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
+    plain = {k: v for k, v in settings.items() if k not in sections}
+    return [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, values in ({"training": plain} | sections).items()
+        for key, value in values.items()
+    ]
+
+
+def settings_of(section: str, given: Sequence[str], others: bool = False) -> list[str]:
+    """Those of the KEY=VALUE settings that are of a section; or of others."""
+    keys = [setting.partition("=")[0].strip() for setting in given]
+    return [key for key in keys if key.startswith(f"{section}.") != others]
+
+
+def train_watched(
+    run: runs.Run, ranker: Ranker, validation: Any, further: str, watch: Watcher, **options: Any
+) -> Outcome:
+    """Train while somebody watches, and say how it ended; ``further`` is the command that continues.
+
+    Raises:
+        Interrupted: when a signal stopped it.
+    """
+    from kgmlm.training import train as train_run
+
+    with watch:
+        outcome = train_run(run, ranker, validation, reporter=watch, **options)
+    best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"
+    watch.tell(
+        f"{outcome.status} at step {outcome.step} after {outcome.minutes:.1f} minutes{best}; "
+        f"the run is in {run.path}"
+    )
+    if outcome.status == "max steps":
+        watch.tell(f"train further with: {further} --max-steps N")
+    if outcome.signal is not None:
+        watch.tell(f"continue with: {further}")
+        raise Interrupted(outcome.signal)
+    return outcome

@@ -1,0 +1,272 @@
+"""A run in one file: ``kgmlm pack`` writes it, and wherever a command expects a run, it may be a pack.
+
+A pack is a zip of a run folder without what only training needs. Matrices are int8 with a scale per row, the
+rest of the weights float16; texts and triples are Parquet. It is opened by unpacking it once into the cache,
+where it is a run folder like any other. Every file has a checksum; nothing in it is code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kgmlm import __version__, digests, files
+from kgmlm.kg import RunError
+from kgmlm.upkeep import RERANKER, has_reranker
+
+SUFFIX = ".kgmlm"
+FORMAT = 1
+CONTENTS = "pack.json"
+_SCALE = ":scale"  # behind the name of a quantized matrix
+# Of a run, and of its reranker below it.
+_TENSORS = ("model/model.safetensors", "model/entity_vectors.safetensors", "signals/kge.safetensors")
+_GRAPH = ("entities", "relations", "triples")
+_NAMES = "graph/name_tokens.safetensors"
+_TEXTS = ("run.json", "config.toml", "model/mixture.json", "model/config.json", "model/tokenizer.json",
+          "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
+
+
+class _Contents(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: int
+    kgmlm: str
+    name: str
+    card: dict[str, Any]
+    files: dict[str, digests.Digest] = Field(min_length=1)
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a path is that of a pack."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def find_pack(name: str | Path) -> Path | None:
+    """The pack that is meant: a file, or one in ``models/`` (or ``$KGMLM_MODELS``) by its name."""
+    path = Path(name)
+    if is_pack(path):
+        return path
+    if path.exists() or len(path.parts) != 1:
+        return None
+    root = os.environ.get("KGMLM_MODELS") or Path(__file__).parent.parent / "models"
+    found = Path(root) / f"{path.name}{SUFFIX}"
+    return found if is_pack(found) else None
+
+
+def write_pack(
+    run: Path,
+    output: Path,
+    *,
+    kge: bool = True,
+    card: dict[str, Any] | None = None,
+    advance: Callable[[str, int, int], None] = lambda what, n, total: None,
+) -> int:
+    """Write a run as one file, whole or not at all; returns its bytes.
+
+    Args:
+        kge: False leaves out graph embeddings and their weight.
+        card: what to say of it: how it was trained, metrics, licenses.
+
+    Raises:
+        RunError: when training has left no model yet.
+    """
+    if not (run / "model" / "config.json").is_file():
+        raise RunError(f"{run} has no trained model to pack")
+    parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if has_reranker(run) else [])]
+    entries: dict[str, bytes] = {}
+    for prefix, folder in parts:
+        for name in _TEXTS:
+            if (folder / name).is_file():
+                entries[prefix + name] = (folder / name).read_bytes()
+        for name in _TENSORS:
+            if (folder / name).is_file() and (kge or not name.startswith("signals/")):
+                advance("packing", 1, len(parts) * len(_TENSORS))
+                entries[prefix + name] = _quantized(folder / name)
+        if not prefix:  # a reranker has the graph of its run
+            for table in _GRAPH:
+                entries[f"graph/{table}.parquet"] = _compressed(folder / "graph" / f"{table}.parquet")
+            entries[_NAMES] = (folder / _NAMES).read_bytes()
+    if not kge:
+        entries["model/mixture.json"] = _without_kge(entries["model/mixture.json"])
+    with files.atomic_file(output, follow=True) as temporary:
+        known = {}
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name, data in entries.items():
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+                known[name] = digests.Digest.of_bytes(data).model_dump()
+            contents = {"format": FORMAT, "kgmlm": __version__, "name": output.stem, "card": card or {}}
+            whole = json.dumps(contents | {"files": known}, indent=1)
+            archive.writestr(zipfile.ZipInfo(CONTENTS), whole, zipfile.ZIP_DEFLATED)
+    return output.stat().st_size
+
+
+def read_card(pack: Path) -> dict[str, Any]:
+    """What a pack says of itself.
+
+    Raises:
+        RunError: when it is no pack, or damaged.
+    """
+    with _opened(pack) as archive:
+        return _contents(pack, archive).card
+
+
+def unpack(pack: Path, output: Path | None = None) -> Path:
+    """The run folder of a pack: a new one, or the one in the cache, made when the pack is first opened.
+
+    Raises:
+        RunError: when the pack is damaged, of another format, or the folder is there.
+    """
+    if output is None:
+        cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
+        output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
+        if (output / "run.json").is_file():
+            return output
+    elif output.exists():
+        raise RunError(f"{output} exists; choose another --output")
+    with _opened(pack) as archive:
+        contents = _contents(pack, archive)
+        with files.atomic_folder(output) as folder:
+            for name, digest in contents.files.items():
+                data = _read(pack, archive, name)
+                if digests.Digest.of_bytes(data) != digest:
+                    raise _damaged(pack, f"'{name}' is not as it was written")
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if name.endswith(".safetensors") and name != _NAMES:
+                    _write_dequantized(pack, data, target)
+                else:
+                    target.write_bytes(data)
+            _settle(folder)
+    return output
+
+
+def _settle(folder: Path) -> None:
+    """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
+    reranker = folder / RERANKER
+    runs = [folder, *([reranker] if reranker.is_dir() else [])]
+    if reranker.is_dir():
+        shutil.copytree(folder / "graph", reranker / "graph")
+    for run in reversed(runs):
+        record = json.loads((run / "run.json").read_bytes())
+        kept = [
+            p
+            for p in run.rglob("*")
+            if p.is_file() and p.parts[len(run.parts)] in ("graph", "signals", "config.toml")
+        ]
+        record["files"] = {
+            p.relative_to(run).as_posix(): [digests.Digest.of(p).model_dump()] for p in sorted(kept)
+        }
+        record["signals"] = {
+            k: v
+            for k, v in (record.get("signals") or {}).items()
+            if (run / f"signals/{k}.safetensors").is_file()
+        }
+        record["recipe"] = None
+        files.write_json(run / "run.json", record)
+        digests.write_manifest(run / "model")
+        from kgmlm.chosen import fingerprints
+
+        mixture = run / "model" / "mixture.json"
+        chosen = json.loads(mixture.read_bytes())
+        now = fingerprints(run)
+        chosen["chosen_for"] = {name: now[name] for name in chosen["chosen_for"] if name in now}
+        mixture.unlink()
+        files.write_json(mixture, chosen)
+        digests.write_manifest(run / "model")
+
+
+def _without_kge(mixture: bytes) -> bytes:
+    chosen = json.loads(mixture)
+    chosen["signals"].pop("kge", None)
+    chosen["chosen_for"].pop("kge", None)
+    return json.dumps(chosen).encode()
+
+
+def _quantized(path: Path) -> bytes:
+    """A file of tensors with matrices as int8 and a scale per row, and other floats as float16."""
+    import torch
+    from safetensors.torch import load_file, save
+
+    packed = {}
+    for name, tensor in load_file(path).items():
+        if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] >= 16:
+            scale_R1 = tensor.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+            packed[name] = (tensor / scale_R1).round().to(torch.int8)
+            packed[name + _SCALE] = scale_R1[:, 0].float().contiguous()
+        elif tensor.is_floating_point():
+            packed[name] = tensor.half()
+        else:
+            packed[name] = tensor
+    return bytes(save(packed))
+
+
+def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
+    """What :func:`_quantized` packed, as float32."""
+    import torch
+    from safetensors.torch import load
+
+    try:
+        packed = load(data)
+    except Exception as error:
+        raise _damaged(pack, (str(error).splitlines() or ["?"])[0]) from None
+    tensors = {}
+    for name, tensor in packed.items():
+        if name.endswith(_SCALE):
+            continue
+        if tensor.dtype == torch.int8:
+            tensors[name] = tensor.float() * packed[name + _SCALE][:, None]
+        else:
+            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+    files.write_tensors(path, tensors, {"format": "pt"})
+
+
+def _compressed(path: Path) -> bytes:
+    """A Parquet file as small as it gets."""
+    import io
+
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(pq.ParquetFile(path).read(), buffer, compression="zstd", compression_level=19)
+    return buffer.getvalue()
+
+
+def _opened(pack: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(pack)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _damaged(pack, str(error)) from None
+
+
+def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    try:
+        return archive.read(name)
+    except (KeyError, zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        raise _damaged(pack, (str(error).splitlines() or [name])[0]) from None
+
+
+def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
+    data = _read(pack, archive, CONTENTS)
+    try:
+        found = json.loads(data)
+        version = found.get("format") if isinstance(found, dict) else None
+        if isinstance(version, int) and version != FORMAT:
+            raise RunError(f"{pack} is a pack of format {version}; this kgmlm opens format {FORMAT}")
+        contents = _Contents.model_validate(found)
+    except (ValueError, ValidationError, RecursionError) as error:
+        raise _damaged(pack, str(error).splitlines()[0]) from None
+    for name in contents.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
+            raise _damaged(pack, f"'{name}' is outside of it")
+    return contents
+
+
+def _damaged(pack: Path, why: str) -> RunError:
+    return RunError(f"{pack} is damaged: {why}; restore it from a copy")

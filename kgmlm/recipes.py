@@ -1,0 +1,216 @@
+"""Recipes: which stages a run is trained in, and settings that suit the graph's own shape, with reasons.
+
+No rule here knows a benchmark's name.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from kgmlm.config import Settings, as_settings, load_settings, override
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError
+
+Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
+PRESETS: tuple[str, ...] = get_args(Preset)
+PLAIN: Preset = "plain"
+Stage = Literal["text", "kge", "reranker"]
+
+SMALL = 50_000  # training triples: below, a few epochs take minutes
+STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
+SCRATCH = 8  # times as many for a model that knows no language; its steps are short
+RERANKER_STEPS = {"balanced": 150, "best": 800, "zero-shot": 150}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a graph settings go by.
+
+    Attributes:
+        queries: distinct training queries, of both sides.
+        answers: answers per distinct query.
+        degree: of the median entity that training has seen, its triples.
+        described: the share of entities with a description.
+    """
+
+    entities: int
+    triples: int
+    queries: int
+    answers: float
+    degree: float
+    described: float
+
+    @classmethod
+    def of(cls, graph: KnowledgeGraph) -> Shape:
+        """The shape of a graph's training triples and texts."""
+        train = graph.splits["train"]
+        queries = len(graph.unique_queries("train")[0])
+        degrees = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))[graph.seen_N]
+        described = 1 - graph.entities.column("description").count("") / max(1, len(graph.entities))
+        return cls(
+            entities=len(graph.entities),
+            triples=len(train),
+            queries=queries,
+            answers=2 * len(train) / max(1, queries),
+            degree=float(np.median(degrees)) if len(degrees) else 0.0,
+            described=described,
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a run is trained.
+
+    Attributes:
+        settings: of the text model and of what is beside it.
+        stages: in order.
+        reranker_epochs: how long the reranker is trained.
+        reasons: for settings, why they are as they are.
+    """
+
+    preset: str
+    settings: Settings
+    stages: tuple[Stage, ...]
+    reranker_epochs: float
+    reasons: Mapping[str, str]
+
+    def trained_for(self, epochs: float, why: str) -> Recipe:
+        """The same with the text model trained for other epochs."""
+        training = self.settings.training.model_copy(
+            update={"epochs": epochs, "eval_every": max(epochs / 3, 1e-3)}
+        )
+        settings = self.settings.model_copy(update={"training": training})
+        return replace(self, settings=settings, reasons={**self.reasons, "training.epochs": why})
+
+    def as_record(self) -> dict[str, Any]:
+        """For ``run.json``."""
+        return {"preset": self.preset, "stages": list(self.stages), "reranker_epochs": self.reranker_epochs}
+
+    def notes(self) -> list[str]:
+        """What ``config.toml`` says of it."""
+        return [
+            f"preset {self.preset}: {', then '.join(self.stages)}",
+            *(f"{key}: {why}" for key, why in self.reasons.items()),
+        ]
+
+
+def recipe_of(
+    preset: str, graph: KnowledgeGraph, scratch: bool, given: Mapping[str, Any] | None = None
+) -> Recipe:
+    """The recipe of a preset for a graph.
+
+    Args:
+        scratch: whether the model is trained from scratch.
+        given: settings, by section, that go before those of the recipe.
+
+    Raises:
+        ConfigError: when there is no such preset, or a setting is wrong.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"presets are {', '.join(PRESETS[:-1])} or {PRESETS[-1]}, not '{preset}'")
+    shape = Shape.of(graph)
+    values, reasons = _settings(preset, shape, scratch)
+    for section, more in (given or {}).items():
+        values[section] = {**values.get(section, {}), **more}
+        for key in more:
+            reasons.pop(f"{section}.{key}", None)
+    settings = as_settings(values)
+    stages: list[Stage] = ["text"]
+    if preset in ("balanced", "best"):
+        stages.append("kge")
+    if preset != "quick" and not scratch:
+        stages.append("reranker")
+    if preset != "quick" and scratch:
+        reasons["reranker"] = (
+            "none: a model from scratch is too small to read a query and a candidate together"
+        )
+    pairs = shape.queries * (1 + settings.reranking.negatives) / settings.training.batch_size
+    epochs = min(1.0, RERANKER_STEPS.get(preset, 0) / max(1.0, pairs))
+    return Recipe(preset, settings, tuple(stages), round(max(epochs, 1e-3), 3), reasons)
+
+
+def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Settings by section, and why."""
+    reasons: dict[str, str] = {}
+
+    def because(key: str, value: Any, why: str) -> Any:
+        reasons[key] = why
+        return value
+
+    hubs = shape.answers > 2.5
+    samples = because(
+        "training.samples",
+        "triples" if hubs else "queries",
+        f"{shape.answers:.1f} answers per distinct query: "
+        + ("hubs are asked as often as they have answers" if hubs else "each query once reads most per hour"),
+    )
+    sparse = shape.degree <= 5
+    penalty = because(
+        "kge.penalty",
+        "entities" if sparse else "triples",
+        f"the median entity has {shape.degree:.0f} training triples"
+        + (": embeddings of those with few are held small" if sparse else ""),
+    )
+    batch = because(
+        "training.batch_size", 64 if shape.triples > 2000 else 16, f"{shape.triples:,} training triples"
+    )
+    per_epoch = (2 * shape.triples if hubs else shape.queries) / batch
+    least = STEPS[preset] * (SCRATCH if scratch else 1) if preset in STEPS else 0
+    whole = {"quick": 1.0, "balanced": 3.0, "best": 6.0, "zero-shot": 3.0}.get(preset, 10.0)
+    whole = whole if shape.triples < SMALL else whole / 3
+    epochs = because(
+        "training.epochs",
+        round(max(whole, least / per_epoch), 2),
+        f"{per_epoch:,.0f} steps per epoch; at least {least:,} steps and {whole:g} epochs",
+    )
+    long = because(
+        "text.max_length",
+        64 if shape.described > 0.1 else 48,
+        f"{shape.described:.0%} of the entities have a description",
+    )
+    return {
+        "text": {"neighbors": 4, "max_length": long},
+        "scoring": {"end_of_name": True},
+        "vector": {"enabled": not scratch, "max_length": 32, "memory": min(16384, shape.entities)},
+        "kge": {
+            "penalty": penalty,
+            "epochs": 30 if shape.triples < SMALL else 10,
+            "precision": "fp32",
+        },
+        "reranking": {"candidates": 20},
+        "training": {
+            "samples": samples,
+            "batch_size": batch,
+            "epochs": epochs,
+            "eval_every": epochs / 3,
+            "eval_triples": 1000,
+            "distillation": 0.0 if preset == "quick" else 1.0,
+            **({} if scratch else {"dropout": 0.0}),
+        },
+    }, reasons
+
+
+def epochs_within(seconds: float, per_step: float, per_epoch: int, least: int = 20) -> float:
+    """How many epochs of so many steps fit into a time, at ``least`` so many steps."""
+    steps = max(least, math.floor(seconds / max(per_step, 1e-6)))
+    return round(steps / max(1, per_epoch), 3)
+
+
+def given_settings(path: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
+    """What a TOML file and ``KEY=VALUE`` settings set, by section, and nothing of the defaults.
+
+    Raises:
+        ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
+    """
+    load_settings(path, assignments)
+    values = tomllib.loads(path.read_text("utf-8")) if path else {}
+    for assignment in assignments:
+        override(values, assignment)
+    return values

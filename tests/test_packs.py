@@ -1,0 +1,136 @@
+"""Runs in one file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Cli, refused
+
+import kgmlm
+from kgmlm.conversion import convert_run
+from kgmlm.kg import RunError
+from kgmlm.packs import find_pack, read_card, unpack
+from kgmlm.runs import open_run
+
+GOLDEN = Path(__file__).parent / "golden" / "old-run"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with vectors, KGE and a reranker."""
+    path = tmp_path_factory.mktemp("packs") / "whole"
+    shutil.copytree(GOLDEN, path)
+    convert_run(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KGMLM_MODELS", str(tmp_path / "models"))
+    return tmp_path / "cache"
+
+
+def scores(run: object) -> torch.Tensor:
+    opened = kgmlm.open_run(run, device="cpu")  # type: ignore[arg-type]
+    queries, _ = opened.folder.graph.queries("test")
+    found = torch.zeros(len(queries), len(opened.graph.entities))
+    for rows, part in opened.predictor.ranker.rank(queries):
+        found[rows] = part
+    return found
+
+
+def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "small.kgmlm", progress=False)
+    opened = open_run(file, verify=True)
+    assert set(opened.chosen.of) == {"likelihood", "vector", "kge", "reranker"}
+    assert opened.chosen.use == open_run(whole).chosen.use
+    assert opened.graph.same(open_run(whole).graph)
+    before, after = scores(whole), scores(file)
+    assert not torch.equal(before, after), "weights are rounded"
+    assert (before - after).abs().max() < 0.15
+    (folder,) = (cache / "packs").iterdir()
+    stamp = (folder / "run.json").stat().st_mtime_ns
+    open_run(file)
+    assert (folder / "run.json").stat().st_mtime_ns == stamp, "unpacked once"
+    assert kgmlm.pack(whole, tmp_path / "again.kgmlm", progress=False).read_bytes()
+    assert read_card(file) == {"dataset": "toy"}
+
+
+def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "text.kgmlm", kge=False, progress=False)
+    opened = open_run(file)
+    assert "kge" not in opened.ranker("cpu").signals
+    assert "kge" not in opened.record["signals"]
+    assert file.stat().st_size < kgmlm.pack(whole, tmp_path / "all.kgmlm", progress=False).stat().st_size
+
+
+def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    done = cli("pack", whole, "--output", tmp_path / "models" / "golden.kgmlm")
+    assert "golden.kgmlm: 0." in done.stdout, done.stderr
+    rank = ("rank", "golden", "--head", "france", "--relation", "capital", "-k", "2", "--json")
+    rows = [json.loads(line) for line in cli(*rank).stdout.splitlines()]
+    assert len(rows) == 2
+    assert json.loads(cli("evaluate", "golden", "--json", "-q").stdout)["metrics"]["mrr"] > 0
+    assert cli("info", "golden").returncode == 0
+    assert cli("linearize", "golden", "--head", "france", "--relation", "capital").returncode == 0
+    for command in ("tune", "rerank", "index"):
+        refused(cli(command, "golden"), "is a pack, which is not written to", "kgmlm unpack golden")
+    done = cli("unpack", "golden", "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert cli("tune", tmp_path / "run", "-q").returncode == 0
+    refused(cli("unpack", "golden", "--output", tmp_path / "run"), "exists")
+    refused(cli("unpack", "nothing", "--output", tmp_path / "x"), "there is no pack nothing")
+    refused(cli("pack", whole, "--output", tmp_path / "x.zip"), "a pack ends in .kgmlm")
+    refused(cli("rank", "nothing", *rank[2:]), "does not exist")
+    (tmp_path / "golden").mkdir()
+    assert find_pack(tmp_path / "golden") is None, "a folder goes before a pack"
+
+
+def rewritten(file: Path, name: str, data: bytes | None) -> None:
+    """The same archive with other contents of a file, or without it."""
+    with zipfile.ZipFile(file) as archive:
+        entries = {i.filename: archive.read(i) for i in archive.infolist()}
+    entries.pop(name)
+    with zipfile.ZipFile(file, "w") as archive:
+        for key, value in entries.items() if data is None else {**entries, name: data}.items():
+            archive.writestr(key, value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: f.write_bytes(b""), "is damaged"),
+        (lambda f: f.write_bytes(f.read_bytes()[:-100]), "is damaged"),
+        (lambda f: f.write_bytes(f.read_bytes()[:5000] + b"x" * 50 + f.read_bytes()[5050:]), "is damaged"),
+        (lambda f: rewritten(f, "pack.json", b"{"), "is damaged"),
+        (lambda f: rewritten(f, "pack.json", b'{"format": 99}'), "is a pack of format 99; this kgmlm opens"),
+        (lambda f: rewritten(f, "pack.json", None), "is damaged"),
+        (lambda f: rewritten(f, "config.toml", None), "is damaged"),
+        (lambda f: rewritten(f, "config.toml", b"[text]"), "'config.toml' is not as it was written"),
+    ],
+)
+def test_what_is_damaged_is_one_sentence(whole: Path, tmp_path: Path, damage: object, message: str) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    damage(file)  # type: ignore[operator]
+    with pytest.raises(RunError, match=message) as caught:
+        open_run(file)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("cache/packs/*")), "nothing half unpacked is left"
+
+
+def test_nothing_is_unpacked_outside_of_the_folder(whole: Path, tmp_path: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    with zipfile.ZipFile(file) as archive:
+        contents = json.loads(archive.read("pack.json"))
+    contents["files"]["../evil"] = contents["files"]["config.toml"]
+    rewritten(file, "pack.json", json.dumps(contents).encode())
+    with pytest.raises(RunError, match="is outside of it"):
+        unpack(file)
+    assert not (tmp_path / "evil").exists()

@@ -1,0 +1,75 @@
+"""Recipes: stages and settings by the shape of a graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError
+from kgmlm.recipes import PRESETS, Shape, epochs_within, given_settings, recipe_of
+
+
+def star(leaves: int) -> KnowledgeGraph:
+    """A hub that many are in."""
+    rows = [[f"e{i}", "in", "hub"] for i in range(leaves)]
+    return build_graph("star", {"train": rows, "valid": rows[:1]}, TextColumns({}, {}))
+
+
+def test_the_shape_of_a_graph_is_that_of_its_training_triples(toy: KnowledgeGraph) -> None:
+    shape = Shape.of(star(9))
+    assert (shape.entities, shape.triples, shape.queries) == (10, 9, 10)
+    assert (shape.answers, shape.degree, shape.described) == (1.8, 1.0, 0.0)
+    assert Shape.of(toy).described == 1.0
+
+
+def test_hubs_are_asked_as_often_as_they_have_answers() -> None:
+    few, many = (recipe_of("quick", graph, False).settings.training for graph in (star(2), star(200)))
+    assert many.samples == few.samples == "queries"
+    rows = [[f"e{i}", f"r{j}", f"e{(i + k) % 40}"] for i in range(40) for j in range(2) for k in range(1, 8)]
+    hubs = recipe_of("quick", build_graph("hubs", {"train": rows}, TextColumns({}, {})), False)
+    assert hubs.settings.training.samples == "triples"
+    assert hubs.settings.kge.penalty == "triples"
+    assert "7.0 answers per distinct query" in hubs.reasons["training.samples"]
+
+
+@pytest.mark.parametrize("preset", [p for p in PRESETS if p != "plain"])
+@pytest.mark.parametrize("scratch", [False, True])
+def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: str, scratch: bool) -> None:
+    recipe = recipe_of(preset, toy, scratch)
+    assert recipe.stages[0] == "text"
+    assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
+    assert ("reranker" in recipe.stages) == (preset != "quick" and not scratch)
+    assert recipe.settings.vector.enabled != scratch
+    assert (recipe.settings.training.distillation > 0) == (preset != "quick")
+    steps = recipe.settings.training.epochs * Shape.of(toy).queries / recipe.settings.training.batch_size
+    assert steps >= 149, "never fewer steps than it takes"
+    assert recipe.notes()[0].startswith(f"preset {preset}: text")
+    assert all(recipe.reasons.values())
+
+
+def test_what_is_given_goes_before_the_recipe_and_its_reason(toy: KnowledgeGraph) -> None:
+    recipe = recipe_of("balanced", toy, True, {"training": {"epochs": 2, "seed": 7}})
+    assert (recipe.settings.training.epochs, recipe.settings.training.seed) == (2, 7)
+    assert "training.epochs" not in recipe.reasons
+    assert recipe.settings.text.neighbors == 4
+    with pytest.raises(ConfigError, match="presets are quick, balanced, best, zero-shot or plain, not 'x'"):
+        recipe_of("x", toy, True)
+
+
+def test_only_what_is_given_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[text]\nneighbors = 2\n")
+    assert given_settings(file, ["training.epochs=3"]) == {
+        "text": {"neighbors": 2},
+        "training": {"epochs": 3},
+    }
+    with pytest.raises(ConfigError, match="unknown key"):
+        given_settings(None, ["text.neighbours=3"])
+
+
+def test_epochs_fill_a_time() -> None:
+    assert epochs_within(100, 0.5, 50) == 4
+    assert epochs_within(1, 0.5, 50) == 0.4, "never fewer steps than 20"
