@@ -25,13 +25,14 @@ class Reason(NamedTuple):
 
     Attributes:
         path, constant: which rule of its kind it is; the other is -1.
-        confidence: of the rule.
+        predicted, correct: how often the rule predicts, and how often rightly.
         triples: training triples (head, relation, tail) that make its body true.
     """
 
     path: int
     constant: int
-    confidence: float
+    predicted: int
+    correct: int
     triples: tuple[tuple[int, int, int], ...]
 
 
@@ -189,34 +190,32 @@ class Applied:
         paths, constants = self.rules
         head, tail = (query.entity, candidate) if query.target == "tail" else (candidate, query.entity)
         if rule < len(paths):
-            sure = confidence(paths.predicted[[rule]], paths.correct[[rule]])
             body = [int(s) for s in paths.body[rule] if s != NONE]
             nodes = [head, *self._between(head, tail, body), tail]
-            steps = zip(body, nodes, nodes[1:], strict=True)
-            return Reason(rule, NONE, float(sure[0]), tuple(_triple(*step) for step in steps))
+            triples = tuple(_triple(*step) for step in zip(body, nodes[:-1], nodes[1:], strict=True))
+            return Reason(rule, NONE, int(paths.predicted[rule]), int(paths.correct[rule]), triples)
         rule -= len(paths)
-        sure = confidence(constants.predicted[[rule]], constants.correct[[rule]])
         relation, value = int(constants.relation[rule]), int(constants.value[rule])
         who = tail if constants.asked[rule] % 2 else head
         if value == NONE:
             value = int(self._answers(who, relation)[0])
-        return Reason(NONE, rule, float(sure[0]), (_triple(relation, who, value),))
+        counts = int(constants.predicted[rule]), int(constants.correct[rule])
+        return Reason(NONE, rule, *counts, (_triple(relation, who, value),))
 
     def _answers(self, entity: int, relation: int) -> IntArray:
         row = int(self.links.rows(np.array([entity]), np.array([relation]))[0])
         none = np.zeros(0, np.int64)
         return none if row < 0 else self.links.others[self.links.offsets[row] : self.links.offsets[row + 1]]
 
-    def _between(self, start: int, end: int, body: list[int]) -> list[int]:
-        """The entities between the ends of a path, one such path."""
-        if len(body) == 1:
-            return []
+    def _between(self, start: int, end: int, body: list[int], been: tuple[int, ...] = ()) -> list[int]:
+        """The entities between the ends of a path, one such path, none of them where it has been."""
+        been = (*been, start, end)
         if len(body) == 2:
             both = np.intersect1d(self._answers(start, body[0]), self._answers(end, body[1] ^ 1))
-            return [int(x) for x in both if x not in (start, end)][:1]
-        for first in self._answers(start, body[0]).tolist():
-            rest = [] if first == end else self._between(first, end, body[1:])
-            if rest and rest[0] != start:
+            return [int(x) for x in both[~np.isin(both, been)][:1]]
+        for first in self._answers(start, body[0]).tolist() if len(body) > 2 else ():
+            rest = [] if first in been else self._between(first, end, body[1:], been)
+            if rest:
                 return [first, *rest]
         return []
 

@@ -21,6 +21,7 @@ from kgmlm.filters import distinct_triples
 from kgmlm.kg import BoolArray, IntArray
 
 MOST = 2**22  # steps of paths that are taken at once
+TABLE = 2**26  # pairs of entity and directed relation that a table has a place for
 
 
 def expanded(counts: IntArray) -> tuple[IntArray, IntArray]:
@@ -77,8 +78,9 @@ class Links:
     def rows(self, entities: IntArray, relations: IntArray) -> IntArray:
         """Which row of ``matrix`` has the answers of some entities and directed relations; -1 for none."""
         keys = entities * self.directed + relations
-        if self.entities * self.directed <= 2**26:
-            return self._table[keys].astype(np.int64)
+        if self.entities * self.directed <= TABLE:
+            found: IntArray = self._table[keys].astype(np.int64)
+            return found
         if not len(self.keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)

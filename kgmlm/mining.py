@@ -18,13 +18,10 @@ from kgmlm.kg import BoolArray, IntArray
 from kgmlm.rules import LONGEST, NONE, ConstantRules, Floats, PathRules, RuleSet, confidence
 
 SAMPLED = 20_000  # triples of a relation whose ends are looked at for paths between them
-STARTS = 2_000  # entities from which a path is counted, and ...
-LONG_STARTS = 300  # ... from which one of three steps is, where the graph is dense
+STARTS = 2_000  # entities from which a path is counted
 EDGES = 500  # of a hub, drawn by chance
 LONG_EDGES = 30  # the same for paths of three steps
-LONG_BODIES = 150  # bodies of three steps for a relation, where the graph is dense: the most frequent
-LONG_LEAST = 0.2  # the least confidence of a rule of three steps, where the graph is dense
-DENSE = 10  # triples of an entity on average, from which on a graph is dense
+DENSE = 20  # links of an entity on average, above which paths of three steps are left out
 LEAST = 1e-3  # the least confidence of a rule
 PER_LINK = 30  # rules that are kept of those with the same body for the same relation, and ...
 PER_ANSWER = 50  # ... of those with the same head; whatever is kept for either stays
@@ -45,19 +42,19 @@ def mine(
     started = time.process_time()
     relations = len(graph.relations)
     links = Links(graph.splits["train"], len(graph.entities), relations)
-    dense = len(links.others) > DENSE * max(1, int(graph.seen_N.sum()))
-    longest = LONGEST if settings.length == "auto" else settings.length
+    dense = len(links.others) > DENSE * int(graph.seen_N.sum())
+    longest = settings.length if settings.length != "auto" else 2 if dense else LONGEST
     total = relations * (2 if longest == LONGEST else 1) + 1
     paths = []
     for relation in range(relations):
-        paths.append(_paths(links, relation, min(longest, 2), settings, dense))
+        paths.append(_paths(links, relation, min(longest, 2), settings.seed))
         advance(1, total)
     constants = _constants(links, settings.support) if settings.constants else RuleSet.empty().constants
     advance(1, total)
     if longest == LONGEST:
         for relation in range(relations):
             if time.process_time() - started < settings.seconds:
-                paths.append(_paths(links, relation, LONGEST, settings, dense))
+                paths.append(_paths(links, relation, LONGEST, settings.seed))
             advance(1, total)
     found = RuleSet.empty().paths
     for more in paths:
@@ -65,9 +62,9 @@ def mine(
     return RuleSet(found, constants)
 
 
-def _paths(links: Links, relation: int, steps: int, settings: RuleSettings, dense: bool) -> PathRules:
+def _paths(links: Links, relation: int, steps: int, seed: int) -> PathRules:
     """The path rules of a relation: those of three steps, or all shorter ones."""
-    rng = np.random.default_rng([settings.seed, relation, steps])
+    rng = np.random.default_rng([seed, relation, steps])
     row = np.flatnonzero(links.keys % links.directed == 2 * relation)
     of, within = expanded(links.counts[row])
     x, y = links.keys[row][of] // links.directed, links.others[links.offsets[row][of] + within]
@@ -75,8 +72,9 @@ def _paths(links: Links, relation: int, steps: int, settings: RuleSettings, dens
         return RuleSet.empty().paths
     chosen = rng.permutation(len(x))[:SAMPLED]
     x, y = x[chosen], y[chosen]
-    long = steps == LONGEST
-    found = list(_long(links, x, y, rng) if long else _short(links, x, y, 2 * relation, steps, rng))
+    found = list(
+        _long(links, x, y, rng) if steps == LONGEST else _short(links, x, y, 2 * relation, steps, rng)
+    )
     codes, triples = (np.concatenate(column) for column in zip(*found, strict=True))
     base = links.directed + 1
     # In how many triples a body was seen, each once.
@@ -84,11 +82,8 @@ def _paths(links: Links, relation: int, steps: int, settings: RuleSettings, dens
     codes, counts = np.unique(codes, return_counts=True)
     bodies = np.stack([codes // base**2, codes // base % base, codes % base], 1) - 1
     often = np.flatnonzero((counts >= 2) | (bodies[:, 1] < 0))
-    if long and dense:
-        often = often[np.argsort(-counts[often], kind="stable")[:LONG_BODIES]]
-    rules = _counted(links, relation, bodies[often], LONG_STARTS if long and dense else STARTS, rng)
-    least = LONG_LEAST if long and dense else LEAST
-    return rules.take((rules.correct >= 1) & (confidence(rules.predicted, rules.correct) >= least))
+    rules = _counted(links, relation, bodies[often], rng)
+    return rules.take((rules.correct >= 1) & (confidence(rules.predicted, rules.correct) >= LEAST))
 
 
 def _edges(links: Links, entities: IntArray, most: int, rng: Random) -> tuple[IntArray, IntArray, IntArray]:
@@ -118,7 +113,8 @@ def _code(links: Links, *steps: IntArray) -> IntArray:
     code = np.zeros_like(steps[0])
     for step in steps:
         code = code * base + step + 1
-    return code * base ** (LONGEST - len(steps))
+    code *= base ** (LONGEST - len(steps))
+    return code
 
 
 def _short(links: Links, x: IntArray, y: IntArray, asked: int, steps: int, rng: Random) -> Iterator[Seen]:
@@ -147,13 +143,13 @@ def _long(links: Links, x: IntArray, y: IntArray, rng: Random) -> Iterator[Seen]
         yield _code(links, s1[of2[left]], s2[left], s3[right] ^ 1), of1[of2[left]] + part.start
 
 
-def _counted(links: Links, relation: int, bodies: IntArray, starts: int, rng: Random) -> PathRules:
+def _counted(links: Links, relation: int, bodies: IntArray, rng: Random) -> PathRules:
     """Bodies with what they predict from a sample of the entities that their first step leads from."""
     first, root = np.unique(bodies[:, 0], return_inverse=True)
     tree = Tree(root, bodies, len(first), links.directed)
     predicted, correct = np.zeros(len(bodies), np.int64), np.zeros(len(bodies), np.int64)
     of_relation = [np.flatnonzero(links.keys % links.directed == s) for s in first]
-    rows = [rng.permutation(r)[:starts] if len(r) > starts else r for r in of_relation]
+    rows = [rng.permutation(r)[:STARTS] if len(r) > STARTS else r for r in of_relation]
     entity = links.keys[np.concatenate([*rows, np.zeros(0, np.int64)])] // links.directed
     of = np.repeat(np.arange(len(first)), [len(r) for r in rows])
     answers = links.rows(entity, np.full(len(entity), 2 * relation))
@@ -178,6 +174,8 @@ def _constants(links: Links, support: int) -> ConstantRules:
     some = sp.csr_array((ones, (holder, linked)), (entities, links.directed))
     holds = sp.csr_array(sp.hstack([links.matrix.T, some], format="csr"))
     size = np.asarray(holds.sum(0)).astype(np.int64)
+    if not rows:
+        return RuleSet.empty().constants
     costs = np.asarray(links.matrix @ np.asarray(holds.sum(1)))
     # A body with a given d is a row of d, by which d is reached; "any" is s itself.
     relation = np.concatenate([linked ^ 1, np.arange(links.directed)])

@@ -181,6 +181,18 @@ class _Atom(NamedTuple):
     right: str | int
 
 
+class _Path(NamedTuple):
+    relation: int
+    body: tuple[int, ...]
+
+
+class _Constant(NamedTuple):
+    asked: int
+    answer: int
+    relation: int
+    value: int
+
+
 class RuleFile:
     """Rules as lines of text, by the labels of a graph.
 
@@ -200,65 +212,78 @@ class RuleFile:
         """The rules of a file, and how many it has beside them: of other kinds, or about what the graph does
         not have.
 
-        The confidence is computed again from the counts.
+        The confidence is computed again from the counts. Of a rule that comes twice the last line counts.
         """
-        paths: list[tuple[int, ...]] = []
-        constants: list[tuple[int, ...]] = []
+        paths: dict[_Path, tuple[int, int]] = {}
+        constants: dict[_Constant, tuple[int, int]] = {}
         skipped = 0
         try:
             with path.open(encoding="utf-8", newline="") as file:
                 for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
                     if not row:
                         continue
-                    try:
-                        predicted, correct, rule = int(row[0]), int(row[1]), row[3]
-                    except (IndexError, ValueError):
-                        raise DataError(
-                            f"{path}, line {number}: not 'predicted, correct, confidence, rule' by tabs"
-                        ) from None
-                    if not 0 <= correct <= predicted < 2**31:
-                        raise DataError(f"{path}, line {number}: {correct} correct of {predicted} predicted")
-                    found = self.parsed(rule)
-                    if found is None:
-                        skipped += 1
+                    counts, found = self._row(row, f"{path}, line {number}")
+                    if isinstance(found, _Path):
+                        paths[found] = counts
+                    elif found is not None:
+                        constants[found] = counts
                     else:
-                        (paths if len(found) == 1 + LONGEST else constants).append(
-                            (predicted, correct, *found)
-                        )
+                        skipped += 1
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{path} cannot be read as rules: {error}") from None
-        p = np.array(paths, np.int64).reshape(-1, 3 + LONGEST)
-        c = np.array(constants, np.int64).reshape(-1, 6)
+        rows = [(*counts, rule.relation, *rule.body) for rule, counts in paths.items()]
+        p = np.array(rows, np.int64).reshape(-1, 3 + LONGEST)
+        c = np.array([(*counts, *rule) for rule, counts in constants.items()], np.int64).reshape(-1, 6)
         return RuleSet(PathRules(p[:, 0], p[:, 1], p[:, 2], p[:, 3:]), ConstantRules(*c.T.copy())), skipped
 
-    def parsed(self, rule: str) -> tuple[int, ...] | None:
-        """A rule's relation and body, or the four columns of :class:`ConstantRules`; None of any other."""
+    def _row(self, row: list[str], where: str) -> tuple[tuple[int, int], _Path | _Constant | None]:
+        """The counts and the rule of a line."""
+        try:
+            predicted, correct, rule = int(row[0]), int(row[1]), row[3]
+        except (IndexError, ValueError):
+            raise DataError(f"{where}: not 'predicted, correct, confidence, rule' by tabs") from None
+        if not 0 <= correct <= predicted < 2**31:
+            raise DataError(f"{where}: {correct} correct of {predicted} predicted")
+        return (predicted, correct), self.parsed(rule)
+
+    def parsed(self, rule: str) -> _Path | _Constant | None:
+        """A rule; None of other kinds."""
         head_text, arrow, body_text = rule.partition(" <= ") if " <= " in rule else rule.partition(" <=")
         head = self._atom(head_text.strip())
-        parts = re.split(r"(?<=\)), ", body_text.strip()) if body_text.strip() else []
-        body = [self._atom(part) for part in parts]
-        if not arrow or head is None or None in body or len(body) > LONGEST:
+        atoms = self._atoms(body_text.strip())
+        if not arrow or head is None or atoms is None or len(atoms) > LONGEST:
             return None
-        atoms = [atom for atom in body if atom is not None]
         if head.left == "X" and head.right == "Y":
             walked = _walked(atoms)
             trivial = walked == [2 * head.relation]
-            return None if walked is None or trivial else (head.relation, *_padded(walked))
+            return None if walked is None or trivial else _Path(head.relation, _padded(walked))
         variable = head.left if isinstance(head.left, str) else head.right
         answer = head.right if isinstance(head.left, str) else head.left
         if not isinstance(answer, int) or not isinstance(variable, str) or len(atoms) > 1:
             return None
         asked = 2 * head.relation + (head.right == variable)
         if not atoms:
-            return asked, answer, NONE, NONE
+            return _Constant(asked, answer, NONE, NONE)
         (atom,) = atoms
         backward = atom.right == variable
         other = atom.left if backward else atom.right
         if other == variable or variable not in (atom.left, atom.right):
             return None
         linked, value = 2 * atom.relation + backward, other if isinstance(other, int) else NONE
-        # Itself, or the same relation with any other answer.
-        return None if linked == asked and value in (answer, NONE) else (asked, answer, linked, value)
+        if linked == asked and value in (answer, NONE):  # itself, or the same with any other answer
+            return None
+        return _Constant(asked, answer, linked, value)
+
+    def _atoms(self, text: str) -> list[_Atom] | None:
+        """Atoms behind each other; None where any is none."""
+        found, left = [], ""
+        for part in text.split("), "):
+            left += part
+            atom = self._atom(left if left.endswith(")") else left + ")")
+            if atom is not None:
+                found.append(atom)
+            left = "" if atom is not None else left + "), "
+        return found if not left.strip("), ") else None
 
     def _atom(self, text: str) -> _Atom | None:
         """``relation(X,entity)``; labels may hold brackets and commas."""
@@ -314,8 +339,8 @@ class RuleFile:
             yield f"{predicted[i]}\t{correct[i]}\t{share:.6g}\t{texts[i]}\n"
 
 
-def _padded(walked: list[int]) -> list[int]:
-    return [*walked, *[NONE] * (LONGEST - len(walked))]
+def _padded(walked: list[int]) -> tuple[int, ...]:
+    return (*walked, *[NONE] * (LONGEST - len(walked)))
 
 
 def _walked(atoms: list[_Atom]) -> list[int] | None:

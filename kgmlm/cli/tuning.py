@@ -16,7 +16,7 @@ def tune(
     run: RunArgument,
     add: Annotated[
         str | None,
-        typer.Option(help="First train a signal beside the model: kge (ComplEx).", show_default=False),
+        typer.Option(help="First train a signal: kge (ComplEx) or rules.", show_default=False),
     ] = None,
     drop: Annotated[
         str | None,

@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
+from kgmlm.applying import Reason
 from kgmlm.graph import ContextGraph, KnowledgeGraph
-from kgmlm.kg import IntArray
+from kgmlm.kg import IntArray, Query
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
 from kgmlm.signals.kge import KGE
@@ -65,6 +66,14 @@ class Signal(Protocol):
         Raises:
             RunError: when the file is damaged, or of another graph or model.
         """
+
+
+@runtime_checkable
+class Reasoned(Protocol):
+    """A signal that can say why a candidate scores."""
+
+    def reasons(self, query: Query, candidate: int) -> list[Reason]:
+        """The best rules that predict a candidate, best first, each with triples that it rests on."""
 
 
 class Beside(Signal, Protocol):
