@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from kgmlm.grounding import Links, Tree, expanded, ground
-from kgmlm.kg import BoolArray, FloatArray, IntArray, Queries, Query
+from kgmlm.kg import BoolArray, IntArray, Queries, Query
 from kgmlm.rules import NONE, ConstantRules, Floats, PathRules, RuleSet, confidence
 
 SUREST = 0.9999  # the confidence of what is always right
@@ -75,8 +75,7 @@ class Applied:
     @cached_property
     def _by_body(self) -> _Index:
         c = self.rules.constants
-        keys = self._body_key(c.relation, c.value, c.asked)
-        return _Index.of(keys, np.flatnonzero(c.relation != NONE))
+        return _Index.of(self._body_key(c.relation, c.value, c.asked))
 
     def _body_key(self, relation: IntArray, value: IntArray, asked: IntArray) -> IntArray:
         directed = 2 * self.relations
@@ -85,22 +84,18 @@ class Applied:
     @cached_property
     def _by_head(self) -> _Index:
         c = self.rules.constants
-        return _Index.of(c.answer * 2 * self.relations + c.asked, np.flatnonzero(c.relation != NONE))
+        return _Index.of(c.answer * 2 * self.relations + c.asked)
 
     @cached_property
-    def frequencies(self) -> tuple[sp.csr_array, FloatArray]:
-        """How often each entity answers a directed relation ``(S, N)``, and how many triples that has."""
-        c, directed = self.rules.constants, 2 * self.relations
-        on = np.flatnonzero(c.relation == NONE)
-        counts = sp.csr_array(
-            (c.correct[on].astype(np.float32), (c.asked[on], c.answer[on])), (directed, self.entities)
-        )
-        totals = np.zeros(directed)
-        totals[c.asked[on]] = c.predicted[on]
-        return counts, totals
+    def frequencies(self) -> sp.csr_array:
+        """How often each entity answers each directed relation in the triples, ``(S, N)``."""
+        links = self.links
+        entity, relation = np.divmod(links.keys, links.directed)
+        counts = links.counts.astype(np.float32)
+        return sp.csr_array((counts, (relation ^ 1, entity)), (links.directed, self.entities))
 
     def said(self, queries: Queries, answer_B: IntArray | None) -> Iterator[Said]:
-        """All predictions of all rules that have a body; nothing predicts the query's own entity."""
+        """All predictions of all rules; nothing predicts the query's own entity."""
         if answer_B is None:
             answer_B = np.full(len(queries), NONE)
         yield from self._by_paths(queries, answer_B)
@@ -227,8 +222,8 @@ class _Index(NamedTuple):
     rules: IntArray
 
     @classmethod
-    def of(cls, key_M: IntArray, which: IntArray) -> _Index:
-        order = which[np.argsort(key_M[which], kind="stable")]
+    def of(cls, key_M: IntArray) -> _Index:
+        order = np.argsort(key_M, kind="stable")
         return cls(key_M[order], order)
 
     def find(self, keys: IntArray) -> tuple[IntArray, IntArray]:

@@ -18,13 +18,14 @@ from kgmlm.kg import BoolArray, IntArray
 from kgmlm.rules import LONGEST, NONE, ConstantRules, Floats, PathRules, RuleSet, confidence
 
 SAMPLED = 20_000  # triples of a relation whose ends are looked at for paths between them
+SEEN = 2  # of these, those that a body of several steps leads through at least
 STARTS = 2_000  # entities from which a path is counted
 EDGES = 500  # of a hub, drawn by chance
 LONG_EDGES = 30  # the same for paths of three steps
 DENSE = 20  # links of an entity on average, above which paths of three steps are left out
 LEAST = 1e-3  # the least confidence of a rule
-PER_LINK = 30  # rules that are kept of those with the same body for the same relation, and ...
-PER_ANSWER = 50  # ... of those with the same head; whatever is kept for either stays
+PER_LINK = 5  # rules that are kept of those with the same body for the same relation, and ...
+PER_ANSWER = 10  # ... of those with the same head; whatever is kept for either stays
 AT_ONCE = 2**24  # steps of a product
 Random = np.random.Generator
 
@@ -81,7 +82,7 @@ def _paths(links: Links, relation: int, steps: int, seed: int) -> PathRules:
     codes = np.unique(codes * len(x) + triples) // len(x)
     codes, counts = np.unique(codes, return_counts=True)
     bodies = np.stack([codes // base**2, codes // base % base, codes % base], 1) - 1
-    often = np.flatnonzero((counts >= 2) | (bodies[:, 1] < 0))
+    often = np.flatnonzero((counts >= SEEN) | (bodies[:, 1] < 0))
     rules = _counted(links, relation, bodies[often], rng)
     return rules.take((rules.correct >= 1) & (confidence(rules.predicted, rules.correct) >= LEAST))
 
@@ -194,7 +195,7 @@ def _constants(links: Links, support: int) -> ConstantRules:
     rules = ConstantRules(size[body], correct, asked, holder[row], relation[body], value[body])
     sure = confidence(rules.predicted, rules.correct)
     best = _best(body * links.directed + asked, sure, PER_LINK) | _best(row, sure, PER_ANSWER)
-    return rules.take(best).joined(_unconditional(links))
+    return rules.take(best)
 
 
 def _best(group: IntArray, sure: Floats, most: int) -> BoolArray:
@@ -204,12 +205,3 @@ def _best(group: IntArray, sure: Floats, most: int) -> BoolArray:
     best = np.zeros(len(group), np.bool_)
     best[order[expanded(counts)[1] < most]] = True
     return best
-
-
-def _unconditional(links: Links) -> ConstantRules:
-    """``r(X,c)`` without a body: how often c answers."""
-    holder, linked = np.divmod(links.keys, links.directed)
-    asked = linked ^ 1
-    totals = np.bincount(asked, links.counts, links.directed).astype(np.int64)
-    none = np.full(len(holder), NONE)
-    return ConstantRules(totals[asked], links.counts, asked, holder, none, none)

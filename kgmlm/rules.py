@@ -21,7 +21,7 @@ import numpy.typing as npt
 from kgmlm.kg import BoolArray, DataError, EntityTable, IntArray, RelationTable
 
 LONGEST = 3  # atoms of a body
-UNSEEN = 5  # wrong predictions that join those that were counted
+UNSEEN = 2  # wrong predictions that join those that were counted
 NONE = -1  # no relation, no entity, or any
 Floats = npt.NDArray[np.float32]
 
@@ -78,7 +78,7 @@ class ConstantRules(Counted):
     Attributes:
         asked: the directed relation that c answers, of X.
         answer: c.
-        relation: the directed relation from X to d; :data:`NONE` where the body is empty.
+        relation: the directed relation from X to d.
         value: d; :data:`NONE` where any will do, ``r(X,c) <= s(X,A)``.
     """
 
@@ -91,8 +91,8 @@ class ConstantRules(Counted):
 def confidence(predicted: IntArray, correct: IntArray) -> Floats:
     """The share of right predictions, with :data:`UNSEEN` wrong ones more.
 
-    >>> confidence(np.array([5]), np.array([4])).tolist()
-    [0.4000000059604645]
+    >>> confidence(np.array([6]), np.array([4])).tolist()
+    [0.5]
     """
     return (np.maximum(correct, 0) / (predicted + UNSEEN)).astype(np.float32)
 
@@ -125,7 +125,7 @@ class RuleSet(NamedTuple):
             (p.body, NONE, 2 * relations),
             (p.body[:, :1], 0, 2 * relations),
         ]
-        limits += [(c.asked, 0, 2 * relations), (c.relation, NONE, 2 * relations)]
+        limits += [(c.asked, 0, 2 * relations), (c.relation, 0, 2 * relations)]
         limits += [(c.answer, 0, entities), (c.value, NONE, entities)]
         if not all(len(x) == len(rules) for rules in self for x in vars(rules).values()):
             raise ValueError("it has columns of different lengths")
@@ -150,7 +150,7 @@ class RuleSet(NamedTuple):
         answer, of_answer = _found(entities, c.answer)
         value, of_value = _found(entities, c.value)
         constants = ConstantRules(c.predicted, c.correct, asked, answer, linked, value)
-        return RuleSet(paths, constants.take(of_asked & of_linked & (of_answer & (c.answer >= 0)) & of_value))
+        return RuleSet(paths, constants.take(of_asked & of_linked & of_answer & of_value))
 
 
 def _inverse(rows: IntArray) -> dict[str, IntArray]:
@@ -210,7 +210,7 @@ class RuleFile:
 
     def read(self, path: Path) -> tuple[RuleSet, int]:
         """The rules of a file, and how many it has beside them: of other kinds, or about what the graph does
-        not have.
+        not have. Those without a body are beside them, too: how often an entity answers is known anyhow.
 
         The confidence is computed again from the counts. Of a rule that comes twice the last line counts.
         """
@@ -259,11 +259,9 @@ class RuleFile:
             return None if walked is None or trivial else _Path(head.relation, _padded(walked))
         variable = head.left if isinstance(head.left, str) else head.right
         answer = head.right if isinstance(head.left, str) else head.left
-        if not isinstance(answer, int) or not isinstance(variable, str) or len(atoms) > 1:
+        if not isinstance(answer, int) or not isinstance(variable, str) or len(atoms) != 1:
             return None
         asked = 2 * head.relation + (head.right == variable)
-        if not atoms:
-            return _Constant(asked, answer, NONE, NONE)
         (atom,) = atoms
         backward = atom.right == variable
         other = atom.left if backward else atom.right
@@ -312,8 +310,6 @@ class RuleFile:
         """A rule with a constant."""
         variable = "Y" if asked % 2 else "X"
         head = self._written(asked, variable, self._labels[answer])
-        if relation == NONE:
-            return f"{head} <= "
         other = "A" if value == NONE else self._labels[value]
         return f"{head} <= {self._written(relation, variable, other)}"
 

@@ -168,8 +168,8 @@ class RuleSettings(Strict):
     support: int = Field(
         2,
         ge=1,
-        description="Right predictions that a rule with constants needs. 2 suits sparse graphs; try 5 on "
-        "dense ones such as FB15k-237, where there are more rules than it takes.",
+        description="Right predictions that a rule with constants needs. Higher: fewer rules, a smaller "
+        "file, a lower MRR.",
     )
     constants: bool = Field(
         True, description="Mine rules about single entities, such as `speaks(X,german) <= lives_in(X,bonn)`."

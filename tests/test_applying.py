@@ -13,7 +13,7 @@ from kgmlm.kg import Queries, Query
 
 def test_each_rule_says_once_of_each_candidate_what_its_counts_make_of_it(tmp_path: Path) -> None:
     applied = read(
-        TOWNS, tmp_path, "15\t10\t.7\tin(X,Y) <= near(X,A), in(A,Y)", "5\t5\t1\tin(X,rhone) <= near(X,A)"
+        TOWNS, tmp_path, "18\t10\t.5\tin(X,Y) <= near(X,A), in(A,Y)", "8\t5\t1\tin(X,rhone) <= near(X,A)"
     ).applied
     e, r = TOWNS.entities.index, TOWNS.relations.index
     asked = Queries.of([Query(e["pau"], r["in"], "tail"), Query(e["rhone"], r["in"], "head")])

@@ -69,17 +69,15 @@ def test_three_steps_visit_nothing_twice() -> None:
     assert "in(X,Y) <= in(X,A), in(B,A), in(B,Y)" not in found
 
 
-def test_rules_with_constants_and_without_a_body() -> None:
+def test_rules_with_constants() -> None:
     lines = "\n".join(f"p{n} in bonn\np{n} speaks german" for n in range(4)) + "\nq in bonn\nr speaks dutch"
     found = mined(graph_of(lines), support=2)
     assert found["speaks(X,german) <= in(X,bonn)"] == (5, 4)
     assert found["in(X,bonn) <= speaks(X,german)"] == (4, 4)
     assert found["in(X,bonn) <= speaks(X,A)"] == (5, 4)
-    assert found["speaks(X,german) <= "] == (5, 4)
-    assert found["speaks(X,dutch) <= "] == (5, 1)
     assert not any(rule.startswith("speaks(X,german) <= speaks") for rule in found)
     assert "speaks(X,german) <= in(X,bonn)" not in mined(graph_of(lines), support=5)
-    assert not any("bonn" in rule or rule.endswith("<= ") for rule in mined(graph_of(lines), constants=False))
+    assert not any("bonn" in rule for rule in mined(graph_of(lines), constants=False))
 
 
 def test_other_answers_of_the_same_relation_tell_of_one() -> None:

@@ -19,7 +19,7 @@ LINES = [
     "7\t3\t0.428571\tin(X,france) <= near(X,lyon)\n",
     "8\t3\t0.375\tin(lyon,Y) <= near(Y,A)\n",
     "10\t3\t0.3\tin(a,b,Y) <= near(odd (one), two,Y)\n",
-    "20\t2\t0.1\tpart(of)(X,X1) <= \n",
+    "20\t2\t0.1\tpart(of)(X,X1) <= in(X1,X)\n",
 ]
 
 
@@ -46,7 +46,7 @@ def test_a_file_is_read_and_written_the_same(file: RuleFile, tmp_path: Path) -> 
         (0, 2, 2, 0),
         (1, 0, 2, NONE),
         (1, 3, 3, 5),
-        (4, 4, NONE, NONE),
+        (4, 4, 1, 4),
     ]
 
 
@@ -55,6 +55,7 @@ def test_a_file_is_read_and_written_the_same(file: RuleFile, tmp_path: Path) -> 
     [
         "in(X,Y) <= in(X,Y)",  # itself
         "in(X,lyon) <= in(X,lyon)",
+        "in(X,lyon) <= ",
         "in(X,lyon) <= in(X,A)",  # any other answer of the same
         "in(X,Y) <= in(X,A)",  # leads nowhere
         "in(X,Y) <= in(X,A), in(A,X)",
@@ -132,4 +133,4 @@ def test_rules_about_what_is_not_there_are_refused(file: RuleFile, tmp_path: Pat
 
 def test_a_rule_that_was_right_once_is_not_sure() -> None:
     found = confidence(np.array([1, 100, 3]), np.array([1, 100, -1]))
-    np.testing.assert_allclose(found, [1 / 6, 100 / 105, 0])
+    np.testing.assert_allclose(found, [1 / 3, 100 / 102, 0])

@@ -31,7 +31,7 @@ BEST = 5  # rules that count for a candidate
 CELLS = 2**22  # scores that are made at once
 KINDS = ("path", "constant")
 DISCOUNTS = {"maximum": 1e-3, "discounted": 0.7, "noisy-or": 1.0}  # each rule against the one before it
-FREQUENCY = 1e-4  # weight of a rule without a body: less than any other rule
+FREQUENCY = 1e-4  # weight of how often an entity answers: less than any rule
 
 
 class _Best:
@@ -202,15 +202,12 @@ class Rules:
         for row in best.table[-2::-1]:
             scores = scores * np.float32(self.discount) + row
         scores_BN = scores.reshape(len(queries), self.applied.entities)
-        counts, totals = self.applied.frequencies
-        asked_B = asked_of(queries)
-        often_BN, of_B = counts[asked_B].toarray(), totals[asked_B]
+        often_BN = self.applied.frequencies[asked_of(queries)].toarray()
         if answer_B is not None:
-            at = np.flatnonzero(answer_B >= 0)
+            at = np.flatnonzero(often_BN[np.arange(len(queries)), answer_B] * (answer_B >= 0))
             often_BN[at, answer_B[at]] -= 1
-            of_B = of_B - (answer_B >= 0)
-        share_B = (FREQUENCY / (np.maximum(of_B, 0) + UNSEEN)).astype(np.float32)
-        total: Floats = scores_BN + np.maximum(often_BN, 0) * share_B[:, None]
+        of_B1 = often_BN.sum(1, keepdims=True) + UNSEEN
+        total: Floats = scores_BN + np.float32(FREQUENCY) * often_BN / of_B1
         return total
 
     def reasons(self, query: Query, candidate: int, most: int = 3) -> list[Reason]:
