@@ -30,7 +30,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.rules import NONE, UNSEEN, ConstantRules, PathRules, RuleFile, RuleSet
 from kgmlm.runs import open_run
 from kgmlm.signals import rules as module
-from kgmlm.signals.rules import BEST, DISCOUNTS, FREQUENCY, Rules
+from kgmlm.signals.rules import BEST, DISCOUNTS, FREQUENCY, SCALE, Rules
 
 ENTITIES, RELATIONS = 6, 2
 DIRECTED = 2 * RELATIONS
@@ -93,7 +93,8 @@ def walked(rules: RuleSet, triples: Triples, asked: int, x: int, discount: float
     for y in range(ENTITIES):
         said = sorted((-np.log1p(-sure[m]) for m, ys in fired.items() if y in ys), reverse=True)[:BEST]
         often = links.count(y) / (len(links) + UNSEEN)
-        out.append(sum(e * discount**j for j, e in enumerate(said)) + FREQUENCY * often)
+        evidence = sum(e * discount**j for j, e in enumerate(said)) + FREQUENCY * often
+        out.append(SCALE * evidence**0.5)
     return torch.tensor(out, dtype=torch.float32)
 
 
@@ -196,14 +197,15 @@ def read(graph: KnowledgeGraph, tmp_path: Path, *lines: str, **more: str) -> Rul
 TOWNS = graph_of("lyon in rhone\nrhone in france\nlyon near vienne\nvienne in france\npau near vienne")
 
 
-def scores_of(
+def evidence_of(
     signal: Rules, entity: str, relation: str, target: str, graph: KnowledgeGraph = TOWNS
 ) -> dict[str, float]:
     query = Query(
         graph.entities.index[entity], graph.relations.index[relation], "tail" if target == "tail" else "head"
     )
     (scores,) = signal.score(Reading(Queries.of([query])), Pool(len(graph.entities))).tolist()
-    return dict(zip(graph.entities.column("label"), scores, strict=True))
+    evidence = [(x / SCALE) ** 2 for x in scores]
+    return dict(zip(graph.entities.column("label"), evidence, strict=True))
 
 
 def test_the_next_rule_breaks_the_ties_of_the_best(tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ def test_the_next_rule_breaks_the_ties_of_the_best(tmp_path: Path) -> None:
         "30\t5\t.2\tin(X,france) <= near(X,vienne)",
     )
     for aggregation, rest in DISCOUNTS.items():
-        found = scores_of(read(TOWNS, tmp_path, *lines, aggregation=aggregation), "pau", "in", "tail")
+        found = evidence_of(read(TOWNS, tmp_path, *lines, aggregation=aggregation), "pau", "in", "tail")
         first, second = -np.log(1 - 10 / 22), -np.log(1 - 5 / 32)
         assert found["vienne"] == pytest.approx(first, abs=FREQUENCY)
         assert found["france"] - found["vienne"] == pytest.approx(rest * second, abs=FREQUENCY)
@@ -239,7 +241,7 @@ def test_on_an_unseen_graph_rules_hold_for_its_own_triples(
     )
     over = ranker.over(unseen.context).signals["rules"]
     assert isinstance(over, Rules)
-    found = scores_of(over, "lyon", "located_in", "tail", unseen)
+    found = evidence_of(over, "lyon", "located_in", "tail", unseen)
     assert found["france"] > 0
     assert found["rhone"] < FREQUENCY
     assert len(over.applied.rules.constants) == 0

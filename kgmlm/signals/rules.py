@@ -27,6 +27,7 @@ from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
 from kgmlm.rules import UNSEEN, ConstantRules, Floats, PathRules, RuleFile, RuleSet
 
+SCALE = 4.0  # of scores, so that weights of other signals suit them
 BEST = 5  # rules that count for a candidate
 CELLS = 2**22  # scores that are made at once
 KINDS = ("path", "constant")
@@ -207,8 +208,9 @@ class Rules:
             at = np.flatnonzero(often_BN[np.arange(len(queries)), answer_B] * (answer_B >= 0))
             often_BN[at, answer_B[at]] -= 1
         of_B1 = often_BN.sum(1, keepdims=True) + UNSEEN
-        total: Floats = scores_BN + np.float32(FREQUENCY) * often_BN / of_B1
-        return total
+        evidence_BN = scores_BN + np.float32(FREQUENCY) * often_BN / of_B1
+        out: Floats = np.float32(SCALE) * np.sqrt(evidence_BN)  # adds up better with log-likelihoods
+        return out
 
     def reasons(self, query: Query, candidate: int, most: int = 3) -> list[Reason]:
         """The best rules that predict a candidate, as :meth:`kgmlm.applying.Applied.reasons` has them."""
