@@ -26,7 +26,8 @@ FORMAT = 1
 CONTENTS = "pack.json"
 _SCALE = ":scale"  # behind the name of a quantized matrix
 # Of a run, and of its reranker below it.
-_TENSORS = ("model/model.safetensors", "model/entity_vectors.safetensors", "signals/kge.safetensors")
+_KGE = "signals/kge.safetensors"
+_TENSORS = ("model/model.safetensors", "model/entity_vectors.safetensors", _KGE, "signals/rules.safetensors")
 _GRAPH = ("entities", "relations", "triples")
 _NAMES = "graph/name_tokens.safetensors"
 _TEXTS = ("run.json", "config.toml", "model/mixture.json", "model/config.json", "model/tokenizer.json",
@@ -86,7 +87,7 @@ def write_pack(
             if (folder / name).is_file():
                 entries[prefix + name] = (folder / name).read_bytes()
         for name in _TENSORS:
-            if (folder / name).is_file() and (kge or not name.startswith("signals/")):
+            if (folder / name).is_file() and (kge or name != _KGE):
                 advance("packing", 1, len(parts) * len(_TENSORS))
                 entries[prefix + name] = _quantized(folder / name)
         if not prefix:  # a reranker has the graph of its run

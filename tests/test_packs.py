@@ -15,6 +15,7 @@ import kgmlm
 from kgmlm.conversion import convert_run
 from kgmlm.kg import RunError
 from kgmlm.packs import find_pack, read_card, unpack
+from kgmlm.pool import Pool, Reading
 from kgmlm.runs import open_run
 
 GOLDEN = Path(__file__).parent / "golden" / "old-run"
@@ -68,6 +69,18 @@ def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> N
     assert "kge" not in opened.ranker("cpu").signals
     assert "kge" not in opened.record["signals"]
     assert file.stat().st_size < kgmlm.pack(whole, tmp_path / "all.kgmlm", progress=False).stat().st_size
+
+
+def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    kgmlm.tune(run, add="rules", max_triples=5, progress=False)
+    file = kgmlm.pack(run, tmp_path / "small.kgmlm", kge=False, progress=False)
+    opened = open_run(file, verify=True)
+    assert set(opened.chosen.of) == {"likelihood", "vector", "rules", "reranker"}
+    before, after = (x.untuned("cpu", ("kge",)).signals["rules"] for x in (open_run(run), opened))
+    queries, _ = opened.graph.queries("test")
+    pool = Pool(len(opened.graph.entities))
+    assert torch.equal(before.score(Reading(queries), pool), after.score(Reading(queries), pool))
 
 
 def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path) -> None:

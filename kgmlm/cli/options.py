@@ -31,8 +31,8 @@ Scores = Annotated[
     str,
     typer.Option(
         autocompletion=_scores,
-        help="all that a run has; its text, without what is trained beside it; or likelihood, vector or kge "
-        "alone.",
+        help="all that a run has; its text, without what is trained beside it; or likelihood, vector, kge or "
+        "rules alone.",
     ),
 ]
 Retrieve = Annotated[

@@ -135,7 +135,7 @@ class Rules:
             for name, value in vars(rules).items()
         }
         sizes = torch.tensor([self.applied.entities, self.applied.relations])
-        discount = torch.tensor([self.discount], dtype=torch.float64)
+        discount = torch.tensor([round(1000 * self.discount)])
         files.write_tensors(path, {**tensors, "sizes": sizes, "discount": discount})
 
     @classmethod
@@ -151,7 +151,7 @@ class Rules:
         try:
             t = load_file(path)
             found = tuple(t.pop("sizes").tolist())
-            discount = float(t.pop("discount")[0])
+            discount = float(t.pop("discount")[0]) / 1000
             of = {
                 kind: {k.split(".")[1]: v.astype(np.int64) for k, v in t.items() if k.startswith(kind)}
                 for kind in ("path", "constant")
