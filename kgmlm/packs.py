@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ class _Contents(BaseModel):
 def is_pack(path: Path) -> bool:
     """Whether a path is that of a pack."""
     return path.suffix == SUFFIX and path.is_file()
+
+
+def is_unpacked(path: Path) -> bool:
+    """Whether a folder is a pack in the cache."""
+    try:
+        return bool(json.loads((path / "run.json").read_bytes()).get("unpacked"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def find_pack(name: str | Path) -> Path | None:
@@ -123,11 +132,18 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
     Raises:
         RunError: when the pack is damaged, of another format, or the folder is there.
     """
+    cached = output is None
     if output is None:
         cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
         output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
         if (output / "run.json").is_file():
             return output
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"{cache} cannot be written: {error.strerror}; KGMLM_CACHE names another folder"
+            ) from None
     elif output.exists():
         raise RunError(f"{output} exists; choose another --output")
     with _opened(pack) as archive:
@@ -143,11 +159,14 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
                     _write_dequantized(pack, data, target)
                 else:
                     target.write_bytes(data)
-            _settle(folder)
+            try:
+                _settle(folder, cached)
+            except (KeyError, TypeError, ValueError, OSError) as error:
+                raise _damaged(pack, f"{type(error).__name__}: {error}") from None
     return output
 
 
-def _settle(folder: Path) -> None:
+def _settle(folder: Path, cached: bool) -> None:
     """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
     reranker = folder / RERANKER
     runs = [folder, *([reranker] if reranker.is_dir() else [])]
@@ -169,6 +188,7 @@ def _settle(folder: Path) -> None:
             if (run / f"signals/{k}.safetensors").is_file()
         }
         record["recipe"] = None
+        record["unpacked"] = cached  # of the pack that it is, and so not written to
         files.write_json(run / "run.json", record)
         digests.write_manifest(run / "model")
         from kgmlm.chosen import fingerprints
@@ -221,6 +241,8 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
         if name.endswith(_SCALE):
             continue
         if tensor.dtype == torch.int8:
+            if name + _SCALE not in packed:
+                raise _damaged(pack, f"'{name}' has no scale")
             tensors[name] = tensor.float() * packed[name + _SCALE][:, None]
         else:
             tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
@@ -248,7 +270,7 @@ def _opened(pack: Path) -> zipfile.ZipFile:
 def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         return archive.read(name)
-    except (KeyError, zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+    except (KeyError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
         raise _damaged(pack, (str(error).splitlines() or [name])[0]) from None
 
 
@@ -262,6 +284,8 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
         contents = _Contents.model_validate(found)
     except (ValueError, ValidationError, RecursionError) as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
+    if missing := {"run.json", "config.toml", "model/mixture.json", _TENSORS[0]} - contents.files.keys():
+        raise _damaged(pack, f"it has no {min(missing)}")
     for name in contents.files:
         if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
             raise _damaged(pack, f"'{name}' is outside of it")

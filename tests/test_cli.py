@@ -77,6 +77,7 @@ def test_choices_are_listed_in_the_help() -> None:
     assert {key: found for key, found in choices.items() if str not in found} == {
         ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
+        ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
         ("evaluate", "--precision"): {"fp32", "bf16"}, ("tune", "--precision"): {"fp32", "bf16"},
     }  # fmt: skip
 
