@@ -602,7 +602,7 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
     assert set(report) == {
         *expected, "queries", "seconds", "candidates", "own_entity", "metrics", "breakdown",
-        "pykeen_comparable", "relations",
+        "pykeen_comparable",
     }  # fmt: skip
     assert set(report["relations"]) == {toy.relations[r].label for r in asked[:, 1]}
     assert sum(part["both"]["count"] for part in report["relations"].values()) == 10
