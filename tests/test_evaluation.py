@@ -561,13 +561,15 @@ def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGr
 
 
 def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 12.3456])
+    clock = iter([10.0, 12.3456, 0.0, 0.0])
     monkeypatch.setattr("kgmlm.evaluation.time", SimpleNamespace(monotonic=lambda: next(clock)))
     done: list[tuple[int, int]] = []
     ranker = fake(toy)
     ranker.truncated_N[[3, 4]] = True
     protocol = Protocol(max_triples=5, seed=3)
-    found = evaluate(ranker, toy, protocol, advance=lambda n, total: done.append((n, total)))
+    found = evaluate(
+        ranker, toy, protocol, by_relation=True, advance=lambda n, total: done.append((n, total))
+    )
     report = found.report
     asked = Scope.of(toy).sampled(protocol)
     assert found.graph is toy
@@ -602,8 +604,9 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
     assert set(report) == {
         *expected, "queries", "seconds", "candidates", "own_entity", "metrics", "breakdown",
-        "pykeen_comparable",
+        "pykeen_comparable", "relations",
     }  # fmt: skip
+    assert "relations" not in evaluate(fake(toy), toy, protocol).report
     assert set(report["relations"]) == {toy.relations[r].label for r in asked[:, 1]}
     assert sum(part["both"]["count"] for part in report["relations"].values()) == 10
     assert report["pykeen_comparable"]["candidates"] == int(toy.seen_N.sum())
