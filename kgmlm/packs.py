@@ -93,7 +93,8 @@ def write_pack(
     for prefix, folder in parts:
         for name in _TEXTS:
             if (folder / name).is_file():
-                entries[prefix + name] = (folder / name).read_bytes()
+                data = (folder / name).read_bytes()
+                entries[prefix + name] = _portable(data) if name == "run.json" else data
         for name in _TENSORS:
             if (folder / name).is_file() and (kge or not name.startswith("signals/")):
                 advance("packing", 1, len(parts) * len(_TENSORS))
@@ -200,6 +201,21 @@ def _settle(folder: Path, cached: bool) -> None:
         mixture.unlink()
         files.write_json(mixture, chosen)
         digests.write_manifest(run / "model")
+
+
+def _portable(record: bytes) -> bytes:
+    """``run.json`` with models by their names instead of by paths of one machine."""
+
+    def named(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = {key: named(part) for key, part in value.items()}
+        model = found.get("model")
+        if isinstance(model, str) and Path(model).is_absolute():
+            found["model"] = Path(model).name
+        return found
+
+    return json.dumps(named(json.loads(record)), indent=2).encode()
 
 
 def _without_kge(mixture: bytes) -> bytes:

@@ -30,6 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("packs") / "whole"
     shutil.copytree(GOLDEN, path)
     convert_run(path)
+    open_run(path / "reranker").update(model=str(path / "model"))
     return path
 
 
@@ -64,6 +65,8 @@ def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path
     assert (folder / "run.json").stat().st_mtime_ns == stamp, "unpacked once"
     assert kgmlm.pack(whole, tmp_path / "again.kgmlm", progress=False).read_bytes()
     assert read_card(file) == {"dataset": "toy"}
+    text = zipfile.ZipFile(file).read("reranker/run.json").decode()
+    assert json.loads(text)["model"] == "model", "no path of one machine"
 
 
 def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> None:
