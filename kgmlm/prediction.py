@@ -25,6 +25,7 @@ from kgmlm.resolver import Resolver
 from kgmlm.runs import open_run
 from kgmlm.scoring import top
 from kgmlm.shortlisting import Retrieval, shortlist
+from kgmlm.signals import Reasoned
 from kgmlm.watching import quiet_transformers
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class Part(NamedTuple):
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge
-    and reranking, those that the run ranks by. The likelihood is told where it counts nothing, too.
+    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules
+    and reranking, those that the run ranks by. The likelihood is told where it counts nothing, too. Where
+    rules count, ``because`` has a sentence for each of the best that predict the candidate.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class Prediction:
     known: bool
     tokens: tuple[dict[str, Any], ...] | None = None
     parts: Mapping[str, Part] | None = None
+    because: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -72,6 +75,8 @@ class Prediction:
                 name: {**part._asdict(), "adds": part.weight * part.value}
                 for name, part in self.parts.items()
             }
+        if self.because:
+            row["because"] = list(self.because)
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
 
@@ -207,8 +212,23 @@ class Predictor:
                     zip(rows, log_likelihoods, strict=True)
                 )
             )
-            explained.append(replace(p, tokens=tokens, parts=parts))
+            told = replace(p, tokens=tokens, parts=parts, because=self._because(query, p.id, further))
+            explained.append(told)
         return explained
+
+    def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
+        """What those of some signals that can give reasons say for a candidate."""
+        signals = [self.ranker.signals[name] for name in names]
+        reasons = [r for s in signals if isinstance(s, Reasoned) for r in s.reasons(query, candidate)]
+        relations, entities = self.graph.relations, self.graph.entities
+        return tuple(
+            " and ".join(
+                f"{entities[h].surface} {relations[r].name} {entities[t].surface}"
+                for h, r, t in reason.triples
+            )
+            + f" ({reason.correct:,} of {reason.predicted:,})"
+            for reason in reasons
+        )
 
     def rank(
         self,

@@ -21,7 +21,7 @@ from kgmlm.reader import Reader
 from kgmlm.reranking import Reranking
 from kgmlm.signals import SIGNALS, Signal, beside
 
-LONG = {"vector": "entity vectors", "kge": "KGE model"}  # what people call signals
+LONG = {"vector": "entity vectors", "kge": "KGE model", "rules": "rules"}  # what people call signals
 
 
 class Ranker(FirstStage):

@@ -149,7 +149,9 @@ class Run:
 
         Returns:
             After the columns of :meth:`rank`, what each signal adds to the score (its weight times what it
-            says), and ``tokens``: the log-likelihood of each token of the name, as a list of pairs.
+            says), and ``tokens``: the log-likelihood of each token of the name, as a list of pairs. Where
+            rules count, ``because``: the triples that the best of them rest on, and how often each rule is
+            right in training.
         """
         import pandas as pd
 
@@ -161,7 +163,8 @@ class Run:
                 for p in found:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
-                    rows.append(self._columns(query) | _row(p) | parts | {"tokens": tokens})
+                    why = {"because": list(p.because)} if "rules" in parts else {}
+                    rows.append(self._columns(query) | _row(p) | parts | {"tokens": tokens} | why)
         return pd.DataFrame(rows)
 
     def score(

@@ -222,6 +222,7 @@ def print_predictions(
                 pieces = ", ".join(f"{t['text'].strip()} {t['log_likelihood']:.2f}" for t in p.tokens or ())
                 of = f": {pieces}" if part == "likelihood" else ""
                 parts.append(f"{part} {weight * value:+.3f} ({weight:.3g} × {value:.3f}{of})")
+            parts += [f"because {reason}" for reason in p.because]
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(c) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)

@@ -22,7 +22,7 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
     shutil.copytree(toy_vector_run, run)
     refused(cli("evaluate", run, "--scores", "kge"), "no KGE model", "kgmlm tune RUN --add kge")
     refused(cli("tune", run, "--add", "kge", "--from", toy_run), "no signal 'kge'", "--add kge")
-    refused(cli("tune", run, "--add", "rules"), "no signal 'rules' to add", "kge")
+    refused(cli("tune", run, "--add", "paths"), "no signal 'paths' to add", "kge, rules")
     refused(cli("tune", run, "--set", "kge.dimension=8"), "say how to --add")
     done = cli("tune", run, "--add", "kge", *SMALL, "--json", "-q")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ def tune(
     run: RunArgument,
     add: Annotated[
         str | None,
-        typer.Option(help="First train a signal beside the model: kge; or a reranker.", show_default=False),
+        typer.Option(help="First train a signal: kge or rules; or take a reranker.", show_default=False),
     ] = None,
     drop: Annotated[
         str | None,

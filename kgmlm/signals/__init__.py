@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
+from kgmlm.applying import Reason
 from kgmlm.graph import ContextGraph, KnowledgeGraph
-from kgmlm.kg import IntArray
+from kgmlm.kg import IntArray, Query
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
+from kgmlm.signals.rules import Rules
 from kgmlm.signals.vector import Vector
 
 
@@ -66,6 +68,14 @@ class Signal(Protocol):
         """
 
 
+@runtime_checkable
+class Reasoned(Protocol):
+    """A signal that can say why a candidate scores."""
+
+    def reasons(self, query: Query, candidate: int) -> list[Reason]:
+        """The best rules that predict a candidate, best first, each with triples that it rests on."""
+
+
 class Beside(Signal, Protocol):
     """A signal that is trained beside the text model, by `kgmlm tune RUN --add NAME`."""
 
@@ -89,7 +99,7 @@ class Beside(Signal, Protocol):
         """
 
 
-SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE)}
+SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules)}
 
 
 def beside() -> dict[str, type[Beside]]:

@@ -1,0 +1,302 @@
+"""The sections of the settings: each key with its meaning, default and bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
+
+MOST, LARGEST = 2**32 - 1, 1e30  # of integers and floats: what 32 bits hold, with room to reckon
+
+Seed = Annotated[int, Field(ge=0)]
+Endless = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=True),
+    PlainSerializer(lambda value: "inf" if value == math.inf else value, when_used="json"),  # JSON has none
+]
+
+
+class Strict(BaseModel):
+    """Settings that know all their keys and hold no number that libraries below cannot."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        """Refuse numbers that libraries below cannot hold; infinity is left to the fields that allow it."""
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ValueError(f"at most {MOST:,}")
+        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
+            raise ValueError(f"at most {LARGEST:g}")
+        return value
+
+
+class ScratchSettings(Strict):
+    """The small BERT that `--model scratch` trains."""
+
+    hidden_size: int = Field(128, ge=8, description="Width of the model; a multiple of `heads`.")
+    layers: int = Field(2, ge=1, description="Transformer layers.")
+    heads: int = Field(4, ge=1, description="Attention heads per layer.")
+    vocabulary: int = Field(8000, ge=300, description="Largest number of tokens of the trained tokenizer.")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout of the model; lower it where the training loss stays high."
+    )
+
+
+class TextSettings(Strict):
+    """How a query is written."""
+
+    template: str = Field(
+        "plain",
+        description="How a query is written: `plain` or `natural`; `kgmlm linearize` shows both.",
+    )
+    max_length: int = Field(
+        64,
+        ge=8,
+        description="Tokens per query text, special tokens and masks included. Descriptions and neighbors "
+        "are cut to fit, never the relation or the hole. Raise it for long descriptions.",
+    )
+    descriptions: bool = Field(
+        True, description="Add the entity's description to the query, where it has one."
+    )
+    neighbors: int = Field(
+        0,
+        ge=0,
+        description="Add this many training triples of the query's entity to its text, never those that "
+        "answer the query. Try 4; raise `max_length` to make room.",
+    )
+    neighbor_dropout: float = Field(
+        0.3,
+        ge=0,
+        lt=1,
+        description="In training, the chance that one neighbor is left out, and that all are, so that the "
+        "model can also answer queries about entities without neighbors.",
+    )
+
+
+class ScoringSettings(Strict):
+    """How a candidate is scored from the log-probabilities of its tokens."""
+
+    span_length: int | Literal["auto"] = Field(
+        "auto",
+        description="Mask tokens in the hole, the end-of-name token included; longer names are cut to it. "
+        "`auto`: enough for 99.5 % of the training entities, at most half of `text.max_length`.",
+    )
+    end_of_name: bool = Field(
+        False,
+        description="End each name with a separator token that is scored, too. Turn it on where one name "
+        "begins another (New York, New York City).",
+    )
+    normalization: Literal["mean", "sum"] = Field(
+        "mean",
+        description="`mean`: the mean log-likelihood per token, which does not favor short names. `sum`: "
+        "the joint log-likelihood, for graphs where length is informative.",
+    )
+    softmax: Literal["vocabulary", "entities"] = Field(
+        "vocabulary",
+        description="Tokens that share the probability: the whole `vocabulary`, or only tokens in names of "
+        "training `entities` (cheaper to train with large vocabularies; fixed when the run is made).",
+    )
+
+
+class VectorSettings(Strict):
+    """A vector per entity, read from its text, that tells apart what names cannot.
+
+    The query's vector is the state at one more mask behind the hole; an entity's is the state at a mask
+    behind its own text, by the same model. So an entity never seen has one, too.
+    """
+
+    enabled: bool = Field(
+        False,
+        description="Train entity vectors and add the cosine of query and entity to the likelihood. Turn it "
+        "on where entities have descriptions or names collide.",
+    )
+    max_length: int = Field(
+        48, ge=8, description="Tokens per entity text, special tokens and the mask included."
+    )
+    temperature: float = Field(0.05, gt=0, description="Training divides cosines by this.")
+    memory: int = Field(
+        2048,
+        ge=0,
+        description="How many of the latest entity vectors are negatives beside those of the batch. With as "
+        "many as the graph has entities, the loss is a softmax over all of them.",
+    )
+    loss_weight: float = Field(
+        1.0, gt=0, description="Weight of the vectors' loss; the likelihood's loss has weight 1."
+    )
+    residual_rate: float = Field(
+        0.0,
+        ge=0,
+        description="Peak learning rate of a residual per seen entity: what its text does not say. 0: none. "
+        "Works best with `memory` as large as the graph; entities never seen have no residual.",
+    )
+
+
+class KGESettings(Strict):
+    """The KGE model of `kgmlm tune --add kge` and of distillation: ComplEx with reciprocal relations."""
+
+    dimension: int = Field(200, ge=1, description="Complex numbers per embedding.")
+    epochs: int = Field(10, ge=1, description="Passes over the training triples.")
+    batch_size: int = Field(256, ge=1, description="Distinct queries per step.")
+    learning_rate: float = Field(0.1, gt=0, description="Learning rate of Adagrad.")
+    samples: Literal["triples", "queries"] = Field(
+        "triples", description="What counts equally in the loss; evaluation counts `triples`."
+    )
+    regularization: float = Field(0.1, ge=0, description="Weight of the penalty on large embeddings.")
+    penalty: Literal["triples", "entities"] = Field(
+        "triples",
+        description="What the penalty counts: the embeddings of each of the `triples` (N3), or all "
+        "`entities` equally: try it where most entities have few triples, as in WN18RR.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="`bf16` multiplies in bf16 with fp32 sums: faster where hardware has units."
+    )
+    max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
+    seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
+
+
+class RuleSettings(Strict):
+    """The rules of `kgmlm tune --add rules`, mined from training triples."""
+
+    length: Annotated[int, Field(ge=1, le=3)] | Literal["auto"] = Field(
+        "auto",
+        description="Longest body of a path rule, in atoms. `auto`: 3, but 2 on dense graphs such as "
+        "FB15k-237, where paths of 3 are very many and add little.",
+    )
+    support: int = Field(
+        2,
+        ge=1,
+        description="Right predictions that a rule with constants needs. 2 suits sparse graphs; try 5 on "
+        "dense ones such as FB15k-237, where there are more rules than it takes.",
+    )
+    constants: bool = Field(
+        True, description="Mine rules about single entities, such as `speaks(X,german) <= lives_in(X,bonn)`."
+    )
+    seconds: float = Field(
+        120.0, gt=0, description="CPU seconds after which no more rules of three atoms are looked for."
+    )
+    aggregation: Literal["maximum", "discounted", "noisy-or"] = Field(
+        "discounted",
+        description="How the rules that predict a candidate make its score: by the best one, ties by the "
+        "next (`maximum`), as independent evidence (`noisy-or`), or between the two (`discounted`): the "
+        "log-odds of each further rule count less.",
+    )
+    file: str = Field(
+        "", description="Take the rules of this file in AnyBURL's format instead of mining any."
+    )
+    seed: Seed = Field(0, description="Seed of what is sampled.")
+
+
+class MaskingSettings(Strict):
+    """What `training.objective = "masked"` hides in the texts of training entities and triples."""
+
+    policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = Field(
+        "whole-word",
+        description="What is hidden: `random` tokens, `whole-word`, `ngram` (one to four words), `similar` "
+        "(n-grams replaced by similar words, as in MacBERT), or `entity` (the whole answer of a triple).",
+    )
+    share: float = Field(
+        0.15, gt=0, lt=1, description="Share of a text's tokens to hide; the policy `entity` ignores it."
+    )
+
+
+class RerankingSettings(Strict):
+    """How `kgmlm rerank` reads the best candidates of a run again, each together with its query."""
+
+    candidates: int = Field(
+        20,
+        ge=1,
+        description="Candidates to rerank at most (validation may choose fewer); wrong answers for training "
+        "are drawn from as many. Costs one forward pass per candidate.",
+    )
+    negatives: int = Field(5, ge=1, description="Wrong answers per true answer in training.")
+    neighbors: int = Field(
+        4,
+        ge=0,
+        description="Training triples of a candidate to add to its text, never those that answer the query.",
+    )
+    max_length: int = Field(
+        48, ge=8, description="Tokens for what is told of a candidate, on top of `text.max_length`."
+    )
+
+
+class TrainingSettings(Strict):
+    """The training loop."""
+
+    objective: Literal["entity", "token", "masked", "rerank"] = Field(
+        "entity",
+        description="`entity`: softmax over all training entities, every true answer a target. `token`: the "
+        "paper's cross-entropy on the answer's tokens. `masked`: adapt the model to the graph's texts "
+        "before another run. `rerank`: used by `kgmlm rerank`.",
+    )
+    samples: Literal["queries", "triples"] = Field(
+        "queries",
+        description="An epoch asks each distinct query once (`queries`), or once per answer (`triples`), as "
+        "evaluation does. Try `triples` on graphs with hubs, such as FB15k-237; epochs are longer.",
+    )
+    temperature: float = Field(0.25, gt=0, description="The objective `entity` divides scores by this.")
+    own_entity: Literal["negative", "left out"] = Field(
+        "left out",
+        description="The query's own entity, in relations where it cannot be the answer: `left out` of the "
+        "softmax, or a `negative`, which may suit graphs such as FB15k-237.",
+    )
+    distillation: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the loss that matches the softmax of a KGE model over non-answers; the KGE "
+        "model is trained first. 0: none. Try 1 where text ranks alone.",
+    )
+    batch_size: int = Field(
+        128,
+        ge=1,
+        description="Queries per batch (`kgmlm rerank`: pairs). Lower it when memory runs out.",
+    )
+    accumulation: int = Field(
+        1, ge=1, description="Batches per step; raise it when lowering `batch_size`, to keep their product."
+    )
+    epochs: float = Field(
+        10, gt=0, description="Passes over the samples; may be a fraction. The first setting to raise."
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many steps; the learning rate still follows `epochs`."
+    )
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Peak learning rate of AdamW. `auto`: 2e-3 for scratch models, 3e-4 for pretrained "
+        "ones. Lower it when the loss jumps or is not finite.",
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    warmup: float = Field(0.1, ge=0, le=1, description="Share of the steps in which the learning rate rises.")
+    schedule: Literal["linear", "constant"] = Field(
+        "linear",
+        description="The learning rate after warm-up: `linear` down to 0 at the end, or `constant`, for "
+        "long training that `kgmlm train --resume --decay` ends at any time.",
+    )
+    clip: Endless = Field(1.0, description="Scale gradients down to this norm; `inf` leaves them.")
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout of the whole model in training; not set: the model's own. 0 learns faster in "
+        "the first epochs.",
+    )
+    eval_every: Endless = Field(
+        1, description="Epochs between validations; may be a fraction. `inf`: only at the end."
+    )
+    eval_triples: int = Field(
+        500, ge=0, description="Validation triples to sample each time; 0: all of them."
+    )
+    patience: int = Field(
+        0, ge=0, description="Stop after this many validations without a better MRR; 0: never."
+    )
+    checkpoint_minutes: Endless = Field(
+        5.0, description="Minutes between resumable checkpoints; `inf`: only at validations."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Precision of matrix products; weights, sums and losses stay fp32. `auto`: bf16 where "
+        "the GPU or CPU has units for it, else fp32. Resuming is bit-exact in fp32.",
+    )
+    seed: Seed = Field(0, description="Seed of initial weights, batches and dropout.")

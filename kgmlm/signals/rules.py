@@ -1,0 +1,218 @@
+"""Rules as a signal: what the best rules that predict a candidate say of it.
+
+Rules hold for the triples of whatever graph is asked, so they hold on an unseen graph; rules with constants
+where it has the constants. What no rule predicts scores 0, or a trifle for how often it answers in training.
+
+Shapes: B queries, N entities, S directed relations, M rules, K candidates of each query's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from kgmlm import files
+from kgmlm.applying import Applied, Reason, asked_of
+from kgmlm.config import RuleSettings
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.grounding import blocks
+from kgmlm.kg import IntArray, Queries, Query, RunError
+from kgmlm.mining import mine
+from kgmlm.pool import Pool, Reading
+from kgmlm.reader import Reader
+from kgmlm.rules import UNSEEN, ConstantRules, Floats, PathRules, RuleFile, RuleSet
+
+BEST = 5  # rules that count for a candidate
+CELLS = 2**22  # scores that are made at once
+KINDS = ("path", "constant")
+DISCOUNTS = {"maximum": 1e-3, "discounted": 0.6, "noisy-or": 1.0}  # each rule against the one before it
+FREQUENCY = 1e-4  # weight of a rule without a body: less than any other rule
+
+
+class _Best:
+    """The strongest evidence for each cell of a table, best first."""
+
+    def __init__(self, cells: int) -> None:
+        self.table = np.zeros((BEST, cells), np.float32)
+        self._last = np.empty(cells, np.int32)
+
+    def add(self, cell: IntArray, evidence: Floats) -> None:
+        """More evidence; a cell may come often."""
+        order = np.argsort(evidence, kind="stable")
+        cell, evidence = cell[order], evidence[order]
+        for _ in range(BEST):
+            if not len(cell):
+                return
+            place = np.arange(len(cell), dtype=np.int32)
+            self._last[cell] = place  # of equal cells the last one, which is the strongest, stays
+            best = self._last[cell] == place
+            self._insert(cell[best], evidence[best])
+            cell, evidence = cell[~best], evidence[~best]
+
+    def _insert(self, cell: IntArray, evidence: Floats) -> None:
+        """One piece of evidence for each of some different cells."""
+        for row in self.table:
+            before = row[cell]
+            row[cell] = np.maximum(before, evidence)
+            evidence = np.minimum(before, evidence)
+            on = evidence > 0
+            cell, evidence = cell[on], evidence[on]
+            if not len(cell):
+                return
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """Rules over a graph.
+
+    Attributes:
+        applied: what was mined, or read from a file, and the triples that it holds for.
+        discount: what each further rule counts against the one before it.
+        device: of scores.
+    """
+
+    name: ClassVar[str] = "rules"
+    reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/rules.safetensors"
+
+    applied: Applied
+    discount: float = DISCOUNTS["discounted"]
+    device: torch.device | None = None
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        """It does not come with the model: it is mined beside it."""
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: RuleSettings,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: torch.device | None = None,
+    ) -> Rules:
+        """Mine a graph's training triples, or read the rules of ``settings.file``.
+
+        Raises:
+            DataError: when that file cannot be read.
+            RunError: when there are no rules.
+        """
+        if settings.file:
+            rules, _ = RuleFile(graph.entities, graph.relations).read(Path(settings.file))
+        else:
+            rules = mine(graph, settings, advance)
+        if not rules:
+            raise RunError(f"there are no rules {'in ' + settings.file if settings.file else 'to be found'}")
+        return cls.over_graph(rules, graph, DISCOUNTS[settings.aggregation], device)
+
+    @classmethod
+    def over_graph(
+        cls, rules: RuleSet, graph: KnowledgeGraph, discount: float, device: torch.device | None = None
+    ) -> Rules:
+        """Rules over the training triples of their own graph."""
+        applied = Applied(rules, graph.splits["train"], len(graph.entities), len(graph.relations))
+        return cls(applied, discount, device)
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Rules:
+        """The same for the training triples of another graph."""
+        context = reader.context
+        rules = self.applied.rules.over(entity_rows, relation_rows)
+        applied = Applied(rules, context.train, len(context.entities), len(context.relations))
+        return replace(self, applied=applied, device=reader.model.device)
+
+    def save(self, path: Path) -> None:
+        """Write the rules as safetensors."""
+        kinds = zip(KINDS, self.applied.rules, strict=True)
+        tensors = {
+            f"{kind}.{name}": torch.from_numpy(np.ascontiguousarray(value, np.int32))
+            for kind, rules in kinds
+            for name, value in vars(rules).items()
+        }
+        sizes = torch.tensor([self.applied.entities, self.applied.relations])
+        discount = torch.tensor([self.discount], dtype=torch.float64)
+        files.write_tensors(path, {**tensors, "sizes": sizes, "discount": discount})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Rules:
+        """What :meth:`save` wrote for a graph.
+
+        Raises:
+            RunError: when the file is damaged or of another graph.
+        """
+        from safetensors.numpy import load_file
+
+        sizes = (len(graph.entities), len(graph.relations))
+        try:
+            t = load_file(path)
+            found = tuple(t.pop("sizes").tolist())
+            discount = float(t.pop("discount")[0])
+            of = {
+                kind: {k.split(".")[1]: v.astype(np.int64) for k, v in t.items() if k.startswith(kind)}
+                for kind in ("path", "constant")
+            }
+            rules = RuleSet(PathRules(**of["path"]), ConstantRules(**of["constant"]))
+            if found == sizes:
+                rules.check(*sizes)
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(f"{path} cannot be read: {why}") from None
+        if found != sizes:
+            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add rules` makes another")
+        return cls.over_graph(rules, graph, discount, None if reader is None else reader.model.device)
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        """Scores ``(B, N)`` or ``(B, K)``."""
+        return self._scores(reading.queries, pool, None)
+
+    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> torch.Tensor:
+        """The same as if of each query one triple, its own with this answer, were not in training.
+
+        It supports no path, and no rule counts it as a right prediction. That it may have helped rules to
+        predict other pairs stays counted.
+        """
+        return self._scores(queries, pool, answer_B)
+
+    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> torch.Tensor:
+        out = np.zeros((len(queries), pool.width), np.float32)
+        for part in blocks(np.full(len(queries), self.applied.entities), CELLS):
+            asked = queries[part]
+            answers = None if answer_B is None else answer_B[part]
+            scores_bN = self._of_block(asked, answers)
+            if pool.ids is None:
+                out[part] = scores_bN
+            else:
+                ids = (
+                    pool.filled[part] if pool.own else np.broadcast_to(pool.filled, (len(asked), pool.width))
+                )
+                out[part] = np.take_along_axis(scores_bN, ids, 1)
+        found = torch.from_numpy(out)
+        return found if self.device is None else found.to(self.device)
+
+    def _of_block(self, queries: Queries, answer_B: IntArray | None) -> Floats:
+        """Scores ``(B, N)`` of all entities."""
+        best = _Best(len(queries) * self.applied.entities)
+        for said in self.applied.said(queries, answer_B):
+            best.add(said.query * self.applied.entities + said.entity, said.evidence)
+        scores = best.table[-1]
+        for row in best.table[-2::-1]:
+            scores = scores * np.float32(self.discount) + row
+        scores_BN = scores.reshape(len(queries), self.applied.entities)
+        counts, totals = self.applied.frequencies
+        asked_B = asked_of(queries)
+        often_BN, of_B = counts[asked_B].toarray(), totals[asked_B]
+        if answer_B is not None:
+            at = np.flatnonzero(answer_B >= 0)
+            often_BN[at, answer_B[at]] -= 1
+            of_B = of_B - (answer_B >= 0)
+        share_B = (FREQUENCY / (np.maximum(of_B, 0) + UNSEEN)).astype(np.float32)
+        total: Floats = scores_BN + np.maximum(often_BN, 0) * share_B[:, None]
+        return total
+
+    def reasons(self, query: Query, candidate: int, most: int = 3) -> list[Reason]:
+        """The best rules that predict a candidate, as :meth:`kgmlm.applying.Applied.reasons` has them."""
+        return self.applied.reasons(query, candidate, most)

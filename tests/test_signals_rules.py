@@ -1,0 +1,314 @@
+"""The signal of rules: scores against a walk through all rules, withheld triples, reasons, other graphs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from test_grounding import directed_edges, ends
+from test_mining import graph_of
+from typer.testing import CliRunner
+
+import kgmlm
+from kgmlm.cli import app
+from kgmlm.config import RuleSettings
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import DataError, EntityTable, Queries, Query, RelationTable, RunError, both_sides
+from kgmlm.pool import Pool, Reading
+from kgmlm.ranker import Ranker
+from kgmlm.rules import NONE, ConstantRules, PathRules, RuleFile, RuleSet
+from kgmlm.runs import open_run
+from kgmlm.signals import rules as module
+from kgmlm.signals.rules import BEST, DISCOUNTS, FREQUENCY, Rules
+
+ENTITIES, RELATIONS = 6, 2
+DIRECTED = 2 * RELATIONS
+Triples = list[tuple[int, int, int]]
+
+entity, relation, directed = (st.integers(0, n - 1) for n in (ENTITIES, RELATIONS, DIRECTED))
+graphs = st.lists(st.tuples(entity, relation, entity), min_size=1, max_size=20)
+counts = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(sorted).map(lambda pair: pair[::-1])
+path = st.tuples(counts, relation, st.lists(directed, min_size=1, max_size=3)).filter(
+    lambda rule: rule[2] != [2 * rule[1]]
+)
+constant = st.tuples(counts, directed, entity, directed, st.integers(-1, ENTITIES - 1)).filter(
+    lambda rule: rule[1] != rule[3] or rule[4] not in (rule[2], NONE)
+)
+bare = st.tuples(counts, directed, entity)
+
+
+def whole(paths: list[Any], constants: list[Any], without_body: list[Any]) -> RuleSet:
+    """Rules from what hypothesis draws, each once."""
+    once = {(r, *b): (*c, r, *b, *[NONE] * (3 - len(b))) for c, r, b in paths}
+    p = np.array([*once.values()], np.int64).reshape(-1, 6)
+    seen = {(asked, answer): c for c, asked, answer in without_body}
+    more = [(*c, asked, answer, NONE, NONE) for (asked, answer), c in seen.items()]
+    c = np.array([(*c, *rest) for c, *rest in constants] + more, np.int64).reshape(-1, 6)
+    return RuleSet(PathRules(p[:, 0], p[:, 1], p[:, 2], p[:, 3:]), ConstantRules(*c.T.copy()))
+
+
+def small(triples: Triples) -> KnowledgeGraph:
+    train = np.array(triples, np.int64).reshape(-1, 3)
+    names = (
+        EntityTable([f"e{i}" for i in range(ENTITIES)]),
+        RelationTable([f"r{i}" for i in range(RELATIONS)]),
+    )
+    return KnowledgeGraph("small", *names, {"train": train}, {})
+
+
+def fires(rules: RuleSet, triples: Triples, asked: int, x: int) -> dict[int, set[int]]:
+    """What each rule predicts of a query, by walking: rules by number, those with constants behind paths."""
+    edges = directed_edges(triples)
+    found: dict[int, set[int]] = {}
+    p, c = rules
+    for m in range(len(p)):
+        body = [int(s) for s in (p.backward if asked % 2 else p.body)[m] if s != NONE]
+        if p.relation[m] == asked // 2:
+            found[m] = ends(edges, x, body)
+    for m in range(len(c)):
+        s, d, q, answer = (int(a[m]) for a in (c.relation, c.value, c.asked, c.answer))
+        holders = {a for a, link, b in edges if link == s and d in (NONE, b)}
+        if s != NONE and q == asked and x in holders:
+            found[len(p) + m] = {answer} - {x}
+        elif s != NONE and q == asked ^ 1 and x == answer:
+            found[len(p) + m] = holders - {x}
+    return found
+
+
+def walked(rules: RuleSet, triples: Triples, asked: int, x: int, discount: float) -> torch.Tensor:
+    """Scores of all entities, one by one."""
+    _, c = rules
+    predicted, correct = (np.concatenate([getattr(k, n) for k in rules]) for n in ("predicted", "correct"))
+    sure = correct / (predicted + 5)
+    fired = fires(rules, triples, asked, x)
+    out = []
+    for y in range(ENTITIES):
+        said = sorted((-np.log1p(-sure[m]) for m, ys in fired.items() if y in ys), reverse=True)[:BEST]
+        often = [
+            c.correct[m] / (total(c, asked) + 5)
+            for m in range(len(c))
+            if c.relation[m] == NONE and c.asked[m] == asked and c.answer[m] == y
+        ]
+        out.append(sum(e * discount**j for j, e in enumerate(said)) + FREQUENCY * sum(often))
+    return torch.tensor(out, dtype=torch.float32)
+
+
+def total(c: ConstantRules, asked: int) -> int:
+    """The count that :class:`Rules` goes by where rules of a file disagree: of the last rule."""
+    return int([c.predicted[m] for m in range(len(c)) if c.relation[m] == NONE and c.asked[m] == asked][-1])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    graphs, st.lists(path, max_size=8), st.lists(constant, max_size=8), st.lists(bare, max_size=3),
+    st.sampled_from([*DISCOUNTS.values()]), st.sampled_from([1, 10**6]),
+)  # fmt: skip
+def test_scores_are_those_of_a_walk_through_all_rules(
+    triples: Triples,
+    paths: list[Any],
+    constants: list[Any],
+    without_body: list[Any],
+    discount: float,
+    cells: int,
+) -> None:
+    rules = whole(paths, constants, without_body)
+    signal = Rules.over_graph(rules, small(triples), discount)
+    asked = [(x, s) for x in range(ENTITIES) for s in range(DIRECTED)]
+    queries = Queries(
+        np.array([x for x, _ in asked]),
+        np.array([s // 2 for _, s in asked]),
+        np.array([s % 2 == 0 for _, s in asked]),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CELLS", cells)
+        found_BN = signal.score(Reading(queries), Pool(ENTITIES))
+    assert found_BN.dtype == torch.float32
+    expected_BN = torch.stack([walked(rules, triples, s, x, discount) for x, s in asked])
+    torch.testing.assert_close(found_BN, expected_BN, atol=1e-6, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    graphs,
+    st.lists(path, max_size=8),
+    st.lists(constant, max_size=8),
+    st.lists(bare, max_size=3),
+    st.booleans(),
+)
+def test_a_withheld_triple_counts_as_little_as_a_deleted_one(
+    triples: Triples, paths: list[Any], constants: list[Any], without_body: list[Any], tail: bool
+) -> None:
+    h, r, t = triples[0]
+    if h == t:
+        return
+    rules = whole(paths, constants, without_body)
+    asked, x, y = (2 * r, h, t) if tail else (2 * r + 1, t, h)
+    left = [triple for triple in triples if triple != triples[0]]
+    found_BN = Rules.over_graph(rules, small(triples), 0.5).score_withheld(
+        Queries.of([Query(x, r, "tail" if tail else "head")]), np.array([y]), Pool(ENTITIES)
+    )
+    # Its deletion costs each rule that predicts it one right prediction.
+    p, c = rules
+    own = [m for m, ys in fires(rules, left, asked, x).items() if y in ys]
+    right = np.concatenate([p.correct, c.correct])
+    right[own] -= 1
+    of = (c.relation == NONE) & (c.asked == asked)
+    right[len(p) :] -= of & (c.answer == y)
+    deleted = RuleSet(
+        replace(p, correct=right[: len(p)]), replace(c, correct=right[len(p) :], predicted=c.predicted - of)
+    )
+    expected_BN = Rules.over_graph(deleted, small(left), 0.5).score(
+        Reading(Queries.of([Query(x, r, "tail" if tail else "head")])), Pool(ENTITIES)
+    )
+    torch.testing.assert_close(found_BN, expected_BN)
+
+
+def test_deleting_a_triple_and_mining_again_changes_no_score(toy: KnowledgeGraph) -> None:
+    """But for rules whose body has the triple's relation: it may have helped them elsewhere."""
+    exact = RuleSettings(support=1, length=2)
+    signal = Rules.fit(toy, exact)
+    train, changed = toy.splits["train"], 0
+    for place in range(0, len(train), 9):
+        h, r, t = train[place].tolist()
+        if h == t:
+            continue
+        query = Queries.of([Query(h, r, "tail")])
+
+        def others(rules: RuleSet, relation: int = r) -> RuleSet:
+            p, c = rules
+            in_body = (p.body != NONE) & (p.body // 2 == relation)
+            linked = (c.relation != NONE) & (c.relation // 2 == relation)
+            return RuleSet(p.take(~in_body.any(1)), c.take(~linked))
+
+        bare = replace(toy, splits={"train": np.delete(train, place, 0)})
+        again = Rules.over_graph(others(Rules.fit(bare, exact).applied.rules), bare, signal.discount)
+        plain = Rules.over_graph(others(signal.applied.rules), toy, signal.discount)
+        pool = Pool(len(toy.entities))
+        withheld = plain.score_withheld(query, np.array([t]), pool)
+        torch.testing.assert_close(withheld, again.score(Reading(query), pool), atol=1e-6, rtol=1e-4)
+        changed += not torch.allclose(withheld, plain.score(Reading(query), pool))
+    assert changed > 3
+
+
+def read(graph: KnowledgeGraph, tmp_path: Path, *lines: str, **more: str) -> Rules:
+    """The signal of rules of a file."""
+    file = tmp_path / "rules.txt"
+    file.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return Rules.fit(graph, RuleSettings.model_validate({"file": str(file), **more}))
+
+
+TOWNS = graph_of("lyon in rhone\nrhone in france\nlyon near vienne\nvienne in france\npau near vienne")
+
+
+def scores_of(
+    signal: Rules, entity: str, relation: str, target: str, graph: KnowledgeGraph = TOWNS
+) -> dict[str, float]:
+    query = Query(
+        graph.entities.index[entity], graph.relations.index[relation], "tail" if target == "tail" else "head"
+    )
+    (scores,) = signal.score(Reading(Queries.of([query])), Pool(len(graph.entities))).tolist()
+    return dict(zip(graph.entities.column("label"), scores, strict=True))
+
+
+def test_the_next_rule_breaks_the_ties_of_the_best(tmp_path: Path) -> None:
+    lines = (
+        "20\t10\t.5\tin(X,Y) <= near(X,A), in(A,Y)",
+        "20\t10\t.5\tin(X,vienne) <= near(X,A)",
+        "30\t5\t.2\tin(X,france) <= near(X,vienne)",
+    )
+    for aggregation, rest in DISCOUNTS.items():
+        found = scores_of(read(TOWNS, tmp_path, *lines, aggregation=aggregation), "pau", "in", "tail")
+        first, second = -np.log(1 - 10 / 25), -np.log(1 - 5 / 35)
+        assert found["vienne"] == pytest.approx(first)
+        assert found["france"] == pytest.approx(first + rest * second)
+        assert found["rhone"] == 0
+
+
+def test_on_an_unseen_graph_rules_hold_for_its_own_triples(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    signal = read(
+        toy, tmp_path,
+        "30\t20\t.7\tlocated_in(X,Y) <= located_in(X,A), located_in(A,Y)",
+        "30\t20\t.7\tlocated_in(X,usa) <= located_in(X,new)",
+    )  # fmt: skip
+    ranker = make_ranker().with_signal(signal)
+    train = np.array([[0, 1, 1], [1, 1, 2]])
+    unseen = KnowledgeGraph(
+        "unseen",
+        EntityTable(["lyon", "rhone", "france"]),
+        RelationTable(["other", "located_in"]),
+        {"train": train},
+        {},
+    )
+    over = ranker.over(unseen.context).signals["rules"]
+    assert isinstance(over, Rules)
+    found = scores_of(over, "lyon", "located_in", "tail", unseen)
+    assert found["france"] > 0
+    assert found["rhone"] == 0
+    assert len(over.applied.rules.constants) == 0
+
+
+def test_no_rules_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there are no rules in"):
+        read(TOWNS, tmp_path, "9\t8\t.9\tat(X,Y) <= in(X,Y)")
+    with pytest.raises(DataError, match="cannot be read"):
+        Rules.fit(TOWNS, RuleSettings(file=str(tmp_path / "none.txt")))
+
+
+def test_what_is_damaged_or_of_another_graph_is_refused(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    signal = Rules.fit(toy, RuleSettings())
+    signal.save(file := tmp_path / "rules.safetensors")
+    with pytest.raises(RunError, match="of another graph"):
+        Rules.open(file, TOWNS)
+    tensors = load_file(file)
+    for name, value in (("constant.answer", 10**6), ("path.body", -2)):
+        save_file({**tensors, name: torch.full_like(tensors[name], value)}, file)
+        with pytest.raises(RunError, match="does not have"):
+            Rules.open(file, toy)
+
+
+def test_mined_rules_written_as_a_file_score_the_same(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    signal = Rules.fit(toy, RuleSettings())
+    lines = RuleFile(toy.entities, toy.relations).lines(signal.applied.rules)
+    again = read(toy, tmp_path, *(line.rstrip("\n") for line in lines))
+    queries, _ = toy.queries("test")
+    before, after = (s.score(Reading(queries), Pool(len(toy.entities))) for s in (signal, again))
+    torch.testing.assert_close(after, before)
+
+
+def test_rules_find_what_they_predict(toy: KnowledgeGraph) -> None:
+    """Most training triples of the toy graph follow from others."""
+    queries, answers = both_sides(toy.splits["train"])
+    scores_BN = Rules.fit(toy, RuleSettings()).score_withheld(queries, answers, Pool(len(toy.entities)))
+    own_B = scores_BN[np.arange(len(answers)), answers]
+    assert (own_B > scores_BN.median(1).values).float().mean() > 0.5
+
+
+def test_a_run_explains_by_rules(toy_run: Path, tmp_path: Path) -> None:
+    run = str(shutil.copytree(toy_run, tmp_path / "run"))
+    done = CliRunner().invoke(app, ["tune", run, "--add", "rules", "--set", "rules.length=2", "--json", "-q"])
+    assert done.exit_code == 0, done.output
+    assert {"mrr", "mrr_text", "mrr_rules"} <= json.loads(done.stdout)["rules"].keys()
+    assert open_run(run).record["signals"]["rules"]["settings"]["length"] == 2
+    opened = kgmlm.open_run(run, scores="rules")
+    head, relation, _ = opened.graph.labeled(opened.graph.splits["train"])[0]
+    table = opened.explain(head=head, relation=relation, k=3)
+    assert {"rules", "because"} <= set(table.columns)
+    assert any(" of " in sentence for because in table["because"] for sentence in because)
+    asked = ["rank", run, "--head", head, "--relation", relation, "--explain", "--scores", "rules", "-k", "3"]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"because"' in done.stdout
+    done = CliRunner().invoke(app, asked)
+    assert "because" in done.stdout
