@@ -30,7 +30,7 @@ from kgmlm.rules import UNSEEN, ConstantRules, Floats, PathRules, RuleFile, Rule
 BEST = 5  # rules that count for a candidate
 CELLS = 2**22  # scores that are made at once
 KINDS = ("path", "constant")
-DISCOUNTS = {"maximum": 1e-3, "discounted": 0.6, "noisy-or": 1.0}  # each rule against the one before it
+DISCOUNTS = {"maximum": 1e-3, "discounted": 0.7, "noisy-or": 1.0}  # each rule against the one before it
 FREQUENCY = 1e-4  # weight of a rule without a body: less than any other rule
 
 
