@@ -27,7 +27,9 @@ FORMAT = 1
 CONTENTS = "pack.json"
 _SCALE = ":scale"  # behind the name of a quantized matrix
 # Of a run, and of its reranker below it.
-_TENSORS = ("model/model.safetensors", "model/entity_vectors.safetensors", "signals/kge.safetensors")
+_MODEL = "model/model.safetensors"
+_TENSORS = (_MODEL, "model/entity_vectors.safetensors")
+_KGE = "signals/kge.safetensors"
 _GRAPH = ("entities", "relations", "triples")
 _NAMES = "graph/name_tokens.safetensors"
 _TEXTS = ("run.json", "config.toml", "model/mixture.json", "model/config.json", "model/tokenizer.json",
@@ -95,9 +97,10 @@ def write_pack(
             if (folder / name).is_file():
                 data = (folder / name).read_bytes()
                 entries[prefix + name] = _portable(data) if name == "run.json" else data
-        for name in _TENSORS:
-            if (folder / name).is_file() and (kge or not name.startswith("signals/")):
-                advance("packing", 1, len(parts) * len(_TENSORS))
+        beside = [f"signals/{path.name}" for path in sorted((folder / "signals").glob("*.safetensors"))]
+        for name in (*_TENSORS, *beside):
+            if (folder / name).is_file() and (kge or name != _KGE):
+                advance("packing", 1, len(parts) * len(_TENSORS) + len(beside))
                 entries[prefix + name] = _quantized(folder / name)
         if not prefix:  # a reranker has the graph of its run
             for table in _GRAPH:
@@ -226,17 +229,17 @@ def _without_kge(mixture: bytes) -> bytes:
 
 
 def _quantized(path: Path) -> bytes:
-    """A file of tensors with matrices as int8 and a scale per row, and other floats as float16."""
+    """A file of tensors, float32 matrices as int8 with a scale per row, other float32 as float16."""
     import torch
     from safetensors.torch import load_file, save
 
     packed = {}
     for name, tensor in load_file(path).items():
-        if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] >= 16:
+        if tensor.dtype == torch.float32 and tensor.ndim == 2 and tensor.shape[1] >= 16:
             scale_R1 = tensor.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
             packed[name] = (tensor / scale_R1).round().to(torch.int8)
             packed[name + _SCALE] = scale_R1[:, 0].float().contiguous()
-        elif tensor.is_floating_point():
+        elif tensor.dtype == torch.float32:
             packed[name] = tensor.half()
         else:
             packed[name] = tensor
@@ -261,7 +264,7 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
                 raise _damaged(pack, f"'{name}' has no scale")
             tensors[name] = tensor.float() * packed[name + _SCALE][:, None]
         else:
-            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+            tensors[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
     files.write_tensors(path, tensors, {"format": "pt"})
 
 
@@ -300,7 +303,7 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
         contents = _Contents.model_validate(found)
     except (ValueError, ValidationError, RecursionError) as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
-    if missing := {"run.json", "config.toml", "model/mixture.json", _TENSORS[0]} - contents.files.keys():
+    if missing := {"run.json", "config.toml", "model/mixture.json", _MODEL} - contents.files.keys():
         raise _damaged(pack, f"it has no {min(missing)}")
     for name in contents.files:
         if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:

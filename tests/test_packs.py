@@ -69,6 +69,16 @@ def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path
     assert json.loads(text)["model"] == "model", "no path of one machine"
 
 
+def test_rules_go_along_unrounded(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    kgmlm.tune(run, add="rules", progress=False)
+    file = kgmlm.pack(run, tmp_path / "rules.kgmlm", progress=False)
+    before, after = (open_run(x).ranker("cpu", scores="rules") for x in (run, file))
+    queries, _ = open_run(run).graph.queries("test")
+    for (_, a), (_, b) in zip(before.rank(queries), after.rank(queries), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> None:
     file = kgmlm.pack(whole, tmp_path / "text.kgmlm", kge=False, progress=False)
     opened = open_run(file)

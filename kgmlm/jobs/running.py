@@ -81,7 +81,7 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
     """Settings given by name as "KEY=VALUE".
 
     >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
-    ['training.epochs=5', 'vector.enabled=true']
+    ['vector.enabled=true', 'training.epochs=5']
     """
     sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
     plain = {k: v for k, v in settings.items() if k not in sections}
