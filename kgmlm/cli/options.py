@@ -33,8 +33,8 @@ Scores = Annotated[
     str,
     typer.Option(
         autocompletion=_scores,
-        help="all that a run has; its text, without what is trained beside it; or likelihood, vector or kge "
-        "alone.",
+        help="all that a run has; its text, without what is trained beside it; or one signal alone: "
+        "likelihood, vector, kge or rules.",
     ),
 ]
 Retrieve = Annotated[
