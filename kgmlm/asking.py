@@ -31,7 +31,7 @@ class Way:
 
     def __post_init__(self) -> None:
         """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
-        if self.scores not in ("all", "text", "likelihood", "vector", "kge"):
+        if self.scores not in ("all", "text", "likelihood", "vector", "kge", "rules"):
             from kgmlm.ranker import check_scores
 
             check_scores(self.scores)

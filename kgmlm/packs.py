@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ FORMAT = 1
 CONTENTS = "pack.json"
 _SCALE = ":scale"  # behind the name of a quantized matrix
 # Of a run, and of its reranker below it.
+_MODEL = "model/model.safetensors"
+_TENSORS = (_MODEL, "model/entity_vectors.safetensors")
 _KGE = "signals/kge.safetensors"
-_TENSORS = ("model/model.safetensors", "model/entity_vectors.safetensors", _KGE, "signals/rules.safetensors")
 _GRAPH = ("entities", "relations", "triples")
 _NAMES = "graph/name_tokens.safetensors"
 _TEXTS = ("run.json", "config.toml", "model/mixture.json", "model/config.json", "model/tokenizer.json",
@@ -47,6 +49,14 @@ class _Contents(BaseModel):
 def is_pack(path: Path) -> bool:
     """Whether a path is that of a pack."""
     return path.suffix == SUFFIX and path.is_file()
+
+
+def is_unpacked(path: Path) -> bool:
+    """Whether a folder is a pack in the cache."""
+    try:
+        return bool(json.loads((path / "run.json").read_bytes()).get("unpacked"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def find_pack(name: str | Path) -> Path | None:
@@ -85,10 +95,12 @@ def write_pack(
     for prefix, folder in parts:
         for name in _TEXTS:
             if (folder / name).is_file():
-                entries[prefix + name] = (folder / name).read_bytes()
-        for name in _TENSORS:
+                data = (folder / name).read_bytes()
+                entries[prefix + name] = _portable(data) if name == "run.json" else data
+        beside = [f"signals/{path.name}" for path in sorted((folder / "signals").glob("*.safetensors"))]
+        for name in (*_TENSORS, *beside):
             if (folder / name).is_file() and (kge or name != _KGE):
-                advance("packing", 1, len(parts) * len(_TENSORS))
+                advance("packing", 1, len(parts) * len(_TENSORS) + len(beside))
                 entries[prefix + name] = _quantized(folder / name)
         if not prefix:  # a reranker has the graph of its run
             for table in _GRAPH:
@@ -124,11 +136,18 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
     Raises:
         RunError: when the pack is damaged, of another format, or the folder is there.
     """
+    cached = output is None
     if output is None:
         cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
         output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
         if (output / "run.json").is_file():
             return output
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"{cache} cannot be written: {error.strerror}; KGMLM_CACHE names another folder"
+            ) from None
     elif output.exists():
         raise RunError(f"{output} exists; choose another --output")
     with _opened(pack) as archive:
@@ -144,11 +163,14 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
                     _write_dequantized(pack, data, target)
                 else:
                     target.write_bytes(data)
-            _settle(folder)
+            try:
+                _settle(folder, cached)
+            except (KeyError, TypeError, ValueError, OSError) as error:
+                raise _damaged(pack, f"{type(error).__name__}: {error}") from None
     return output
 
 
-def _settle(folder: Path) -> None:
+def _settle(folder: Path, cached: bool) -> None:
     """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
     reranker = folder / RERANKER
     runs = [folder, *([reranker] if reranker.is_dir() else [])]
@@ -170,6 +192,7 @@ def _settle(folder: Path) -> None:
             if (run / f"signals/{k}.safetensors").is_file()
         }
         record["recipe"] = None
+        record["unpacked"] = cached  # of the pack that it is, and so not written to
         files.write_json(run / "run.json", record)
         digests.write_manifest(run / "model")
         from kgmlm.chosen import fingerprints
@@ -183,6 +206,21 @@ def _settle(folder: Path) -> None:
         digests.write_manifest(run / "model")
 
 
+def _portable(record: bytes) -> bytes:
+    """``run.json`` with models by their names instead of by paths of one machine."""
+
+    def named(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = {key: named(part) for key, part in value.items()}
+        model = found.get("model")
+        if isinstance(model, str) and Path(model).is_absolute():
+            found["model"] = Path(model).name
+        return found
+
+    return json.dumps(named(json.loads(record)), indent=2).encode()
+
+
 def _without_kge(mixture: bytes) -> bytes:
     chosen = json.loads(mixture)
     chosen["signals"].pop("kge", None)
@@ -191,17 +229,17 @@ def _without_kge(mixture: bytes) -> bytes:
 
 
 def _quantized(path: Path) -> bytes:
-    """A file of tensors with matrices as int8 and a scale per row, and other floats as float16."""
+    """A file of tensors, float32 matrices as int8 with a scale per row, other float32 as float16."""
     import torch
     from safetensors.torch import load_file, save
 
     packed = {}
     for name, tensor in load_file(path).items():
-        if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] >= 16:
+        if tensor.dtype == torch.float32 and tensor.ndim == 2 and tensor.shape[1] >= 16:
             scale_R1 = tensor.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
             packed[name] = (tensor / scale_R1).round().to(torch.int8)
             packed[name + _SCALE] = scale_R1[:, 0].float().contiguous()
-        elif tensor.is_floating_point():
+        elif tensor.dtype == torch.float32:
             packed[name] = tensor.half()
         else:
             packed[name] = tensor
@@ -222,9 +260,11 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
         if name.endswith(_SCALE):
             continue
         if tensor.dtype == torch.int8:
+            if name + _SCALE not in packed:
+                raise _damaged(pack, f"'{name}' has no scale")
             tensors[name] = tensor.float() * packed[name + _SCALE][:, None]
         else:
-            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+            tensors[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
     files.write_tensors(path, tensors, {"format": "pt"})
 
 
@@ -249,7 +289,7 @@ def _opened(pack: Path) -> zipfile.ZipFile:
 def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         return archive.read(name)
-    except (KeyError, zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+    except (KeyError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
         raise _damaged(pack, (str(error).splitlines() or [name])[0]) from None
 
 
@@ -263,6 +303,8 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
         contents = _Contents.model_validate(found)
     except (ValueError, ValidationError, RecursionError) as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
+    if missing := {"run.json", "config.toml", "model/mixture.json", _MODEL} - contents.files.keys():
+        raise _damaged(pack, f"it has no {min(missing)}")
     for name in contents.files:
         if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
             raise _damaged(pack, f"'{name}' is outside of it")

@@ -26,7 +26,7 @@ Stage = Literal["text", "kge", "reranker"]
 SMALL = 50_000  # training triples: below, a few epochs take minutes
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
-RERANKER_STEPS = {"balanced": 150, "best": 800, "zero-shot": 150}
+RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Recipe:
     reranker_epochs: float
     reasons: Mapping[str, str]
 
-    def trained_for(self, epochs: float, why: str) -> Recipe:
-        """The same with the text model trained for other epochs."""
+    def trained_for(self, epochs: float, validate: bool, why: str) -> Recipe:
+        """The same with the text model trained for other epochs; ``validate`` three times in them."""
         training = self.settings.training.model_copy(
-            update={"epochs": epochs, "eval_every": max(epochs / 3, 1e-3)}
+            update={"epochs": epochs} | ({"eval_every": max(epochs / 3, 1e-3)} if validate else {})
         )
         settings = self.settings.model_copy(update={"training": training})
         return replace(self, settings=settings, reasons={**self.reasons, "training.epochs": why})
@@ -116,18 +116,21 @@ def recipe_of(
     if preset not in PRESETS:
         raise ConfigError(f"presets are {', '.join(PRESETS[:-1])} or {PRESETS[-1]}, not '{preset}'")
     shape = Shape.of(graph)
-    values, reasons = _settings(preset, shape, scratch)
+    values, reasons = _settings(preset, shape, scratch) if preset != PLAIN else ({}, {})
     for section, more in (given or {}).items():
         values[section] = {**values.get(section, {}), **more}
         for key in more:
             reasons.pop(f"{section}.{key}", None)
+    training = values.get("training", {})
+    if preset != PLAIN and "eval_every" not in (given or {}).get("training", {}):
+        training["eval_every"] = as_settings(values).training.epochs / 3
     settings = as_settings(values)
     stages: list[Stage] = ["text"]
     if preset in ("balanced", "best"):
         stages.append("kge")
-    if preset != "quick" and not scratch:
+    if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")
-    if preset != "quick" and scratch:
+    if preset in RERANKER_STEPS and scratch:
         reasons["reranker"] = (
             "none: a model from scratch is too small to read a query and a candidate together"
         )
@@ -189,7 +192,6 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             "samples": samples,
             "batch_size": batch,
             "epochs": epochs,
-            "eval_every": epochs / 3,
             "eval_triples": 1000,
             "distillation": 0.0 if preset == "quick" else 1.0,
             **({} if scratch else {"dropout": 0.0}),

@@ -12,7 +12,7 @@ from kgmlm import runs
 from kgmlm.asking import Way, read_entities
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable
+from kgmlm.kg import EntityTable, QueryError
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ class Run:
         with watcher_of(progress) as watch:
             if queries is None:
                 return self.open(watch).rank(head, relation, tail, k, novel=novel)
+            if (head, relation, tail) != (None, "", None):
+                raise QueryError("give either queries or one query, not both")
             asked = [self._query(*query) for query in queries]
             rows = []
             for query, found in self._predicted(asked, watch, k=k, novel=novel):
@@ -153,7 +155,8 @@ class Run:
         """
         import pandas as pd
 
-        asked = [self._query(*query) for query in queries or [(head, relation, tail)]]
+        given = [(head, relation, tail)] if queries is None else queries
+        asked = [self._query(*query) for query in given]
         rows = []
         with watcher_of(progress) as watch:
             for query, found in self._predicted(asked, watch, k=k, novel=novel, explain=True):
@@ -184,6 +187,8 @@ class Run:
         from kgmlm.kg import both_sides
 
         find = self.resolver
+        if any(isinstance(triple, str) or len(triple) != 3 for triple in triples):
+            raise QueryError("triples are a list of (head, relation, tail)")
         ids = np.array([(find.entity(h), find.relation(r), find.entity(t)) for h, r, t in triples], np.int64)
         queries, answers = both_sides(ids.reshape(-1, 3))
         scores_B = np.zeros(len(queries), np.float64)

@@ -382,6 +382,11 @@ def open_run(path: str | Path, *, verify: bool = False) -> Run:
         if any(path.glob("train.*")):
             how = f"`kgmlm train --dataset {path} --output runs/{path.name}`"
             raise RunError(f"{path} is a dataset, not a run; {how} makes one")
+        if len(path.parts) == 1 and not path.exists():
+            raise RunError(
+                f"{path} does not exist, neither as a run folder nor as {path}.kgmlm in models/ of the "
+                f"repository or in KGMLM_MODELS; `kgmlm train --output {path}` makes a run"
+            )
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
     record = read_record(path)

@@ -144,6 +144,6 @@ def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
         raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
-        raise RunError(f"{path} has no checkpoint to resume from; start again without --resume")
+        raise RunError(f"{path} has no checkpoint to resume from; start it again with --overwrite")
     digests.check_folder(checkpoint, contents=True)
     return run, run.text_ranker(device, checkpoint / "model")

@@ -133,4 +133,4 @@ def check_output(path: Path, overwrite: bool) -> None:
     if not (path / "run.json").is_file():
         raise RunError(f"{path} exists and is not a run; choose another --output")
     if not overwrite and not is_blank(path):
-        raise RunError(f"{path} is a run already; use --resume to go on, --overwrite to start again")
+        raise RunError(f"{path} is a run already; use --resume to continue, --overwrite to start again")

@@ -131,6 +131,7 @@ class Bars(Watcher):
 
     def start(self, total: int, done: int) -> None:
         """Lay the bar of training."""
+        self._average, self._loss, self._mrr = None, "-", ""
         if self._progress is not None:
             self._training = self._progress.add_task("training", total=total, completed=done, figures="")
             self._tasks["training"] = self._training
@@ -197,6 +198,7 @@ class NotebookBars(Watcher):
 
     def start(self, total: int, done: int) -> None:
         """Lay the bar of training."""
+        self._mrr = {}
         self._bar("training", total, done)
 
     def step(self, step: int, loss: float) -> None:

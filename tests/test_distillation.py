@@ -42,7 +42,7 @@ def kge(toy: KnowledgeGraph) -> KGE:
 
 
 def settings(*more: str) -> Settings:
-    return load_settings(None, [x for x in TINY_SETTINGS if x != "--set"] + ["kge.dimension=8", *more])
+    return load_settings(None, [x for x in TINY_SETTINGS if "=" in x] + ["kge.dimension=8", *more])
 
 
 @pytest.mark.slow

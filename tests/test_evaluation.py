@@ -339,7 +339,7 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     whole = evaluate(
         ranker, toy, Protocol(), retrieval=Retrieval(index, n), advance=lambda n, total: done.append(n)
     )
-    assert sum(done) == whole.report["queries"]
+    assert sum(done) == 2 * whole.report["triples"]
     assert whole.report["metrics"] == pytest.approx(exact.report["metrics"])
     assert whole.report["retrieval"]["recall"] == {"tail": 1, "head": 1, "both": 1}
     assert whole.report["retrieval"]["mrr_lost"] == pytest.approx(0)
@@ -548,8 +548,8 @@ def test_scores_without_constraints_are_asked_for_only_where_they_are_compared(
     )  # fmt: skip
     assert ranker.asked[0] == (way, 7)
     assert {size for _, size in ranker.asked} == {7}
-    assert sum(n for n, _ in done) == found.report["queries"]
-    assert {total for _, total in done} == {found.report["queries"]}
+    assert sum(n for n, _ in done) == 2 * found.report["triples"]
+    assert {total for _, total in done} == {2 * found.report["triples"]}
 
 
 def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGraph) -> None:
@@ -561,20 +561,23 @@ def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGr
 
 
 def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 12.3456])
+    clock = iter([10.0, 12.3456, 0.0, 0.0])
     monkeypatch.setattr("kgmlm.evaluation.time", SimpleNamespace(monotonic=lambda: next(clock)))
     done: list[tuple[int, int]] = []
     ranker = fake(toy)
     ranker.truncated_N[[3, 4]] = True
     protocol = Protocol(max_triples=5, seed=3)
-    found = evaluate(ranker, toy, protocol, advance=lambda n, total: done.append((n, total)))
+    found = evaluate(
+        ranker, toy, protocol, by_relation=True, advance=lambda n, total: done.append((n, total))
+    )
     report = found.report
     asked = Scope.of(toy).sampled(protocol)
     assert found.graph is toy
     assert (found.triples == asked).all()
     distinct = {(int(x), int(r), tail) for h, r, t in asked for x, tail in ((h, True), (t, False))}
-    assert sum(n for n, _ in done) == report["queries"] == len(distinct)
-    assert {total for _, total in done} == {len(distinct)}
+    assert sum(n for n, _ in done) == 2 * report["triples"]
+    assert report["queries"] == len(distinct)
+    assert {total for _, total in done} == {2 * len(asked)}
     expected = {
         "dataset": "toy", "split": "test", "triples": 5, "triples_left_out": 0, "triples_trained": 0,
         "triples_validated": 0, "protocol": protocol.model_dump(mode="json"),
@@ -603,6 +606,7 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
         *expected, "queries", "seconds", "candidates", "own_entity", "metrics", "breakdown",
         "pykeen_comparable", "relations",
     }  # fmt: skip
+    assert "relations" not in evaluate(fake(toy), toy, protocol).report
     assert set(report["relations"]) == {toy.relations[r].label for r in asked[:, 1]}
     assert sum(part["both"]["count"] for part in report["relations"].values()) == 10
     assert report["pykeen_comparable"]["candidates"] == int(toy.seen_N.sum())

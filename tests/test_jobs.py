@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kgmlm
 from kgmlm import cli, jobs
 from kgmlm.jobs.running import Interrupted, as_assignments
-from kgmlm.kg import ConfigError, RunError
+from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.run import Run
 from kgmlm.watching import Watcher
 
@@ -41,8 +42,10 @@ def test_settings_are_given_by_name(trained: Run) -> None:
     assert trained.settings.training.epochs == 2
     assert trained.settings.vector.enabled
     assert as_assignments({"template": "x", "text": {"template": "natural"}}) == [
-        'training.template="x"', 'text.template="natural"',
+        'text.template="natural"', 'training.template="x"',
     ]  # fmt: skip
+    both = as_assignments({"epochs": np.float32(5), "training": {"batch_size": 4}, "dropout": None})
+    assert both == ["training.epochs=5.0", "training.batch_size=4"]
     with pytest.raises(ConfigError, match=r"unknown key 'training\.epoch'"):
         kgmlm.train("toy", "scratch", trained.path.parent / "other", epoch=5, progress=False)
 
@@ -50,12 +53,14 @@ def test_settings_are_given_by_name(trained: Run) -> None:
 def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None:
     """A model from scratch has no reranker by itself; here one is asked for in the record."""
     path = tmp_path / "run"
-    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs")}
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
     assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge"])
     assert set(run.folder.chosen.of) == {"likelihood", "kge"}
-    assert run.settings.kge.max_steps == 3
+    assert run.settings.kge.max_steps is None, "of this call alone"
+    assert run.folder.record["teacher"]["settings"]["max_steps"] == 3
+    assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
     assert config.startswith("# preset balanced: text, then kge\n# training.samples: ")
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
@@ -65,7 +70,12 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     assert done.folder.record["status"] == "max steps"
     assert done.folder.chosen.use is not None
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
-    with pytest.raises(RunError, match="for the start of a run"):
+    whole = kgmlm.train(output=path, resume=True, progress=False)
+    assert whole.folder.record["status"] == "finished"
+    made = whole.folder.record["signals"]["kge"]["settings"]
+    assert made["max_steps"] is None, "what was cut is trained again"
+    assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
+    with pytest.raises(RunError, match="begun with the preset 'balanced', not 'quick'"):
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
 
 
@@ -170,6 +180,25 @@ def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path:
     assert about.reranking == {"k": found["k"], "weight": found["weight"]}
     with pytest.raises(RunError, match="say how to --add"):
         kgmlm.tune(run, kge={"dimension": 4}, progress=False)
+
+
+def test_further_entities_compete_in_an_evaluation(trained: Run) -> None:
+    wider = trained.with_entities(EntityTable(["atl"], ["Atlantis"], ["a lost island"]))
+    count = kgmlm.evaluate(wider, progress=False).values["candidates"]["count"]
+    assert count == len(trained.graph.entities) + 1
+
+
+def test_nothing_is_dropped_when_what_is_added_is_refused(trained: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.path, tmp_path / "run")
+    kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 1}, progress=False)
+    for wrong in (
+        {"add": "bogus"},
+        {"add": "kge", "source": trained},
+        {"add": "reranker", "source": trained},
+    ):
+        with pytest.raises(RunError):
+            kgmlm.tune(run, drop="kge", progress=False, **wrong)
+        assert "kge" in kgmlm.open_run(run).folder.ranker("cpu").signals
 
 
 def test_a_run_that_is_open_follows_what_is_done_to_it(trained: Run, tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
 
 import kgmlm
+from kgmlm.config import KGESettings
 from kgmlm.conversion import convert_run
 from kgmlm.kg import RunError
 from kgmlm.packs import find_pack, read_card, unpack
 from kgmlm.pool import Pool, Reading
 from kgmlm.runs import open_run
+from kgmlm.signals.kge import KGE
 
 GOLDEN = Path(__file__).parent / "golden" / "old-run"
 
@@ -27,6 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("packs") / "whole"
     shutil.copytree(GOLDEN, path)
     convert_run(path)
+    open_run(path / "reranker").update(model=str(path / "model"))
     return path
 
 
@@ -61,6 +66,18 @@ def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path
     assert (folder / "run.json").stat().st_mtime_ns == stamp, "unpacked once"
     assert kgmlm.pack(whole, tmp_path / "again.kgmlm", progress=False).read_bytes()
     assert read_card(file) == {"dataset": "toy"}
+    text = zipfile.ZipFile(file).read("reranker/run.json").decode()
+    assert json.loads(text)["model"] == "model", "no path of one machine"
+
+
+def test_rules_go_along_unrounded(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    kgmlm.tune(run, add="rules", progress=False)
+    file = kgmlm.pack(run, tmp_path / "rules.kgmlm", progress=False)
+    before, after = (open_run(x).ranker("cpu", scores="rules") for x in (run, file))
+    queries, _ = open_run(run).graph.queries("test")
+    for (_, a), (_, b) in zip(before.rank(queries), after.rank(queries), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> None:
@@ -106,6 +123,47 @@ def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path)
     assert find_pack(tmp_path / "golden") is None, "a folder goes before a pack"
 
 
+def test_a_pack_in_the_cache_is_not_written_to(whole: Path, tmp_path: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    with pytest.raises(RunError, match="is not written to"):
+        kgmlm.tune(kgmlm.open_run(file), drop="kge", progress=False)
+    with pytest.raises(RunError, match="is a pack already"):
+        kgmlm.pack(file, progress=False)
+    assert "kge" in open_run(file).ranker("cpu").signals
+    made = kgmlm.unpack(file, tmp_path / "run")
+    kgmlm.tune(made, drop="kge", progress=False)
+    kgmlm.evaluate(file, progress=False)
+    assert kgmlm.compare(file, file, draws=100).queries > 0
+
+
+def test_stale_weights_are_not_packed(whole: Path, tmp_path: Path) -> None:
+    run = open_run(shutil.copytree(whole, tmp_path / "run"))
+    run.save_signal(KGE.fit(run.graph, KGESettings(dimension=4, epochs=1)))
+    with pytest.raises(RunError, match="not chosen for the kge"):
+        kgmlm.pack(run.path, tmp_path / "a.kgmlm", progress=False)
+    assert kgmlm.pack(run.path, tmp_path / "a.kgmlm", kge=False, progress=False)
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    monkeypatch.setenv("KGMLM_CACHE", str(file))
+    with pytest.raises(RunError, match="KGMLM_CACHE names another folder"):
+        open_run(file)
+
+
+def test_any_changed_byte_is_one_sentence(whole: Path, tmp_path: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    data = file.read_bytes()
+    for at in np.random.default_rng(0).integers(0, len(data), 40):
+        changed = bytearray(data)
+        changed[at] ^= 255
+        file.write_bytes(changed)
+        with suppress(RunError):  # nothing else
+            open_run(file)
+
+
 def rewritten(file: Path, name: str, data: bytes | None) -> None:
     """The same archive with other contents of a file, or without it."""
     with zipfile.ZipFile(file) as archive:
@@ -126,6 +184,7 @@ def rewritten(file: Path, name: str, data: bytes | None) -> None:
         (lambda f: rewritten(f, "pack.json", b'{"format": 99}'), "is a pack of format 99; this kgmlm opens"),
         (lambda f: rewritten(f, "pack.json", None), "is damaged"),
         (lambda f: rewritten(f, "config.toml", None), "is damaged"),
+        (lambda f: rewritten(f, "run.json", None), "is damaged"),
         (lambda f: rewritten(f, "config.toml", b"[text]"), "'config.toml' is not as it was written"),
     ],
 )

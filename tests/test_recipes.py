@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kgmlm.config import Settings
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
@@ -35,13 +36,19 @@ def test_hubs_are_asked_as_often_as_they_have_answers() -> None:
     assert "7.0 answers per distinct query" in hubs.reasons["training.samples"]
 
 
-@pytest.mark.parametrize("preset", [p for p in PRESETS if p != "plain"])
+REGISTRY = PRESETS
+
+
+@pytest.mark.parametrize("preset", REGISTRY)
 @pytest.mark.parametrize("scratch", [False, True])
 def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: str, scratch: bool) -> None:
     recipe = recipe_of(preset, toy, scratch)
     assert recipe.stages[0] == "text"
     assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
-    assert ("reranker" in recipe.stages) == (preset != "quick" and not scratch)
+    assert ("reranker" in recipe.stages) == (preset in ("best", "zero-shot") and not scratch)
+    if preset == "plain":
+        assert recipe.settings == Settings()
+        return
     assert recipe.settings.vector.enabled != scratch
     assert (recipe.settings.training.distillation > 0) == (preset != "quick")
     steps = recipe.settings.training.epochs * Shape.of(toy).queries / recipe.settings.training.batch_size

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from doubles import run
+from doubles import FakeRanker, run
 
+from kgmlm.config import Protocol
+from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 
 
@@ -19,7 +21,8 @@ def test_the_breakdown_counts_every_rank_once(toy: KnowledgeGraph) -> None:
 
 
 def test_relations_are_reported_apart(toy: KnowledgeGraph) -> None:
-    relations = run(toy).report["relations"]
+    ranker = FakeRanker(len(toy.entities), "tied")
+    relations = evaluate(ranker, toy, Protocol(), by_relation=True).report["relations"]
     assert relations["capital"]["both"]["count"] == 4
     assert sum(r["tail"]["count"] for r in relations.values()) == len(toy.splits["test"])
 

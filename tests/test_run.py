@@ -46,7 +46,9 @@ def test_many_queries_are_ranked_at_once(run: Run) -> None:
     assert sum(heard) == 3
     one = run.rank(head="France", relation="capital", k=2)
     assert table["score"].tolist()[:2] == pytest.approx(one["score"].tolist())
-    assert len(run.rank([], k=2)) == 0
+    assert len(run.rank([], k=2)) == len(run.explain([])) == 0
+    with pytest.raises(QueryError, match="either queries or one query"):
+        run.rank(asked, head="France")
 
 
 def test_a_triple_has_the_score_that_ranking_gives_its_tail_and_its_head(run: Run) -> None:
@@ -60,6 +62,8 @@ def test_a_triple_has_the_score_that_ranking_gives_its_tail_and_its_head(run: Ru
     with pytest.raises(QueryError, match="no entity has the label or name"):
         run.score([("Frnace", "capital", "paris")])
     assert run.score([]).empty
+    with pytest.raises(QueryError, match="a list of"):
+        run.score(("France", "capital", "paris"))  # type: ignore[arg-type]
 
 
 def test_an_explanation_adds_up(run: Run) -> None:

@@ -358,7 +358,7 @@ def test_two_processes_resume_with_the_losses_of_an_unbroken_run(tmp_path: Path)
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
-    start = ("--dataset", "toy", "--model", "scratch", *sets)
+    start = ("--dataset", "toy", "--model", "scratch", "--preset", "plain", *sets)
     launch(*start, "--output", str(tmp_path / "unbroken"))
     launch(*start, "--output", str(tmp_path / "resumed"), "--max-steps", "7")
     launch("--output", str(tmp_path / "resumed"), "--resume")

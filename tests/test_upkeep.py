@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,15 @@ def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     shutil.copytree(toy_run, run / "reranker")
-    with writing(run, "rerank"), pytest.raises(RunError, match="in use"), writing(run / "reranker", "train"):
-        pass
+
+    def write() -> None:
+        with writing(run / "reranker", "train"):
+            pass
+
+    with writing(run, "rerank"), ThreadPoolExecutor() as others:
+        write()  # a job that this one does
+        with pytest.raises(RunError, match="in use"):
+            others.submit(write).result()
 
 
 @pytest.mark.parametrize("suffix", ["new", "old"])

@@ -11,7 +11,9 @@ MOST = 2**32 - 1  # of any number of a command
 
 Kind = Literal["likelihood", "entity"]
 
-RunArgument = Annotated[Path, typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False)]
+RunArgument = Annotated[
+    Path, typer.Argument(help="A run folder, made by `kgmlm train`, or a pack.", show_default=False)
+]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
 
 
@@ -31,8 +33,8 @@ Scores = Annotated[
     str,
     typer.Option(
         autocompletion=_scores,
-        help="all that a run has; its text, without what is trained beside it; or likelihood, vector, kge or "
-        "rules alone.",
+        help="all that a run has; its text, without what is trained beside it; or one signal alone: "
+        "likelihood, vector, kge or rules.",
     ),
 ]
 Retrieve = Annotated[
@@ -84,7 +86,7 @@ Dataset = Annotated[
     ),
 ]
 MaxSteps = Annotated[
-    int | None, typer.Option(min=1, max=MOST, help="Stop there; the schedule stays laid for all epochs.")
+    int | None, typer.Option(min=1, max=MOST, help="Stop each stage there, as for a smoke test.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]

@@ -58,7 +58,7 @@ def train(
             "to nothing (see training.schedule). Copy the run's folder first to train on from here later.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
     tracker: Annotated[str | None, typer.Option(help="An accelerate tracker, such as tensorboard.")] = None,
     skip_header: SkipHeader = False,

@@ -16,7 +16,7 @@ def tune(
     run: RunArgument,
     add: Annotated[
         str | None,
-        typer.Option(help="First train a signal: kge (ComplEx) or rules.", show_default=False),
+        typer.Option(help="First train a signal: kge or rules; or take a reranker.", show_default=False),
     ] = None,
     drop: Annotated[
         str | None,
@@ -107,7 +107,7 @@ def rerank(
         str | None, typer.Option(help="Begin with another masked LM than the run's own.", show_default=False)
     ] = None,
     max_steps: MaxSteps = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with interrupted training.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue interrupted training.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older reranker.")] = False,
     candidates: Annotated[
         int | None,

@@ -15,6 +15,7 @@ from kgmlm.config import Protocol, load_protocol
 from kgmlm.datasets import load_graph
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, counted
+from kgmlm.packs import find_pack, unpack
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import RERANKER, has_reranker
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
@@ -153,7 +154,8 @@ def evaluate(
     other = None if graph is None else load_graph(str(graph), skip_header=skip_header)
     (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
     watch = watcher_of(progress)
-    scope, unchecked = _scope(folder, other, settings, way.reranks, allowed, watch)
+    own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
+    scope, unchecked = _scope(folder, own, other, settings, way.reranks, allowed, watch)
     ranker, result = _evaluate(folder, scope, settings, way, batch_size, by_relation, watch)
     report = Report(result, whole_report(folder, ranker, result, way.precision, unchecked))
     if output:
@@ -187,7 +189,7 @@ def compare(
     """
     from kgmlm import comparison, ranks_file
 
-    paths = [path_of(a), path_of(b)]
+    paths = [unpack(pack) if (pack := find_pack(path_of(run))) else path_of(run) for run in (a, b)]
     found_at = [ranks_file.find_ranks(path, split) for path in paths]
     one, other = (ranks_file.read_ranks(path) for path in found_at)
     watch = watcher_of(progress)
@@ -253,6 +255,7 @@ def _check(
 
 def _scope(
     run: runs.Run,
+    own: KnowledgeGraph,
     other: KnowledgeGraph | None,
     protocol: Protocol,
     reranked: bool,
@@ -268,7 +271,7 @@ def _scope(
             f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
         )
     if other is None:
-        return Scope.of(run.graph, earlier), gone
+        return Scope.of(own, earlier), gone
     return Scope.inductive(run.graph, other, protocol, earlier=earlier, **allowed), gone
 
 

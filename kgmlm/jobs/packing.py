@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from kgmlm import runs
+from kgmlm.chosen import fingerprints
 from kgmlm.files import check_writable
 from kgmlm.kg import RunError
-from kgmlm.packs import SUFFIX, find_pack, write_pack
+from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_pack
 from kgmlm.packs import unpack as unpack_into
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -32,13 +33,16 @@ def pack(
         The file.
 
     Raises:
-        RunError: when training has left no model yet.
+        RunError: when training has left no model yet, or weights do not fit the signals.
     """
     folder = runs.open_run(path_of(run))
+    if is_unpacked(folder.path):
+        raise RunError(f"{path_of(run)} is a pack already")
     target = Path(output) if output is not None else folder.path.with_name(folder.path.name + SUFFIX)
     if target.suffix != SUFFIX:
         raise RunError(f"a pack ends in {SUFFIX}, not as {target}")
     check_writable(target)
+    folder.chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
     with watcher_of(progress) as watch:
         write_pack(folder.path, target, kge=kge, card={"dataset": folder.graph.name}, advance=watch)
     return target

@@ -81,15 +81,22 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
     """Settings given by name as "KEY=VALUE".
 
     >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
-    ['training.epochs=5', 'vector.enabled=true']
+    ['vector.enabled=true', 'training.epochs=5']
     """
     sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
     plain = {k: v for k, v in settings.items() if k not in sections}
+    sections["training"] = {**plain, **sections.get("training", {})}
     return [
-        f"{section}.{key}={json.dumps(value)}"
-        for section, values in ({"training": plain} | sections).items()
+        f"{section}.{key}={json.dumps(value, default=_plain)}"
+        for section, values in sections.items()
         for key, value in values.items()
+        if value is not None  # as by default
     ]
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's, or a path, as JSON has it."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def settings_of(section: str, given: Sequence[str], others: bool = False) -> list[str]:

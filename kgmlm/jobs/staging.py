@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from kgmlm import runs, upkeep
 from kgmlm.chosen import fingerprints
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.jobs.running import Given
+from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import rerank, tune
 from kgmlm.jobs.writing import in_several_processes
 from kgmlm.kg import RunError
 from kgmlm.recipes import PLAIN, Recipe, Stage, epochs_within, recipe_of
+from kgmlm.records import read_record
 from kgmlm.signals.kge import KGE
 from kgmlm.watching import Watcher
 
@@ -36,7 +39,6 @@ def choose_recipe(
     model: str,
     given: Given,
     minutes: float | None,
-    max_steps: int | None,
     watch: Watcher,
 ) -> Recipe | None:
     """The recipe of a preset for a graph; None of the preset "plain".
@@ -44,7 +46,6 @@ def choose_recipe(
     Args:
         given: settings that go before those of the recipe.
         minutes: what all stages may take together.
-        max_steps: bounds every stage.
 
     Raises:
         ConfigError: when there is no such preset.
@@ -52,18 +53,16 @@ def choose_recipe(
     """
     if preset == PLAIN:
         return None
+    if minutes is not None and minutes <= 0:
+        raise RunError("--minutes takes a time above 0")
     recipe = recipe_of(preset, graph, model == "scratch", given.values)
     if "valid" not in graph.splits:
-        watch.tell("no validation triples: only the text model is trained, and no weights are chosen")
+        watch.tell("no validation triples: no weights are chosen, and the text model ranks alone")
         recipe = replace(recipe, stages=("text",))
     if minutes is not None:
         if in_several_processes():
             raise RunError("--minutes times the steps of one process")
         recipe = _fitted(recipe, graph, model, 60 * minutes, given, watch)
-    steps = max_steps or given.max_steps
-    if steps is not None:
-        kge = recipe.settings.kge.model_copy(update={"max_steps": steps})
-        recipe = replace(recipe, settings=recipe.settings.model_copy(update={"kge": kge}))
     watch.tell(f"preset {preset}: {', then '.join(recipe.stages)}")
     for key, why in recipe.reasons.items():
         section, _, name = key.partition(".")
@@ -119,7 +118,8 @@ def _fitted(
         probed = recipe.settings.model_copy(update={"training": training})
         run, ranker = start_run(Path(folder) / "probe", graph, model, probed)
         with suppress(_Probed):
-            train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
+            outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
+            raise Interrupted(outcome.signal or signal.SIGINT)  # nothing else ends it
     if "kge" in share and "epochs" not in given.values.get("kge", {}):
         few = recipe.settings.kge.model_copy(update={"max_steps": PROBED})
         times: list[float] = []
@@ -132,9 +132,8 @@ def _fitted(
         recipe = replace(recipe, settings=recipe.settings.model_copy(update={"kge": kge}))
     if "epochs" not in given.values.get("training", {}):
         epochs = epochs_within(share["text"] * seconds, clock.per_step, clock.total)
-        recipe = recipe.trained_for(
-            epochs, f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
-        )
+        why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
+        recipe = recipe.trained_for(epochs, "eval_every" not in given.values.get("training", {}), why)
     if "reranker" in recipe.stages:
         steps = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
         pairs = clock.total * (1 + recipe.settings.reranking.negatives)
@@ -152,11 +151,21 @@ def stages_left(run: runs.Run) -> list[Stage]:
     chosen = run.chosen
     # Text that was trained further after graph embeddings were added is weighed again.
     weighed = all(chosen.of.get(name) == digest for name, digest in now.items())
-    if "kge" in recipe["stages"] and not (KGE.name in now and weighed):
+    whole = run.record["status"] in upkeep.ENDED
+    kge = run.record.get("signals", {}).get(KGE.name, {})
+    if "kge" in recipe["stages"] and not (KGE.name in now and weighed and not (whole and was_cut(kge))):
         left.append("kge")
-    if "reranker" in recipe["stages"] and not (upkeep.has_reranker(run.path) and chosen.use is not None):
+    reranked = upkeep.has_reranker(run.path) and chosen.use is not None
+    if reranked and whole:
+        reranked = read_record(run.path / upkeep.RERANKER)["status"] in upkeep.ENDED
+    if "reranker" in recipe["stages"] and not reranked:
         left.append("reranker")
     return left
+
+
+def was_cut(how: Mapping[str, Any]) -> bool:
+    """Whether ``--max-steps`` stopped the training of a KGE model."""
+    return bool((how.get("settings") or {}).get("max_steps"))
 
 
 def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
@@ -175,11 +184,17 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
         return
     few = None if max_steps is None else FEW
     if "kge" in left:
-        there, taught = (path / KGE.file).is_file(), (path / runs.TEACHER).is_file()
+        cut = max_steps is None and was_cut(run.record.get("signals", {}).get(KGE.name, {}))
+        there = (path / KGE.file).is_file() and not cut
+        taught = (path / runs.TEACHER).is_file() and not was_cut(run.record.get("teacher") or {})
+        lent = not there and (taught or (max_steps is not None and (path / runs.TEACHER).is_file()))
+        bound = [] if there or lent or max_steps is None else [f"kge.max_steps={max_steps}"]
         figures = tune(
             path,
             add=None if there else KGE.name,
-            source=path if taught and not there else None,
+            source=path if lent else None,
+            set_=bound,
+            overwrite=cut,
             max_triples=few,
             progress=watch,
         )
@@ -187,7 +202,8 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
             f"text and kge: validation MRR {figures['kge']['mrr']:.4f} (text {figures['text']['mrr']:.4f})"
         )
     if "reranker" in left:
-        begun = (path / upkeep.RERANKER / "run.json").is_file()
+        folder = path / upkeep.RERANKER
+        begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
         epochs = recipe["reranker_epochs"]
         settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
         found = rerank(
@@ -198,4 +214,5 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
             max_triples=few,
             progress=watch,
         )
-        watch.tell(f"reranked: validation MRR {found['mrr']:.4f} (before {found['mrr_first']:.4f})")
+        used = f"used, the {found['k']} best" if found["k"] else "not used"
+        watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")

@@ -90,13 +90,18 @@ def train(
         quiet_transformers()
         watch = watcher_of(progress) if main_process() else Watcher()
         if resume:
-            run, ranker = _resume(path, dataset, model, given, skip_header, watch)
+            run, ranker = _resume(path, dataset, model, given, preset, skip_header, watch)
             max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         else:
             graph = load_graph(str(dataset), skip_header=skip_header)
             chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
-            recipe = choose_recipe(chosen, graph, str(model), given, minutes, max_steps, watch)
-            run, ranker = _start(path, graph, str(model), recipe, given.settings, teacher, overwrite, watch)
+            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch)
+            max_steps = max_steps or given.max_steps
+            settings_of_run = given.settings if recipe is None else recipe.settings
+            _check_teacher(settings_of_run, teacher)
+            bound = None if recipe is None else max_steps
+            of = (str(model), recipe, settings_of_run, teacher, bound)
+            run, ranker = _start(path, graph, *of, overwrite, watch)
         if ranker is not None:
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
             _train(run, ranker, watch, options)
@@ -135,15 +140,18 @@ def _check_settings(
     """Refuse settings that another command trains with, and options that they do not go with."""
     if given.settings.training.objective == "rerank":
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
-    if resume and (preset or minutes or teacher):
-        raise RunError("--preset, --minutes and --teacher are for the start of a run")
+    if resume and (minutes or teacher):
+        raise RunError("--minutes and --teacher are for the start of a run")
     if minutes is not None and (preset == PLAIN or (preset is None and (given.plain or teacher is not None))):
         raise RunError("--minutes goes with a preset that is not plain")
-    distills = given.settings.training.distillation or preset not in (None, "quick", PLAIN)
-    if teacher is not None and not distills:
-        raise RunError("--teacher teaches nothing without `--set training.distillation=1`")
     if teacher is not None and (kge := settings_of("kge", given.assignments)):
         raise RunError(f"--teacher takes a KGE model as it is; {kge[0]} goes without it")
+
+
+def _check_teacher(settings: Settings, teacher: Run | str | Path | None) -> None:
+    """Refuse a teacher that settings do not learn from."""
+    if teacher is not None and not settings.training.distillation:
+        raise RunError("--teacher teaches nothing without `--set training.distillation=1`")
 
 
 def _check_tracker(name: str) -> None:
@@ -160,6 +168,7 @@ def _resume(
     dataset: str | Path | None,
     model: str | Path | None,
     given: Given,
+    preset: str | None,
     skip_header: bool,
     watch: Watcher,
 ) -> tuple[runs.Run, Ranker | None]:
@@ -172,6 +181,9 @@ def _resume(
     run = runs.open_run(output)
     if model is not None and run.record["model"] not in (str(model), provenance.model_address(str(model))):
         raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
+    begun = (run.record.get("recipe") or {"preset": PLAIN})["preset"]
+    if preset not in (None, begun):
+        raise RunError(f"{output} was begun with the preset '{begun}', not '{preset}'")
     if not given.fits(run.settings):
         raise RunError(
             f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
@@ -196,13 +208,13 @@ def _start(
     recipe: Recipe | None,
     settings: Settings,
     teacher: Run | str | Path | None,
+    max_steps: int | None,
     overwrite: bool,
     watch: Watcher,
 ) -> tuple[runs.Run, Ranker]:
     """Lay a new run, with its teacher where it learns from one, and say what it is about."""
     from kgmlm.starting import fit_signal, start_run
 
-    settings = settings if recipe is None else recipe.settings
     lent = None if teacher is None else runs.open_run(path_of(teacher)).lend("kge", graph)
     if lent and lent[1]["settings"]:
         settings = settings.model_copy(update={"kge": KGESettings.model_validate(lent[1]["settings"])})
@@ -211,7 +223,9 @@ def _start(
         if lent:
             return lent
         with watch:
-            return fit_signal("kge", graph, settings, partial(watch, "training kge"))
+            kge = settings.kge.model_copy(update={"max_steps": max_steps or settings.kge.max_steps})
+            bounded = settings.model_copy(update={"kge": kge})
+            return fit_signal("kge", graph, bounded, partial(watch, "training kge"))
 
     run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach, recipe=recipe)
     _tell_start(run, ranker, watch)
@@ -239,7 +253,7 @@ def _tell_start(run: runs.Run, ranker: Ranker, watch: Watcher) -> None:
             f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
         )
     if taught := run.record["teacher"]:
-        watch.tell(f"taught by a KGE model: {taught['command']}")
+        watch.tell(f"distilled from a KGE model, trained by: {taught['command']}")
 
 
 def _train(run: runs.Run, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ def tune(
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if "valid" not in folder.graph.splits:
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
+    _check_add(folder, add, source)
     quiet_transformers()
     if drop is not None:
         _drop(folder, drop)
@@ -186,6 +187,21 @@ def choose(
     return figures
 
 
+def _check_add(run: runs.Run, name: str | None, source: Run | str | Path | None) -> None:
+    """Refuse what cannot be added before anything is dropped."""
+    from kgmlm.signals import beside
+
+    if name is not None and name not in (*beside(), RERANKER):
+        raise RunError(f"there is no signal '{name}' to add; there are {', '.join([*beside(), RERANKER])}")
+    if source is None:
+        return
+    giver = runs.open_run(path_of(source))
+    if name == RERANKER and not has_reranker(giver.path):
+        raise RunError(f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one")
+    if name != RERANKER and name is not None:
+        giver.lend(name, run.graph)
+
+
 def _drop(run: runs.Run, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker."""
     from kgmlm.signals import beside
@@ -209,8 +225,6 @@ def _take_reranker(run: runs.Run, source: Run | str | Path | None, trains: bool,
     if trains:
         raise RunError("--from trains nothing; --config and --set go without it")
     giver = runs.open_run(path_of(source))
-    if not has_reranker(giver.path):
-        raise RunError(f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one")
     if not giver.graph.same(run.graph):
         raise RunError(f"{giver.path} is a run of another graph than {run.path}")
     if (run.path / RERANKER).exists() and not overwrite:
@@ -235,8 +249,6 @@ def _add(
     from kgmlm.signals import beside
     from kgmlm.starting import fit_signal
 
-    if name not in beside():
-        raise RunError(f"there is no signal '{name}' to add; there are {', '.join([*beside(), RERANKER])}")
     if source is not None and (config or given):
         raise RunError("--from trains nothing; --config and --set go without it")
     if foreign := settings_of(name, given, others=True):

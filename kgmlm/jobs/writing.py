@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kgmlm.kg import RunError
-from kgmlm.packs import find_pack
+from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 
@@ -36,7 +36,7 @@ def writes_run(job: Job) -> Job:
     @wraps(job)
     def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
         path = path_of(run)
-        if find_pack(path) is not None:
+        if find_pack(path) is not None or is_unpacked(path):
             how = f"`kgmlm unpack {path} --output RUN` makes a run of it"
             raise RunError(f"{path} is a pack, which is not written to; {how}")
         with writing(path, job.__name__) if main_process() else nullcontext():
