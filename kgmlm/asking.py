@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
-    from kgmlm.runs import Run
+    from kgmlm.runs import RunFolder
     from kgmlm.shortlisting import Retrieval
     from kgmlm.watching import Watcher
 
@@ -45,7 +45,7 @@ class Way:
         """Whether a reranker takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0
 
-    def ranker(self, run: Run, graph: KnowledgeGraph) -> Ranker:
+    def ranker(self, run: RunFolder, graph: KnowledgeGraph) -> Ranker:
         """A run's ranker over a graph, by the parts of the score that were asked for.
 
         Raises:
@@ -70,7 +70,7 @@ class Way:
         ranker.reduce(self.precision == "bf16")
         return ranker
 
-    def retrieval(self, run: Run, ranker: Ranker) -> Retrieval | None:
+    def retrieval(self, run: RunFolder, ranker: Ranker) -> Retrieval | None:
         """The index that finds candidates, where only some are to be scored."""
         from kgmlm.indexing import open_retrieval
 

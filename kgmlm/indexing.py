@@ -28,7 +28,7 @@ from kgmlm.retrieval import (
     fingerprint,
     likelihood_parts,
 )
-from kgmlm.runs import Run
+from kgmlm.runs import RunFolder
 from kgmlm.shortlisting import Retrieval, shortlist
 
 STATES = 512  # training queries that a reduction is fitted on
@@ -135,13 +135,13 @@ def build_index(
     return replace(retriever, record=record)
 
 
-def save_index(run: Run, retriever: Retriever) -> Retriever:
+def save_index(run: RunFolder, retriever: Retriever) -> Retriever:
     """Write the index into the run folder, in place of an older one of its kind; its record has its size."""
     (run.path / "index").mkdir(exist_ok=True)
     return retriever.save(run.path / "index" / retriever.kind)
 
 
-def open_index(run: Run, ranker: Ranker, kind: Kind) -> Retriever:
+def open_index(run: RunFolder, ranker: Ranker, kind: Kind) -> Retriever:
     """The saved index of a run; entities that the ranker has beyond the run's own are added to it.
 
     Raises:
@@ -179,7 +179,7 @@ def _fits(retriever: Retriever, ranker: Ranker, entities: int) -> bool:
     return widths == [dimensions * k for k in range(1, ranker.reader.vocabulary.span_length + 1)]
 
 
-def default_kind(run: Run) -> Kind:
+def default_kind(run: RunFolder) -> Kind:
     """The kind of index that a run has; an entity index where it has both.
 
     Raises:
@@ -192,7 +192,7 @@ def default_kind(run: Run) -> Kind:
 
 
 def open_retrieval(
-    run: Run, ranker: Ranker, k: int | None, kind: str | None = None, effort: int | None = None
+    run: RunFolder, ranker: Ranker, k: int | None, kind: str | None = None, effort: int | None = None
 ) -> Retrieval | None:
     """Shortlists of k entities by the run's index of some kind (None: the one it has); None without a k.
 

@@ -39,7 +39,9 @@ class Run:
         >>> run.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
     """
 
-    def __init__(self, folder: runs.Run, way: Way | None = None, graph: KnowledgeGraph | None = None) -> None:
+    def __init__(
+        self, folder: runs.RunFolder, way: Way | None = None, graph: KnowledgeGraph | None = None
+    ) -> None:
         self.folder = folder
         self.way = way or Way()
         self.graph = graph or folder.graph

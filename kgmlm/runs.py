@@ -63,7 +63,7 @@ HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunFolder:
     """An opened run folder. ``record`` is what ``run.json`` says."""
 
     path: Path
@@ -99,7 +99,7 @@ class Run:
         more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
         return earlier([self.record, *more], self.record.get("command"))
 
-    def update(self, **values: Any) -> Run:
+    def update(self, **values: Any) -> RunFolder:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""
         record = {**read_record(self.path), **values}
         files.write_json(self.path / "run.json", record)
@@ -147,7 +147,7 @@ class Run:
         with digests.replacing(self.path / MIXTURE, digests.read_manifest(folder), keep) as temporary:
             whole.save(temporary)
 
-    def save_signal(self, signal: Signal, **how: Any) -> Run:
+    def save_signal(self, signal: Signal, **how: Any) -> RunFolder:
         """Keep a signal beside the model; ``how`` it was trained goes into the record.
 
         It counts nothing until `kgmlm tune` has chosen how much.
@@ -161,7 +161,7 @@ class Run:
             signal.save(temporary)
         return self.update(signals={**read_record(self.path).get("signals", {}), signal.name: how})
 
-    def drop_signal(self, name: str) -> Run:
+    def drop_signal(self, name: str) -> RunFolder:
         """Remove a signal that is beside the model.
 
         Raises:
@@ -323,7 +323,7 @@ def create_run(
     overwrite: bool = False,
     teacher: tuple[KGE, Mapping[str, Any]] | None = None,
     recipe: Recipe | None = None,
-) -> Run:
+) -> RunFolder:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
 
     Args:
@@ -363,10 +363,10 @@ def create_run(
             teacher[0].save(folder / TEACHER)
         record["files"] = digests.as_json(digests.of_folder(folder))
         files.write_json(folder / "run.json", record)
-    return Run(path, graph, settings, record)
+    return RunFolder(path, graph, settings, record)
 
 
-def open_run(path: str | Path, *, verify: bool = False) -> Run:
+def open_run(path: str | Path, *, verify: bool = False) -> RunFolder:
     """Open a run folder, or a pack; it may have been moved here from another machine.
 
     Args:
@@ -397,7 +397,7 @@ def open_run(path: str | Path, *, verify: bool = False) -> Run:
             f"{path / 'run.json'} is damaged: 'span_length' is {record['span_length']}, a text has "
             f"{settings.text.max_length} tokens; {digests.RESTORE}"
         )
-    run = Run(path, read_graph(path / "graph", record["dataset"], record["sources"]), settings, record)
+    run = RunFolder(path, read_graph(path / "graph", record["dataset"], record["sources"]), settings, record)
     if verify:
         run.verify()
     return run

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kgmlm.checkpoints import State
 from kgmlm.config import TrainingSettings
-from kgmlm.runs import Run
+from kgmlm.runs import RunFolder
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plan:
         )
 
 
-def peak_learning_rate(run: Run) -> float:
+def peak_learning_rate(run: RunFolder) -> float:
     """The run's peak learning rate; "auto" is higher for models from scratch."""
     rate = run.settings.training.learning_rate
     if rate == "auto":

@@ -22,7 +22,7 @@ from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
 from kgmlm.provenance import command, hardware, model_address, versions
 from kgmlm.ranker import Ranker
 from kgmlm.recipes import Recipe
-from kgmlm.runs import Run, create_run, open_run
+from kgmlm.runs import RunFolder, create_run, open_run
 from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
 from kgmlm.tokenization import SpanTokenizer
@@ -65,7 +65,7 @@ def start_run(
     overwrite: bool = False,
     teach: Callable[[], tuple[KGE, Mapping[str, Any]]] | None = None,
     recipe: Recipe | None = None,
-) -> tuple[Run, Ranker]:
+) -> tuple[RunFolder, Ranker]:
     """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
 
     Args:
@@ -130,7 +130,7 @@ def start_run(
     return run if processes.is_main_process else open_run(path), ranker
 
 
-def resume_run(path: Path, device: str | None = None) -> tuple[Run, Ranker]:
+def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker]:
     """Open an interrupted run at its newest checkpoint.
 
     Args:

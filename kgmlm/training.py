@@ -35,7 +35,7 @@ from kgmlm.mixture import Mixture
 from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
 from kgmlm.ranker import Ranker
-from kgmlm.runs import TEACHER, Run
+from kgmlm.runs import TEACHER, RunFolder
 from kgmlm.schedule import Plan, peak_learning_rate, rate_factor
 from kgmlm.signals.kge import KGE
 from kgmlm.upkeep import ENDED, discard_checkpoints
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def train(
-    run: Run,
+    run: RunFolder,
     ranker: Ranker,
     validate: Validate | None = None,
     *,
@@ -156,7 +156,7 @@ class _Training:
 
     def __init__(
         self,
-        run: Run,
+        run: RunFolder,
         ranker: Ranker,
         accelerator: Accelerator,
         validate: Validate | None,
@@ -333,7 +333,7 @@ class _Training:
         self.model.attend("sdpa")
 
 
-def _accelerator(run: Run, tracker: str | None, device: str | None) -> Accelerator:
+def _accelerator(run: RunFolder, tracker: str | None, device: str | None) -> Accelerator:
     """Where and how precisely a run is trained; arguments as of :func:`train`."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -368,7 +368,7 @@ def _placed(model: SpanModel, settings: TrainingSettings, accelerator: Accelerat
     return model
 
 
-def _teacher(run: Run, device: torch.device) -> KGE | None:
+def _teacher(run: RunFolder, device: torch.device) -> KGE | None:
     """The KGE model that a run's text model is distilled from, if its settings have one."""
     if not run.settings.training.distillation:
         return None

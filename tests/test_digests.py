@@ -12,7 +12,7 @@ from kgmlm import digests
 from kgmlm.chosen import Chosen
 from kgmlm.config import KGESettings
 from kgmlm.kg import RunError
-from kgmlm.runs import MIXTURE, Run, open_run
+from kgmlm.runs import MIXTURE, RunFolder, open_run
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.vector import Vector
 
@@ -94,7 +94,7 @@ def test_the_command_verifies(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fused(toy_run: Path, tmp_path: Path) -> tuple[Run, KGE]:
+def fused(toy_run: Path, tmp_path: Path) -> tuple[RunFolder, KGE]:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_run(tmp_path / "run")
     kge = KGE.fit(run.graph, KGESettings(dimension=4, epochs=1))
@@ -103,7 +103,7 @@ def fused(toy_run: Path, tmp_path: Path) -> tuple[Run, KGE]:
     return run, kge
 
 
-def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, KGE]) -> None:
+def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[RunFolder, KGE]) -> None:
     run, kge = fused
     open_run(run.path, verify=True)
     changed(run.path / KGE.file)
@@ -124,7 +124,7 @@ def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[Run, KGE]) ->
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("moment", [2, 3, 4])
 def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
-    fused: tuple[Run, KGE], monkeypatch: pytest.MonkeyPatch, first: bool, moment: int
+    fused: tuple[RunFolder, KGE], monkeypatch: pytest.MonkeyPatch, first: bool, moment: int
 ) -> None:
     """Before its digest is known, between that and its replacement, and before the old digest goes."""
     run, _ = fused

@@ -59,6 +59,22 @@ Rerank = Annotated[
         "validation chose. 0 is none.",
     ),
 ]
+Candidates = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MOST, help="Rerank at most so many; by default reranking.candidates.", show_default=False
+    ),
+]
+ChosenOn = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MOST,
+        help="Choose on a seeded sample of validation; 0 is all of it. By default all, and for the reranker "
+        "its training.eval_triples.",
+        show_default=False,
+    ),
+]
 Precision = Annotated[
     Literal["fp32", "bf16"],
     typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."),

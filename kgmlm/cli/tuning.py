@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import MOST, BatchSize, Device, Json, MaxSteps, Precision, Quiet, RunArgument
+from kgmlm.cli.options import (
+    BatchSize,
+    Candidates,
+    ChosenOn,
+    Device,
+    Json,
+    MaxSteps,
+    Precision,
+    Quiet,
+    RunArgument,
+)
 from kgmlm.terminal import handled, print_json, tell
 
 
@@ -38,25 +48,8 @@ def tune(
         typer.Option("--set", help="With --add: KEY=VALUE over the settings, such as kge.epochs=30."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="With --add: replace an older one.")] = False,
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST,
-            help="Rerank at most so many; by default reranking.candidates.",
-            show_default=False,
-        ),
-    ] = None,
-    max_triples: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=MOST,
-            help="Choose on a seeded sample of validation; 0 is all of it. By default all, and for the "
-            "reranker its training.eval_triples.",
-            show_default=False,
-        ),
-    ] = None,
+    candidates: Candidates = None,
+    max_triples: ChosenOn = None,
     precision: Precision = "fp32",
     batch_size: BatchSize = 64,
     device: Device = None,
@@ -109,20 +102,8 @@ def rerank(
     max_steps: MaxSteps = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue interrupted training.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older reranker.")] = False,
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MOST, help="Try so many at most; by default reranking.candidates.", show_default=False
-        ),
-    ] = None,
-    max_triples: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=MOST,
-            help="Choose on a seeded sample of validation; 0 is all of it, by default training.eval_triples.",
-        ),
-    ] = None,
+    candidates: Candidates = None,
+    max_triples: ChosenOn = None,
     device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,

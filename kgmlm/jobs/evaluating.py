@@ -254,7 +254,7 @@ def _check(
 
 
 def _scope(
-    run: runs.Run,
+    run: runs.RunFolder,
     own: KnowledgeGraph,
     other: KnowledgeGraph | None,
     protocol: Protocol,
@@ -276,7 +276,7 @@ def _scope(
 
 
 def _evaluate(
-    run: runs.Run,
+    run: runs.RunFolder,
     scope: Scope,
     protocol: Protocol,
     way: Way,
@@ -306,7 +306,7 @@ def _evaluate(
 
 
 def whole_report(
-    run: runs.Run, ranker: Ranker, evaluation: Evaluation, precision: str, unchecked: Sequence[str] = ()
+    run: runs.RunFolder, ranker: Ranker, evaluation: Evaluation, precision: str, unchecked: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The report of an evaluation, with all that its figures go by: run, parts of the score, versions.
 
@@ -335,7 +335,7 @@ def whole_report(
     }
 
 
-def _reranking(run: runs.Run, ranker: Ranker) -> dict[str, Any] | None:
+def _reranking(run: runs.RunFolder, ranker: Ranker) -> dict[str, Any] | None:
     """What a report says of reranking."""
     if ranker.reranking is None:
         return None
@@ -365,7 +365,9 @@ def ranks_name(
     return f"{files.safe_name('.'.join(words))}.parquet"
 
 
-def _keep_ranks(run: runs.Run, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher) -> None:
+def _keep_ranks(
+    run: runs.RunFolder, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher
+) -> None:
     """Write ranks where they are asked for, or into the run under a name, if it can be written."""
     try:
         evaluation.write_ranks(path or run.path / "ranks" / name, run.made_by, follow=path is not None)

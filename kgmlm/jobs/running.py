@@ -106,7 +106,7 @@ def settings_of(section: str, given: Sequence[str], others: bool = False) -> lis
 
 
 def train_watched(
-    run: runs.Run, ranker: Ranker, validation: Any, further: str, watch: Watcher, **options: Any
+    run: runs.RunFolder, ranker: Ranker, validation: Any, further: str, watch: Watcher, **options: Any
 ) -> Outcome:
     """Train while somebody watches, and say how it ended; ``further`` is the command that continues.
 

@@ -141,7 +141,7 @@ def _fitted(
     return recipe
 
 
-def stages_left(run: runs.Run) -> list[Stage]:
+def stages_left(run: runs.RunFolder) -> list[Stage]:
     """The stages of a run's recipe that are still to be done, after its text model."""
     recipe = run.record.get("recipe")
     if not recipe:

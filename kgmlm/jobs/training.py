@@ -171,7 +171,7 @@ def _resume(
     preset: str | None,
     skip_header: bool,
     watch: Watcher,
-) -> tuple[runs.Run, Ranker | None]:
+) -> tuple[runs.RunFolder, Ranker | None]:
     """Open an interrupted run where it stopped; what is given must be what it was begun with.
 
     There is no ranker where the text model is trained and another stage was interrupted.
@@ -211,7 +211,7 @@ def _start(
     max_steps: int | None,
     overwrite: bool,
     watch: Watcher,
-) -> tuple[runs.Run, Ranker]:
+) -> tuple[runs.RunFolder, Ranker]:
     """Lay a new run, with its teacher where it learns from one, and say what it is about."""
     from kgmlm.starting import fit_signal, start_run
 
@@ -232,7 +232,7 @@ def _start(
     return run, ranker
 
 
-def _tell_start(run: runs.Run, ranker: Ranker, watch: Watcher) -> None:
+def _tell_start(run: runs.RunFolder, ranker: Ranker, watch: Watcher) -> None:
     """Say what a new run is about, and what is odd about its names and triples."""
     from kgmlm.datasets import repeated
 
@@ -256,7 +256,7 @@ def _tell_start(run: runs.Run, ranker: Ranker, watch: Watcher) -> None:
         watch.tell(f"distilled from a KGE model, trained by: {taught['command']}")
 
 
-def _train(run: runs.Run, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:
+def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:
     """Train a run with validation, if its graph has a split for it."""
     from kgmlm.config import Protocol
     from kgmlm.tuning import weigh_text

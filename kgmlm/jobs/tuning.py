@@ -138,7 +138,7 @@ def rerank(
 
 
 def choose(
-    run: runs.Run,
+    run: runs.RunFolder,
     max_triples: int | None,
     candidates: int | None,
     precision: str,
@@ -187,7 +187,7 @@ def choose(
     return figures
 
 
-def _check_add(run: runs.Run, name: str | None, source: Run | str | Path | None) -> None:
+def _check_add(run: runs.RunFolder, name: str | None, source: Run | str | Path | None) -> None:
     """Refuse what cannot be added before anything is dropped."""
     from kgmlm.signals import beside
 
@@ -202,7 +202,7 @@ def _check_add(run: runs.Run, name: str | None, source: Run | str | Path | None)
         giver.lend(name, run.graph)
 
 
-def _drop(run: runs.Run, name: str) -> None:
+def _drop(run: runs.RunFolder, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker."""
     from kgmlm.signals import beside
 
@@ -216,7 +216,9 @@ def _drop(run: runs.Run, name: str) -> None:
     run.drop_signal(name)
 
 
-def _take_reranker(run: runs.Run, source: Run | str | Path | None, trains: bool, overwrite: bool) -> None:
+def _take_reranker(
+    run: runs.RunFolder, source: Run | str | Path | None, trains: bool, overwrite: bool
+) -> None:
     """Copy the reranker of another run."""
     if source is None:
         raise RunError(
@@ -235,7 +237,7 @@ def _take_reranker(run: runs.Run, source: Run | str | Path | None, trains: bool,
 
 
 def _add(
-    run: runs.Run,
+    run: runs.RunFolder,
     name: str,
     source: Run | str | Path | None,
     config: Path | None,
@@ -268,7 +270,7 @@ def _add(
     run.save_signal(made[0], **made[1])
 
 
-def _check_reranker(run: runs.Run, replaced: bool) -> None:
+def _check_reranker(run: runs.RunFolder, replaced: bool) -> None:
     """Refuse to rerank what cannot be, and to replace unasked a reranker that is there."""
     files.check_writable(run.path / "run.json")
     if "valid" not in run.graph.splits:
@@ -282,12 +284,14 @@ def _check_reranker(run: runs.Run, replaced: bool) -> None:
         )
 
 
-def _is_trained(run: runs.Run) -> bool:
+def _is_trained(run: runs.RunFolder) -> bool:
     """Whether there is nothing more to train."""
     return has_reranker(run.path) and read_record(run.path / RERANKER)["status"] in ENDED
 
 
-def _reranker_settings(run: runs.Run, config: Path | None, given: Sequence[str], resume: bool) -> Settings:
+def _reranker_settings(
+    run: runs.RunFolder, config: Path | None, given: Sequence[str], resume: bool
+) -> Settings:
     """What a reranker is trained by: given settings over those of its run, for one epoch.
 
     Raises:
@@ -306,7 +310,7 @@ def _reranker_settings(run: runs.Run, config: Path | None, given: Sequence[str],
 
 
 def _train_reranker(
-    opened: runs.Run,
+    opened: runs.RunFolder,
     settings: Settings,
     model: str | Path | None,
     max_steps: int | None,
