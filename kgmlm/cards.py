@@ -142,8 +142,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("KGMLM_CACHE") or pooch.os_cache("kgmlm"))
 
 
-def fetch(source: Source, *, download: bool = True, progress: bool = True) -> Path:
+def fetch(source: Source, *, download: bool = True, progress: Any = True) -> Path:
     """The verified local path of a source: package, then ``$KGMLM_MIRROR``, then cache, then download.
+
+    Args:
+        progress: whether to show a bar, or one of your own, as ``pooch`` takes it.
 
     Raises:
         DataError: when it is nowhere to be had, or its checksum is wrong.

@@ -35,7 +35,72 @@ def test_every_command_is_a_function_of_the_package() -> None:
     commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     functions = {name for name in kgmlm.__all__ if callable(getattr(kgmlm, name))}
     assert commands - functions <= {"data", "rank", "convert", "config"}, "rank is a method of a run"
+    of_data = typer.main.get_command(cli.app).commands["data"].commands  # type: ignore[attr-defined]
+    assert all(callable(getattr(kgmlm.data, name)) for name in of_data)
     assert jobs.__doc__
+
+
+def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Hears(Watcher):
+        def tell(self, message: str) -> None:
+            heard.append(message)
+
+    made = kgmlm.data.split("toy", tmp_path / "new", unseen_entities=0.1, progress=Hears())
+    assert made.path == tmp_path / "new"
+    assert made.unseen["test"]["entities"] > 0
+    assert sum(made.as_json()["test_unseen"].values()) == sum(made.unseen["test"].values())
+    assert any(line.startswith("test: ") for line in heard)
+    found = kgmlm.data.check(made.path)
+    assert found.mismatches == {}
+    assert found.values["unseen"] == made.counts.unseen > 0
+    assert found.lines()["against the card"] == ["as expected"]
+    assert "<th>self-loops</th>" in found._repr_html_()
+    card = (made.path / "card.toml").read_text()
+    (made.path / "card.toml").write_text(card.replace("entities = 31", "entities = 32"))
+    assert kgmlm.data.check(made.path).mismatches == {"entities": {"card": 32, "found": 31}}
+    shown = kgmlm.data.show("toy", entity="France")
+    assert shown.entity is not None
+    assert shown.entity.label == "france"
+    assert shown.triples
+    assert all("france" in (head, tail) for head, _, tail in shown.triples)
+    whole = kgmlm.data.show("toy")
+    assert whole.card is not None
+    assert whole.as_json()["examples"] == [*whole.triples]
+    for wrong in ({}, {"random": True, "unseen_entities": 0.1}, {"unseen_entities": 0.1, "valid": 0.1}):
+        with pytest.raises(ConfigError):
+            kgmlm.data.split("toy", tmp_path / "x", progress=False, **wrong)
+
+
+def test_built_in_datasets_are_listed_and_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = kgmlm.data.list()
+    assert listed.to_frame().loc["wn18rr", "entities"] == 40_943
+    assert listed.cards["toy"].license
+    assert "<table" in listed._repr_html_()
+    assert "train.txt" in {path.name for path in kgmlm.data.prepare("umls", progress=False)["umls"]}
+    assert kgmlm.data.prepare(str(tmp_path), progress=False) == {}, "a folder has nothing to fetch"
+    assert capsys.readouterr() == ("", "")
+    heard: list[tuple[str, int, int]] = []
+
+    def download(url: str, known: str, name: str, folder: Path, progressbar: Any) -> str:
+        """As pooch goes through a file of 5 bytes."""
+        progressbar.total = 5
+        for n in (4, 4):
+            progressbar.update(n)
+        progressbar.reset()
+        progressbar.update(5)
+        progressbar.close()
+        return str(folder / name)
+
+    monkeypatch.setattr("pooch.retrieve", download)
+    monkeypatch.delenv("KGMLM_MIRROR", raising=False)
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path))
+    kgmlm.data.prepare("wn18rr", progress=lambda *n: heard.append(n))
+    of_one = [(n, total) for what, n, total in heard if "WN18RR.tar.gz" in what]
+    assert of_one == [(4, 5), (1, 5)]
 
 
 def test_settings_are_given_by_name(trained: Run) -> None:

@@ -13,7 +13,6 @@ from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.kg import RunError
 from kgmlm.locks import lock_file, locked
-from kgmlm.upkeep import writing
 
 
 def test_one_writes_and_the_second_gets_a_sentence(tmp_path: Path) -> None:
@@ -73,13 +72,13 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     train = ("train", "--dataset", "toy", "--model", "scratch", *TINY_SETTINGS)
-    with writing(run, "tune"):
+    with locked(run, "tune"):
         for command in ("tune", "rerank", "index", "convert"):
             refused(cli(command, run), "in use by another kgmlm process (tune, since ")
         refused(cli(*train, "--output", run, "--overwrite"), "in use by another")
         done = cli("rank", run, "--head", "france", "--relation", "capital", "-k", "1")
         assert done.returncode == 0, "reading needs no lock"
-    with writing(tmp_path / "new", "train"):
+    with locked(tmp_path / "new", "train"):
         refused(cli(*train, "--output", tmp_path / "new"), "in use by another")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 
+import kgmlm
 from kgmlm.cli import app
 from kgmlm.config import load_settings
 from kgmlm.ranks_file import read_ranks
@@ -173,7 +174,7 @@ def test_a_report_is_added(toy_run: Path, tmp_path: Path) -> None:
         shutil.copy(EVAL / name, copy)
     shutil.copytree(EVAL / "runs", copy / "runs")
     report, ranks = tmp_path / "report.json", tmp_path / "ranks.parquet"
-    script("-m", "kgmlm.cli", "evaluate", toy_run, "--output", report, "--ranks", ranks, "-q")
+    kgmlm.evaluate(toy_run, output=report, ranks=ranks, progress=False)
     told = json.loads(report.read_text("utf-8"))
     told["command"], told["run"]["command"] = "kgmlm evaluate runs/toy", "kgmlm train --dataset toy"
     report.write_text(json.dumps(told), "utf-8")

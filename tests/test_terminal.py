@@ -15,7 +15,6 @@ from kgmlm.prediction import Part, Prediction
 from kgmlm.scorer import PlainScorer
 from kgmlm.terminal import (
     handled,
-    print_check,
     print_metrics,
     print_predictions,
 )
@@ -97,22 +96,6 @@ def test_a_name_with_brackets_is_no_markup(toy: KnowledgeGraph, capsys: pytest.C
     for name in ("[/x]", "[red]graph"):
         print_metrics(evaluate(constant(toy), replace(toy, name=name), Protocol()))
         assert f"{name} test" in capsys.readouterr().out
-
-
-def test_long_lists_of_a_check_end_in_a_count(
-    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from kgmlm.checks import check_graph
-
-    report = check_graph(toy)
-    report["overlapping_relations"]["inverse"] = [
-        {"relations": ["a", f"b{i}"], "pairs": 10, "share": 0.9} for i in range(9)
-    ]
-    print_check(report)
-    printed = capsys.readouterr().out
-    assert "a / b4 (10 pairs, 90%)" in printed
-    assert "b5" not in printed
-    assert "and 4 more" in printed
 
 
 def test_an_explanation_is_readable_and_adds_up(
