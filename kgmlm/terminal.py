@@ -8,8 +8,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +37,30 @@ def fail(message: str) -> None:
 IN_SEVERAL_PROCESSES = ("train",)  # the commands that `torchrun` and `accelerate launch` may start
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM has come; what is half-written goes, as after Ctrl-C."""
+
+    signal = signal.SIGTERM
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM interrupt like Ctrl-C; a second one ends the process at once."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def handled(function: Callable[..., None]) -> Callable[..., None]:
     """Turn what users can cause into one sentence and exit code 2."""
 
@@ -51,7 +78,8 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
                 fail(f"`kgmlm {function.__name__}` runs in one process; only `kgmlm train` runs in several")
             return
         try:
-            function(*args, **kwargs)
+            with _terminable():
+                function(*args, **kwargs)
             sys.stdout.flush()  # here, where it is no mistake that the reader has gone
         except KgmlmError as error:
             fail(str(error))
@@ -67,10 +95,10 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
             what = str(error.strerror or error)
             fail(f"{where}: {what[:1].lower()}{what[1:]}" if where else what)
         except KeyboardInterrupt as error:
-            if number := getattr(error, "signal", None):  # training has said so, and how to continue
-                raise typer.Exit(128 + number) from None
-            print("kgmlm: interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
+            number = getattr(error, "signal", signal.SIGINT)
+            if not hasattr(error, "signal") or isinstance(error, _Terminated):
+                print("kgmlm: interrupted", file=sys.stderr)  # training says so itself, and how to continue
+            raise typer.Exit(128 + number) from None
 
     return wrapper
 

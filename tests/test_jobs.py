@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import kgmlm
 from kgmlm import cli, jobs
 from kgmlm.jobs.running import Interrupted, as_assignments
 from kgmlm.kg import ConfigError, EntityTable, RunError
+from kgmlm.modeling import SpanModel, load_model
+from kgmlm.ranks_file import made_by
 from kgmlm.run import Run
 from kgmlm.watching import Watcher
 
@@ -21,6 +26,23 @@ TINY: dict[str, Any] = {
     "preset": "plain", "scratch": {"hidden_size": 16, "heads": 2, "vocabulary": 300},
     "batch_size": 16, "epochs": 2, "eval_every": 1, "precision": "fp32",
 }  # fmt: skip
+
+
+class Hears(Watcher):
+    """Keeps what is told, and may do something at what is being done."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+        self.at: Callable[[str], None] = lambda what: None
+
+    def __call__(self, what: str, n: int, total: int) -> None:
+        self.at(what)
+
+    def step(self, step: int, loss: float) -> None:
+        self.at("training")
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +64,7 @@ def test_every_command_is_a_function_of_the_package() -> None:
 
 def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
     heard: list[str] = []
-
-    class Hears(Watcher):
-        def tell(self, message: str) -> None:
-            heard.append(message)
-
-    made = kgmlm.data.split("toy", tmp_path / "new", unseen_entities=0.1, progress=Hears())
+    made = kgmlm.data.split("toy", tmp_path / "new", unseen_entities=0.1, progress=Hears(heard))
     assert made.path == tmp_path / "new"
     assert made.unseen["test"]["entities"] > 0
     assert sum(made.as_json()["test_unseen"].values()) == sum(made.unseen["test"].values())
@@ -68,7 +85,8 @@ def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
     whole = kgmlm.data.show("toy")
     assert whole.card is not None
     assert whole.as_json()["examples"] == [*whole.triples]
-    for wrong in ({}, {"random": True, "unseen_entities": 0.1}, {"unseen_entities": 0.1, "valid": 0.1}):
+    bad: list[dict[str, Any]] = [{}, {"random": True, "unseen_entities": 0.1}]
+    for wrong in (*bad, {"unseen_entities": 0.1, "valid": 0.1}):
         with pytest.raises(ConfigError):
             kgmlm.data.split("toy", tmp_path / "x", progress=False, **wrong)
 
@@ -115,6 +133,7 @@ def test_settings_are_given_by_name(trained: Run) -> None:
         kgmlm.train("toy", "scratch", trained.path.parent / "other", epoch=5, progress=False)
 
 
+@pytest.mark.slow
 def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None:
     """A model from scratch has no reranker by itself; here one is asked for in the record."""
     path = tmp_path / "run"
@@ -144,6 +163,43 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
 
 
+@pytest.mark.slow
+def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
+    """In `kgmlm train` the reranker is a stage of a run, not a training that somebody asked for."""
+    path = tmp_path / "a run"
+    heard: list[str] = []
+    hears = Hears(heard)
+
+    kgmlm.train("toy", "scratch", path, progress=False, **{**TINY, "preset": "balanced"})
+    run = kgmlm.open_run(path).folder.drop_signal("kge")  # as if it had been killed after the text model
+    recipe = run.record["recipe"]
+    run.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
+
+    def ctrl_c(what: str) -> None:
+        if what == "validating":
+            raise KeyboardInterrupt
+
+    def sigterm(what: str) -> None:
+        if what == "training":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hears.at = ctrl_c
+    with pytest.raises(KeyboardInterrupt):
+        kgmlm.train(output=path, resume=True, progress=hears)
+    hears.at = sigterm
+    with pytest.raises(Interrupted):
+        kgmlm.train(output=path, resume=True, progress=hears)
+    assert (path / "reranker" / "run.json").is_file()
+    how = [line for line in heard if line.startswith("continue with: ")]
+    assert how == [f"continue with: kgmlm train --output '{path}' --resume"] * 2
+    hears.at = lambda what: None
+    kgmlm.train(output=path, resume=True, max_steps=1, progress=hears)
+    hint = "train further with: "
+    assert {line for line in heard if line.startswith(hint)} == {f"{hint}{how[0][15:]} --max-steps N"}
+    assert kgmlm.train(output=path, resume=True, progress=False).folder.chosen.use is not None
+
+
+@pytest.mark.slow
 def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "run"
     small = {**TINY, "preset": "balanced"}
@@ -156,15 +212,11 @@ def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
         kgmlm.train(output=path, resume=True, progress=False)
 
 
+@pytest.mark.slow
 def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
     told: list[str] = []
-
-    class Hears(Watcher):
-        def tell(self, message: str) -> None:
-            told.append(message)
-
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
-    run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(), **small)
+    run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(told), **small)
     assert run.folder.record["status"] == "finished"
     assert any("s per step; the text model has 72% of the time" in line for line in told), told
     with pytest.raises(RunError, match="--minutes goes with a preset"):
@@ -187,9 +239,6 @@ def test_training_stops_and_continues(tmp_path: Path) -> None:
 def test_an_interruption_can_be_caught(tmp_path: Path) -> None:
     def interrupt(what: str, n: int, total: int) -> None:
         if what == "training" and n:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted) as caught:
@@ -213,6 +262,38 @@ def test_a_report_is_typed_shown_and_saved(trained: Run, tmp_path: Path) -> None
     assert "toy test" in repr(report)
     assert "relations" not in report.values
     assert "relations" in kgmlm.evaluate(trained, by_relation=True, progress=False).values
+
+
+def test_a_model_that_is_loaded_is_not_loaded_again(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(trained.path, tmp_path / "run")
+    loads: list[Path] = []
+
+    def load(folder: Path) -> SpanModel:
+        loads.append(folder)
+        return load_model(folder)
+
+    monkeypatch.setattr("kgmlm.opening.load_model", load)
+    run = kgmlm.open_run(path, device="cpu")
+    expected = kgmlm.evaluate(run, progress=False)
+    run.rank(head="France", relation="capital", k=1)
+    assert kgmlm.evaluate(run, split="valid", progress=False).metrics
+    other = tmp_path / "moon"
+    other.mkdir()
+    for split in ("train", "test"):
+        (other / f"{split}.tsv").write_text(f"crater {split}\tlocated_in\tmoon\n")
+    inductive = kgmlm.evaluate(run, graph=other, progress=False)
+    assert len(loads) == 1
+    afresh = kgmlm.evaluate(path, graph=other, device="cpu", progress=False)
+    assert inductive.metrics == afresh.metrics
+    assert kgmlm.evaluate(path, device="cpu", progress=False).metrics == expected.metrics
+    loads.clear()
+    kgmlm.tune(path, progress=False)  # by its path: the run that is open does not hear of it
+    loads.clear()
+    kgmlm.evaluate(run, progress=False)
+    assert len(loads) == 1, "what was tuned meanwhile is read again"
+    assert made_by(path / "ranks" / "test.parquet") == run.folder.made_by
 
 
 def test_a_run_is_evaluated_as_it_was_opened(trained: Run) -> None:

@@ -13,6 +13,7 @@ from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.kg import RunError
 from kgmlm.locks import lock_file, locked
+from kgmlm.watching import Bars
 
 
 def test_one_writes_and_the_second_gets_a_sentence(tmp_path: Path) -> None:
@@ -80,6 +81,38 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
         assert done.returncode == 0, "reading needs no lock"
     with locked(tmp_path / "new", "train"):
         refused(cli(*train, "--output", tmp_path / "new"), "in use by another")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_teacher_or_a_signal_is_trained_leaves_nothing(
+    cli: Cli, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    reached = []
+    taught = ("train", "--dataset", "toy", "--model", "scratch", "--output", tmp_path / "new", *TINY_SETTINGS,
+              "--set", "training.distillation=1")  # fmt: skip
+    added = ("tune", run, "--add", "kge", "--set", "kge.dimension=8")
+    for at, locked_run, command in (
+        ("training kge", tmp_path / "new", taught),
+        ("training kge", run, added),
+        ("validating", run, ("tune", run)),
+    ):
+
+        def send(bars: Bars, what: str, *count: int, at: str = at, locked_run: Path = locked_run) -> None:
+            if what == at:
+                reached.append(lock_file(locked_run).exists())
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(Bars, "__call__", send)
+        done = cli(*command)
+        assert done.returncode == 128 + number, done.stderr
+        assert done.stderr.endswith("kgmlm: interrupted\n")
+    assert reached == [True] * 3
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -49,6 +52,26 @@ def test_what_users_can_cause_is_one_sentence(
     assert message in printed.err
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
+
+
+def test_sigterm_interrupts_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    tidied = []
+
+    @handled
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            tidied.append(signal.getsignal(signal.SIGTERM))
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "kgmlm: interrupted\n"
+    assert tidied == [signal.SIG_DFL], "a second one ends the process"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:

@@ -16,7 +16,7 @@ from kgmlm import runs, upkeep
 from kgmlm.chosen import fingerprints
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import rerank, tune
+from kgmlm.jobs.tuning import train_reranker, tune
 from kgmlm.jobs.writing import in_several_processes
 from kgmlm.kg import RunError
 from kgmlm.recipes import PLAIN, Recipe, Stage, epochs_within, recipe_of
@@ -168,8 +168,11 @@ def was_cut(how: Mapping[str, Any]) -> bool:
     return bool((how.get("settings") or {}).get("max_steps"))
 
 
-def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
+def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
     """Do what is left of a run's recipe after its text model.
+
+    Args:
+        further: the command that continues.
 
     Raises:
         Interrupted: when a signal stopped it; ``kgmlm train --resume`` continues.
@@ -180,7 +183,7 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
     if not recipe or (run.record["status"] == "max steps" and not max_steps):
         return
     if left and in_several_processes():
-        watch.tell(f"{' and '.join(left)}: in one process, by `kgmlm train --output {path} --resume`")
+        watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
     few = None if max_steps is None else FEW
     if "kge" in left:
@@ -206,13 +209,14 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
         epochs = recipe["reranker_epochs"]
         settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
-        found = rerank(
+        found = train_reranker(
             path,
-            set_=[] if begun else settings,
+            [] if begun else settings,
+            further,
             resume=begun,
             max_steps=max_steps,
             max_triples=few,
-            progress=watch,
+            watch=watch,
         )
         used = f"used, the {found['k']} best" if found["k"] else "not used"
         watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
