@@ -124,7 +124,7 @@ def data_split(
     """Split a dataset and write it as a new folder, with its card.
 
     --random makes the splits that are missing. --unseen-entities splits all triples again, so that
-    validation and test are about entities that training has not.
+    validation and test are about entities that are not in training.
     """
     from kgmlm.jobs.data import split as job
     from kgmlm.watching import Bars
