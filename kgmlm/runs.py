@@ -284,7 +284,6 @@ class RunFolder:
         return steady(self.path, partial(self._ranker, device, graph, scores, rerank))
 
     def _ranker(self, device: str | None, graph: KnowledgeGraph | None, scores: str, rerank: bool) -> Ranker:
-        """:meth:`ranker`, where nobody changes the run meanwhile."""
         from kgmlm.chosen import fingerprints
         from kgmlm.signals import beside
 

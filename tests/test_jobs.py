@@ -314,6 +314,7 @@ def test_two_runs_are_compared(trained: Run, tmp_path: Path) -> None:
     assert "<table" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
     figures = kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)

@@ -110,6 +110,7 @@ def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
     assert torch.equal(before.score(Reading(queries), pool), after.score(Reading(queries), pool))
 
 
+@pytest.mark.slow
 def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     done = cli("pack", whole, "--output", tmp_path / "models" / "golden.kgmlm")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,12 @@ def parse(command: str) -> None:
     load_settings(ROOT / given["config"] if given.get("config") else None, given.get("set_") or [])
 
 
+@pytest.mark.slow
 def test_every_evaluation_has_a_chain_of_todays_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EVAL))
     reproduce: Any = importlib.import_module("reproduce")
+    for kept in ("runs", "evaluations"):  # read once, not for each evaluation
+        monkeypatch.setattr(reproduce.store, kept, cache(getattr(reproduce.store, kept)))
     known = set()
     for name in LINES:
         shown = [c for c in reproduce.chain(name) if not c.startswith("#")]
