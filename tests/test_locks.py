@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,16 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.fixture
+def heeds_sigint() -> Iterator[None]:
+    """A shell has SIGINT ignored for what it starts in the background, such as these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_teacher_or_a_signal_is_trained_leaves_nothing(
     cli: Cli, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
