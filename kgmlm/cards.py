@@ -72,7 +72,7 @@ class Card(_Strict):
 
 def cards_folder() -> Path:
     """``data/`` of an installed wheel, or of the checkout."""
-    installed = Path(__file__).parent / "data"
+    installed = Path(__file__).parent / "_data"  # `kgmlm.data` is what the commands of that name do
     return installed if installed.is_dir() else Path(__file__).parent.parent / "data"
 
 
