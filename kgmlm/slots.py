@@ -379,7 +379,7 @@ class EntityTypes:
         if slot not in self._kept:
             if (len(self._kept) + 1) * len(self.own.source_N) > KEPT:
                 self._kept.clear()
-            self._kept[slot] = np.log(self._rate(slot)[0] + np.float32(LEAST_RATE))
+            self._kept[slot] = np.log(self._rate(slot)[0] + LEAST_RATE).astype(np.float32)
         return self._kept[slot]
 
     def scores(self, slots_U: IntArray) -> Floats:
@@ -404,7 +404,7 @@ class EntityTypes:
             entity, (_, first_N) = answer_B[at], self._rate(slot)
             fewer = np.maximum(self._count(slot)[entity] - 1, 0)
             rate = np.where(fewer == 0, first_N[entity], self.affinity.rates_SC[slot][_bins(fewer)])
-            found_B[at] = np.log(rate + np.float32(LEAST_RATE))
+            found_B[at] = np.log(rate + LEAST_RATE)
         return found_B
 
     def fitting(self, slot: int) -> BoolArray:

@@ -143,10 +143,8 @@ def print_metrics(evaluation: Evaluation) -> None:
         table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
     stdout().print(table)
     for name, of in report.get("constraints", {}).items():
-        print(
-            f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; forbids {of['answers_forbidden']:,} "
-            f"of {of['ranks']:,} answers, which rank last"
-        )
+        lost = f"forbids {of['answers_forbidden']:,} of {of['ranks']:,} answers, which rank last"
+        print(f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; {lost}")
     if "retrieval" in report:
         found = report["retrieval"]
         print(

@@ -33,8 +33,8 @@ def slot(relation: str, side: str, graph: KnowledgeGraph = PEOPLE) -> int:
     return 2 * graph.relations.index[relation] + (side == "head")
 
 
-def types_of(graph: KnowledgeGraph, **options: int) -> EntityTypes:
-    return EntityTypes.of(Affinity.learn(graph.context, **options), graph.context, 2)
+def types_of(graph: KnowledgeGraph, type_relation: int = -1) -> EntityTypes:
+    return EntityTypes.of(Affinity.learn(graph.context, type_relation), graph.context, 2)
 
 
 def by_label(row: np.ndarray) -> dict[str, float]:
@@ -116,9 +116,7 @@ def test_a_withheld_triple_is_scored_as_if_the_graph_did_not_have_it(
         assert found == pytest.approx(np.log(types._rate(2 * r)[1][t] + 1e-9), abs=1e-5)
     else:
         same = [
-            e
-            for e in range(6)
-            if int((graph.splits["train"][:, [1, 2]] == [r, e]).all(1).sum()) == count - 1
+            e for e in range(6) if int((graph.splits["train"][:, [1, 2]] == [r, e]).all(1).sum()) == count - 1
         ]
         for e in same:
             assert found == pytest.approx(before[e], abs=1e-5)

@@ -85,8 +85,8 @@ class Types:
             "begins": together.indptr.astype(np.int64),
             "having": a.having_F,
             "triples": a.triples_S,
-            "least": a.least_S,
-            "rates": a.rates_SC,
+            "least": a.least_S.astype(np.float64),  # which packs keep as it is
+            "rates": a.rates_SC.astype(np.float64),
             "labels": np.frombuffer("\n".join(a.labels).encode(), np.uint8).copy(),
             "sizes": np.array([a.entities, a.type_relation, len(a.labels), self.types.neighbors]),
         }
@@ -119,7 +119,8 @@ class Types:
             if not np.isfinite(numbers).all() or (t["rates"] < 0).any() or neighbors < 1:
                 raise ValueError("it has numbers that cannot be")
             counts = t["having"], t["triples"], entities
-            affinity = Affinity(labels, relation, together, *counts, t["least"], t["rates"])
+            floats = (t[name].astype(np.float32) for name in ("least", "rates"))
+            affinity = Affinity(labels, relation, together, *counts, *floats)
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise RunError(f"{path} cannot be read: {why}") from None
