@@ -328,12 +328,22 @@ def whole_report(
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(run.chosen.by) if len(counting) > 1 or ranker.reranking else None,
         "reranking": _reranking(run, ranker),
+        **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "command": provenance.command(),
     }
+
+
+def _types_from(ranker: Ranker) -> dict[str, int]:
+    """How many candidates have their types from where."""
+    from kgmlm.signals.types import Types
+
+    signal = ranker.signals["types"]
+    assert isinstance(signal, Types)
+    return signal.types.sources()
 
 
 def _reranking(run: runs.RunFolder, ranker: Ranker) -> dict[str, Any] | None:
