@@ -98,7 +98,7 @@ class Affinity:
         triples_S: distinct triples of each slot.
         entities: how many entities training has.
         least_S: how well all but few of the training entities that fill a slot fit into it by their other
-            features.
+            features; at most 0, which is as well as any entity.
         rates_SC: how many more triples to expect where an entity fills a slot so often already, by bins.
     """
 
@@ -153,7 +153,7 @@ class Affinity:
             fillers = filled_SN.indices[filled_SN.indptr[slot] : filled_SN.indptr[slot + 1]]
             if len(fillers):
                 fit, _ = learned.fit(has_NF[fillers], slot, withheld=1)
-                learned.least_S[slot] = np.sort(fit)[int(missed * len(fit))]
+                learned.least_S[slot] = min(0.0, np.sort(fit)[int(missed * len(fit))])
             advance(1, 2 * relations)
         return learned
 
@@ -197,7 +197,8 @@ class Affinity:
     def fit(self, has_NF: sp.csr_array, slot: int, withheld: int = 0) -> tuple[Floats, BoolArray]:
         """How well entities fit into a slot by their features, and for which of them any feature says so.
 
-        The mean over their features of ``log P(slot | feature) / P(slot)``.
+        The mean over their features of ``log P(slot | feature) / P(slot)``, and over one more that says
+        nothing, so that one odd feature alone counts less than many.
 
         Args:
             withheld: 1 leaves one entity that fills the slot out of all counts, as if it were the one asked.
@@ -209,7 +210,7 @@ class Affinity:
         lift_F = np.log((share_F + SMOOTHING) / (before + SMOOTHING)).astype(np.float32)
         lift_F[silent_F] = 0
         weight_N = has_NF @ (~silent_F).astype(np.float32)
-        return has_NF @ lift_F / np.maximum(weight_N, SMOOTHING), weight_N > 0
+        return has_NF @ lift_F / (weight_N + 1), weight_N > 0
 
     def backing(self, slot: int, having_F: IntArray) -> Floats:
         """How probable an entity with a feature fills a slot, ``(F,)``, so that entities sum to 1 for slots
