@@ -6,7 +6,6 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
