@@ -13,9 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs, upkeep
-from kgmlm.chosen import fingerprints
+from kgmlm.asking import shortlist_of
+from kgmlm.chosen import fingerprints, text_fingerprint
 from kgmlm.config import Stage
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import add_signal, train_reranker, tune
 from kgmlm.jobs.writing import in_several_processes
@@ -175,6 +177,8 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
         reranked = read_record(run.path / upkeep.RERANKER)["status"] in upkeep.ENDED
     if "reranker" in recipe["stages"] and not reranked:
         left.append("reranker")
+    if "index" in recipe["stages"] and shortlist_of(run) is None:
+        left.append("index")
     return left
 
 
@@ -231,6 +235,18 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         )
         used = f"used, the {found['k']} best" if found["k"] else "not used"
         watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
+    if "index" in left:
+        _index(path, watch)
+
+
+def _index(path: Path, watch: Watcher) -> None:
+    """Index a run's entities, through which it is asked from now on."""
+    found = index(path, progress=watch)
+    runs.open_run(path).update(shortlist={"entities": found["shortlist"], "of": text_fingerprint(path)})
+    watch.tell(
+        f"{found['kind']} index of {found['entities']:,} entities: of the 10 best by exact scoring, "
+        f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"
+    )
 
 
 def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Watcher) -> None:
