@@ -6,7 +6,6 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +33,7 @@ PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time budget; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
 FEW = 50  # validation triples of a run that only --max-steps bounds
-BOUNDED: Mapping[str, Callable[[int], dict[str, Any]]] = {  # settings of signals under --max-steps
-    "kge": lambda steps: {"max_steps": steps},
-    "rules": lambda steps: {"length": 1, "constants": False},
-}
+BOUNDED = ("kge", "rules")  # signals whose training --max-steps bounds
 
 
 def choose_recipe(
@@ -182,12 +178,17 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
     return left
 
 
+def _bounds(name: str, steps: int) -> dict[str, Any]:
+    """Settings of a signal under ``--max-steps``."""
+    return {"max_steps": steps} if name == KGE.name else {"length": 1, "constants": False}
+
+
 def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
     """Whether ``--max-steps`` bounded the training of a signal beside a run's model, or of its teacher."""
     how = run.record.get("teacher") if teacher else run.record.get("signals", {}).get(name)
     trained_by = (how or {}).get("settings") or {}
     mine = getattr(run.settings, name).model_dump()
-    return any(key in trained_by and trained_by[key] != mine[key] for key in BOUNDED[name](1))
+    return any(key in trained_by and trained_by[key] != mine[key] for key in _bounds(name, 1))
 
 
 def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
@@ -240,7 +241,7 @@ def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Wat
         return
     taught = name == KGE.name and (run.path / runs.TEACHER).is_file()
     lent = taught and (max_steps is not None or not was_cut(run, name, teacher=True))
-    bounds = {} if lent or max_steps is None else BOUNDED[name](max_steps)
+    bounds = {} if lent or max_steps is None else _bounds(name, max_steps)
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
     try:
         add_signal(run, name, run.path if lent else None, None, given, cut, None, watch)
