@@ -13,12 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kgmlm.kg import BoolArray, DataError, EntityTable, IntArray, RelationTable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LONGEST = 3  # atoms of a body
 UNSEEN = 2  # wrong predictions that join those that were counted
@@ -322,17 +325,30 @@ class RuleFile:
         return f"{self.relations[directed // 2].label}({left},{right})"
 
     def lines(self, rules: RuleSet) -> Iterator[str]:
-        """All rules, the most confident first."""
+        """All rules as lines of a file, the most confident first."""
+        for row in self.table(rules).itertuples(index=False):
+            yield f"{row.predicted}\t{row.correct}\t{row.confidence:.6g}\t{row.rule}\n"
+
+    def table(self, rules: RuleSet, relation: int | None = None) -> pd.DataFrame:
+        """Rules with what they predicted, how much of it was right, and the share; the most confident first.
+
+        Args:
+            relation: only those that predict this one.
+        """
+        import pandas as pd
+
         p, c = rules
+        if relation is not None:
+            p, c = p.take(p.relation == relation), c.take(c.asked // 2 == relation)
         texts = [self.text(*row) for row in zip(p.relation.tolist(), p.body.tolist(), strict=True)]
         columns = (c.asked, c.answer, c.relation, c.value)
         texts += [self.constant_text(*row) for row in zip(*(x.tolist() for x in columns), strict=True)]
         predicted = np.concatenate([p.predicted, c.predicted])
         correct = np.concatenate([p.correct, c.correct])
-        sure = confidence(predicted, correct)
-        for i in np.argsort(-sure, kind="stable").tolist():
-            share = correct[i] / max(1, predicted[i])
-            yield f"{predicted[i]}\t{correct[i]}\t{share:.6g}\t{texts[i]}\n"
+        order = np.argsort(-confidence(predicted, correct), kind="stable")
+        share = correct / np.maximum(1, predicted)
+        columns_of = {"predicted": predicted, "correct": correct, "confidence": share, "rule": texts}
+        return pd.DataFrame(columns_of).iloc[order].reset_index(drop=True)
 
 
 def _padded(walked: list[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from kgmlm import runs
 from kgmlm.asking import Way, read_entities, shortlist_of
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable, QueryError
+from kgmlm.kg import EntityTable, QueryError, RunError
 from kgmlm.upkeep import steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
@@ -208,6 +208,31 @@ class Run:
         table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ASKED))
         heads, tails = np.split(scores_B, 2)
         return table.assign(tail_score=tails, head_score=heads)
+
+    def rules(self, relation: str | None = None) -> pd.DataFrame:
+        """The rules that are beside the model, the most confident first.
+
+        Args:
+            relation: only those that predict this one; a label or a name.
+
+        Returns:
+            AnyBURL's columns: ``predicted`` and ``correct`` (how often on training triples), ``confidence``
+            (the second by the first) and ``rule``.
+
+        Raises:
+            RunError: when the run has no rules.
+            QueryError: for an unknown or ambiguous relation.
+        """
+        from kgmlm.rules import RuleFile
+        from kgmlm.signals.rules import Rules
+
+        file = self.path / Rules.file
+        self.folder.check(Rules.file)
+        if not file.is_file():
+            raise RunError(f"{self.path} has no rules; `kgmlm tune {self.path} --add rules` mines some")
+        found = Rules.open(file, self.folder.graph).applied.rules
+        only = None if relation is None else self.resolver.relation(relation)
+        return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(found, only)
 
     @cached_property
     def resolver(self) -> Any:

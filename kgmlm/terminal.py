@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from kgmlm.comparison import Difference
@@ -259,6 +260,19 @@ def print_predictions(
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(c) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)
+
+
+def print_table(title: str, rows: pd.DataFrame) -> None:
+    """A table with a title; numbers stand to the right."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title))
+    for column in rows.columns:
+        table.add_column(column, justify="right" if rows[column].dtype.kind in "if" else "left")
+    for row in rows.itertuples(index=False):
+        table.add_row(*(escape(f"{x:,}" if isinstance(x, int) else str(x)) for x in row))
+    stdout().print(table)
 
 
 def print_lines(lines: Mapping[str, Sequence[str]], indent: str = "") -> None:

@@ -40,6 +40,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("info", "run"): "finished at step",
     ("compare", "run", "run"): "95 % interval",
     ("linearize", "run", *ASK): "France. country in western Europe",
+    ("rules", "run"): "rules",
     ("config",): "[training]",
     ("pack", "run", "--output", "packed.kgmlm"): "packed.kgmlm",
     ("unpack", "run.kgmlm", "--output", "new"): "new",
@@ -73,6 +74,8 @@ def test_a_command_works(
         shutil.copytree(OLD, tmp_path / "old")
     if "run" in case or "run.kgmlm" in case:
         shutil.copytree(toy_run, tmp_path / "run")
+    if case[0] == "rules":
+        assert cli("tune", tmp_path / "run", "--add", "rules", "-q").returncode == 0
     if case[0] == "compare":
         assert cli("evaluate", tmp_path / "run", "-q").returncode == 0
     if "run.kgmlm" in case:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import Cli, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -300,3 +301,23 @@ def test_a_run_explains_by_rules(toy_run: Path, tmp_path: Path) -> None:
     assert '"because"' in done.stdout
     done = CliRunner().invoke(app, asked)
     assert "because" in done.stdout
+
+
+def test_rules_of_a_run_are_shown_and_written(toy_run: Path, tmp_path: Path, cli: Cli) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    refused(cli("rules", run), "has no rules; `kgmlm tune", "--add rules` mines some")
+    kgmlm.tune(run, add="rules", progress=False)
+    table = kgmlm.open_run(run).rules()
+    assert table["confidence"].tolist() == (table["correct"] / table["predicted"]).tolist()
+    shown = cli("rules", run, "-k", "3", "--json")
+    assert [row["rule"] for row in json.loads(shown.stdout)] == table["rule"].head(3).tolist()
+    assert "the 3 most confident of" in cli("rules", run, "-k", "3").stdout
+    capitals = kgmlm.open_run(run).rules("has the capital")
+    assert 0 < len(capitals) < len(table)
+    assert capitals["rule"].str.startswith("capital(").all()
+    assert cli("rules", run, "--output", tmp_path / "rules.tsv").returncode == 0
+    graph = kgmlm.open_run(run).graph
+    again, skipped = RuleFile(graph.entities, graph.relations).read(tmp_path / "rules.tsv")
+    assert (sum(map(len, again)), skipped) == (len(table), 0)
+    refused(cli("rules", run, "--relation", "owns"), "owns")

@@ -18,6 +18,7 @@ from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
 from kgmlm.cli.packing import pack, unpack
 from kgmlm.cli.ranking import linearize, rank
+from kgmlm.cli.rules import rules
 from kgmlm.cli.training import train
 from kgmlm.cli.tuning import rerank, tune
 
@@ -38,6 +39,7 @@ for command in (
     info,
     compare,
     linearize,
+    rules,
     config,
     pack,
     unpack,

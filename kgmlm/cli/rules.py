@@ -1,0 +1,43 @@
+"""``kgmlm rules``."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kgmlm.cli.options import MOST, Json, RunArgument
+from kgmlm.terminal import handled, print_json, print_table, tell
+
+
+@handled
+def rules(
+    run: RunArgument,
+    relation: Annotated[
+        str | None, typer.Option(help="Only rules that predict this relation; a label or a name.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=MOST, help="How many are shown, best first.")] = 20,
+    output: Annotated[
+        Path | None, typer.Option(help="Write all of them there, in AnyBURL's format (tab-separated).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the rules that a run has mined (`kgmlm tune RUN --add rules`), the most confident first."""
+    from kgmlm import files
+    from kgmlm.run import open_run
+
+    found = open_run(run).rules(relation)
+    if output is not None:
+        written = found.assign(confidence=found["confidence"].map("{:.6g}".format))
+        lines = written.to_csv(
+            sep="\t", index=False, header=False, quoting=csv.QUOTE_NONE, lineterminator="\n"
+        )
+        files.write_atomic(output, lines)
+        tell(f"{len(found):,} rules written to {output}")
+    elif as_json:
+        print_json(found.head(k).to_dict("records"))
+    else:
+        title = f"the {min(k, len(found)):,} most confident of {len(found):,} rules"
+        print_table(title, found.head(k).assign(confidence=found["confidence"].map("{:.3f}".format)))
