@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.jobs import data
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
@@ -57,6 +58,7 @@ __all__ = [
     "Run",
     "__version__",
     "compare",
+    "data",
     "evaluate",
     "index",
     "info",
@@ -77,6 +79,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("kgmlm.jobs.data")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kgmlm' has no attribute {name!r}")

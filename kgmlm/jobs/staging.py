@@ -18,7 +18,7 @@ from kgmlm.chosen import fingerprints
 from kgmlm.config import Stage
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import add_signal, rerank, tune
+from kgmlm.jobs.tuning import add_signal, train_reranker, tune
 from kgmlm.jobs.writing import in_several_processes
 from kgmlm.kg import NoRulesError, RunError
 from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of
@@ -190,8 +190,11 @@ def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
     return any(key in trained_by and trained_by[key] != mine[key] for key in BOUNDED[name](1))
 
 
-def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
+def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
     """Do what is left of a run's recipe after its text model.
+
+    Args:
+        further: the command that continues.
 
     Raises:
         Interrupted: when a signal stopped it; ``kgmlm train --resume`` continues.
@@ -202,7 +205,7 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
     if not recipe or (run.record["status"] == "max steps" and not max_steps):
         return
     if left and in_several_processes():
-        watch.tell(f"{' and '.join(left)}: in one process, by `kgmlm train --output {path} --resume`")
+        watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
     few = None if max_steps is None else FEW
     if signals := [stage for stage in left if stage in BOUNDED]:
@@ -216,13 +219,14 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
         epochs = recipe["reranker_epochs"]
         settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
-        found = rerank(
+        found = train_reranker(
             path,
-            set_=[] if begun else settings,
+            [] if begun else settings,
+            further,
             resume=begun,
             max_steps=max_steps,
             max_triples=few,
-            progress=watch,
+            watch=watch,
         )
         used = f"used, the {found['k']} best" if found["k"] else "not used"
         watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
