@@ -88,11 +88,16 @@ class Way:
         _, relation_rows = rows_of(graph.context, run.graph.context)
         return [constraint.over(graph.context, relation_rows) for constraint in learned]
 
-    def retrieval(self, run: RunFolder, ranker: Ranker) -> Retrieval | None:
-        """The index that finds candidates, where only some are to be scored."""
+    def retrieval(self, run: RunFolder, ranker: Ranker, default: int | None = None) -> Retrieval | None:
+        """The index that finds candidates, where only some are to be scored.
+
+        Args:
+            default: how many, where it was not said; 0 of ``retrieve`` is all.
+        """
         from kgmlm.indexing import open_retrieval
 
-        return open_retrieval(run, ranker, self.retrieve, self.index, self.effort)
+        k = default if self.retrieve is None and self.scores == "all" else self.retrieve
+        return open_retrieval(run, ranker, k or None, self.index, self.effort)
 
     def words(self) -> list[str]:
         """What is not as by default, for names of files."""
@@ -106,6 +111,17 @@ class Way:
             *([] if self.index is None else [self.index]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),
         ]
+
+
+def shortlist_of(run: RunFolder) -> int | None:
+    """How many entities are scored unless something else is asked for; None is all.
+
+    A recipe indexes a large graph; once the model has changed, that index no longer counts.
+    """
+    from kgmlm.chosen import text_fingerprint
+
+    kept = run.record.get("shortlist")
+    return kept["entities"] if kept and kept["of"] == text_fingerprint(run.path) else None
 
 
 def types_of(run: RunFolder) -> EntityTypes:

@@ -148,10 +148,6 @@ def listed(graph: KnowledgeGraph) -> dict[str, dict[str, Any]]:
     }
 
 
-def _typed(types: Mapping[str, int]) -> str:
-    return f"{types['entities']:,}, of which {types['unseen']:,} are unseen; {types['types']:,} types"
-
-
 def about_types(graph: KnowledgeGraph) -> dict[str, int] | None:
     """How many entities have types in the table of entities, seen in training or not, and how many types
     there are; None without any.
@@ -259,7 +255,16 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
         "shared between splits": [_pairs(report["shared"])],
         "entities named by their label": [f"{report['without_name']:,}"],
         "entities without a description": [f"{report['without_description']:,}"],
-        **({} if report["types"] is None else {"entities with types": [_typed(report["types"])]}),
+        **(
+            {}
+            if report["types"] is None
+            else {
+                "entities with types": [
+                    f"{report['types']['entities']:,}, of which {report['types']['unseen']:,} are unseen; "
+                    f"{report['types']['types']:,} types"
+                ]
+            }
+        ),
         **{
             f"{kind} names shared": [
                 f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "

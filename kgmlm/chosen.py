@@ -124,6 +124,12 @@ class Chosen:
             )
 
 
+def text_fingerprint(run: Path) -> str:
+    """SHA-256 of the model that an index is made of."""
+    found = fingerprints(run)
+    return found.get("vector") or found.get("likelihood", "")
+
+
 def fingerprints(run: Path) -> dict[str, str]:
     """SHA-256 of what each signal of a run knows, and of its reranker once that is trained, by name."""
     model = digests.read_manifest(run / "model") or {}

@@ -55,6 +55,17 @@ class RecipeRecord(_Known):
     reranker_epochs: float = Field(gt=0)
 
 
+class ShortlistRecord(_Known):
+    """How many entities the index of a run finds per query, unless something else is asked for.
+
+    Attributes:
+        of: the SHA-256 of the model that was indexed; of another one all entities are scored.
+    """
+
+    entities: int = Field(ge=1)
+    of: str
+
+
 class Record(_Known):
     """What of ``run.json`` opening a run relies on; there may be more."""
 
@@ -75,6 +86,7 @@ class Record(_Known):
     teacher: dict[str, Any] | None = None
     recipe: RecipeRecord | None = None
     signals: dict[str, dict[str, Any]] = {}
+    shortlist: ShortlistRecord | None = None
     files: digests.Accepted | None = None
 
 

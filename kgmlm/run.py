@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import runs
-from kgmlm.asking import Way, read_entities
+from kgmlm.asking import Way, read_entities, shortlist_of
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, QueryError
@@ -79,7 +79,9 @@ class Run:
         )
         ranker = ranker.allowing_self() if self.way.allow_self else ranker
         read_entities(ranker, watch, batch_size)
-        made = Predictor(self.graph, ranker, self.way.retrieval(self.folder, ranker))
+        made = Predictor(
+            self.graph, ranker, self.way.retrieval(self.folder, ranker, shortlist_of(self.folder))
+        )
         vars(self)["predictor"] = made
         return made
 
@@ -271,7 +273,7 @@ def open_run(
         typed: leave out entities whose types do not fit, as training has them.
         functional: leave out what training has filled already, where a relation has one answer.
         rerank: how many of the best are reranked; None is what validation chose, 0 none.
-        retrieve: score only so many entities per query, found by an ``index``.
+        retrieve: score only so many entities per query, found by an ``index``; 0 scores all.
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
         verify: read all files first and see that none has changed.
 

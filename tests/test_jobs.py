@@ -229,6 +229,22 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgmlm.recipes.LARGE", 5)
+    monkeypatch.setattr("kgmlm.indexing.SHORTLIST", 4)
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
+    kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small)
+    run = kgmlm.open_run(tmp_path / "run")
+    assert run.folder.record["shortlist"]["entities"] == 4
+    assert len(run.rank(head="France", relation="has the capital", k=20)) == 4
+    whole = kgmlm.open_run(tmp_path / "run", retrieve=0)
+    assert len(whole.rank(head="France", relation="has the capital", k=20)) == 20
+    assert "retrieval" not in kgmlm.evaluate(run, progress=False).values, "all compete, unless asked"
+    run.folder.update(shortlist={"entities": 4, "of": "another model"})
+    again = kgmlm.open_run(tmp_path / "run")
+    assert len(again.rank(head="France", relation="has the capital", k=20)) == 20
+
+
 def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
     told: list[str] = []
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}

@@ -40,7 +40,9 @@ Scores = Annotated[
 Retrieve = Annotated[
     int | None,
     typer.Option(
-        min=1, max=MOST, help="Score only this many entities per query, found by an index (`kgmlm index`)."
+        min=0,
+        max=MOST,
+        help="Score only this many entities per query, found by an index (`kgmlm index`); 0 scores all.",
     ),
 ]
 IndexKind = Annotated[

@@ -298,7 +298,8 @@ def _open(
     if run is not None and (run.opened or graph is run.graph):
         predictor = run.open(watch, batch_size)
         ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
-        return _Opened(ranker, predictor.retrieval, run.opened, folder.chosen)
+        retrieval = predictor.retrieval if way.retrieve else None  # all are scored, unless that is asked for
+        return _Opened(ranker, retrieval, run.opened, folder.chosen)
     ranker = way.ranker(folder, graph)
     return _Opened(ranker, way.retrieval(folder, ranker), folder.made_by, folder.chosen)
 

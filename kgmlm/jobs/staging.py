@@ -6,7 +6,6 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs, upkeep
-from kgmlm.chosen import fingerprints
+from kgmlm.asking import shortlist_of
+from kgmlm.chosen import fingerprints, text_fingerprint
 from kgmlm.config import Stage
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import add_signal, train_reranker, tune
 from kgmlm.jobs.writing import in_several_processes
@@ -34,10 +35,7 @@ PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time budget; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
 FEW = 50  # validation triples of a run that only --max-steps bounds
-BOUNDED: Mapping[str, Callable[[int], dict[str, Any]]] = {  # settings of signals under --max-steps
-    "kge": lambda steps: {"max_steps": steps},
-    "rules": lambda steps: {"length": 1, "constants": False},
-}
+BOUNDED = ("kge", "rules")  # signals whose training --max-steps bounds
 
 
 def choose_recipe(
@@ -179,7 +177,14 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
         reranked = read_record(run.path / upkeep.RERANKER)["status"] in upkeep.ENDED
     if "reranker" in recipe["stages"] and not reranked:
         left.append("reranker")
+    if "index" in recipe["stages"] and shortlist_of(run) is None:
+        left.append("index")
     return left
+
+
+def _bounds(name: str, steps: int) -> dict[str, Any]:
+    """Settings of a signal under ``--max-steps``."""
+    return {"max_steps": steps} if name == KGE.name else {"length": 1, "constants": False}
 
 
 def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
@@ -187,7 +192,7 @@ def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
     how = run.record.get("teacher") if teacher else run.record.get("signals", {}).get(name)
     trained_by = (how or {}).get("settings") or {}
     mine = getattr(run.settings, name).model_dump()
-    return any(key in trained_by and trained_by[key] != mine[key] for key in BOUNDED[name](1))
+    return any(key in trained_by and trained_by[key] != mine[key] for key in _bounds(name, 1))
 
 
 def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
@@ -230,6 +235,18 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         )
         used = f"used, the {found['k']} best" if found["k"] else "not used"
         watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
+    if "index" in left:
+        _index(path, watch)
+
+
+def _index(path: Path, watch: Watcher) -> None:
+    """Index a run's entities, through which it is asked from now on."""
+    found = index(path, progress=watch)
+    runs.open_run(path).update(shortlist={"entities": found["shortlist"], "of": text_fingerprint(path)})
+    watch.tell(
+        f"{found['kind']} index of {found['entities']:,} entities: of the 10 best by exact scoring, "
+        f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"
+    )
 
 
 def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Watcher) -> None:
@@ -240,7 +257,7 @@ def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Wat
         return
     taught = name == KGE.name and (run.path / runs.TEACHER).is_file()
     lent = taught and (max_steps is not None or not was_cut(run, name, teacher=True))
-    bounds = {} if lent or max_steps is None else BOUNDED[name](max_steps)
+    bounds = {} if lent or max_steps is None else _bounds(name, max_steps)
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
     try:
         add_signal(run, name, run.path if lent else None, None, given, cut, None, watch)
