@@ -129,7 +129,7 @@ def recipe_of(
     if preset in ("balanced", "best"):
         stages.append("kge")
     if preset != PLAIN:
-        stages.append("rules")  # they take seconds
+        stages += ["rules", "types"]  # they take seconds
     if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")
     if preset in RERANKER_STEPS and scratch:

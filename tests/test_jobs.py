@@ -140,14 +140,16 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
-    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge", "rules"])
-    assert set(run.folder.chosen.of) == {"likelihood", "kge", "rules"}
+    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge", "rules", "types"])
+    assert set(run.folder.chosen.of) == {"likelihood", "kge", "rules", "types"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["teacher"]["settings"]["max_steps"] == 3
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
-    assert config.startswith("# preset balanced: text, then kge, then rules\n# training.samples: ")
+    assert config.startswith(
+        "# preset balanced: text, then kge, then rules, then types\n# training.samples: "
+    )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
     kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
     run.folder.update(recipe={**recipe, "stages": [*recipe["stages"], "reranker"], "reranker_epochs": 0.5})
@@ -222,8 +224,8 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     (folder / "valid.tsv").write_text("a1\tin\tb2\n")
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
-    assert set(run.folder.chosen.of) == {"likelihood", "kge"}
-    assert run.folder.record["recipe"]["stages"] == ["text", "kge"]
+    assert set(run.folder.chosen.of) == {"likelihood", "kge", "types"}
+    assert run.folder.record["recipe"]["stages"] == ["text", "kge", "types"]
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
 

@@ -35,7 +35,7 @@ PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time budget; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
 FEW = 50  # validation triples of a run that only --max-steps bounds
-BOUNDED = ("kge", "rules")  # signals whose training --max-steps bounds
+BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
 
 
 def choose_recipe(
@@ -170,7 +170,7 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
     left: list[Stage] = [
         stage
         for stage in recipe["stages"]
-        if stage in BOUNDED and not (stage in now and weighed and not (whole and was_cut(run, stage)))
+        if stage in BESIDE and not (stage in now and weighed and not (whole and was_cut(run, stage)))
     ]
     reranked = upkeep.has_reranker(run.path) and chosen.use is not None
     if reranked and whole:
@@ -184,7 +184,11 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
 
 def _bounds(name: str, steps: int) -> dict[str, Any]:
     """Settings of a signal under ``--max-steps``."""
-    return {"max_steps": steps} if name == KGE.name else {"length": 1, "constants": False}
+    bounds: dict[str, dict[str, Any]] = {
+        "kge": {"max_steps": steps},
+        "rules": {"length": 1, "constants": False},
+    }
+    return bounds.get(name, {})
 
 
 def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
@@ -213,7 +217,7 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
     few = None if max_steps is None else FEW
-    if signals := [stage for stage in left if stage in BOUNDED]:
+    if signals := [stage for stage in left if stage in BESIDE]:
         for name in signals:
             _add_stage(runs.open_run(path), name, max_steps, watch)
         figures = tune(path, max_triples=few, progress=watch)
