@@ -8,6 +8,8 @@ Shapes: R relations.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ from kgmlm.records import accepted, read_record
 from kgmlm.reranker import Use
 from kgmlm.signals import SIGNALS
 from kgmlm.upkeep import RERANKER, has_reranker
+
+WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -122,6 +126,12 @@ class Chosen:
                 f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
                 f"`kgmlm tune {run}` chooses them"
             )
+
+
+def of_weights(run: Path) -> str:
+    """SHA-256 of the weights of a run's signals, whoever chose them."""
+    signals = json.loads((run / "model" / "mixture.json").read_bytes())["signals"]
+    return hashlib.sha256(json.dumps(signals, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprints(run: Path) -> dict[str, str]:

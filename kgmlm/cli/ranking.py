@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from kgmlm.cli.options import (
     Effort,
     IndexKind,
     Json,
+    Prior,
     Quiet,
     Rerank,
     Retrieve,
@@ -29,13 +30,16 @@ from kgmlm.terminal import handled, print_json, print_predictions, tell
 if TYPE_CHECKING:
     from kgmlm.kg import Query
     from kgmlm.resolver import Resolver
+    from kgmlm.run import Run
 
 
 @handled
 def rank(
     run: RunArgument,
     head: Annotated[str | None, typer.Option(help="Rank tails of this head (label or name).")] = None,
-    relation: Annotated[str | None, typer.Option(help="The relation (label or name).")] = None,
+    relation: Annotated[
+        str | None, typer.Option(help="The relation; without it, those of --head and --tail are ranked.")
+    ] = None,
     tail: Annotated[str | None, typer.Option(help="Rank heads of this tail (label or name).")] = None,
     queries: Annotated[
         Path | None,
@@ -51,6 +55,7 @@ def rank(
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
+    prior: Prior = 0.5,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
@@ -70,7 +75,7 @@ def rank(
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
 
-    New entities (--entities) are known by their text alone: nothing is trained.
+    With both --head and --tail, relations are ranked, by their probability (`kgmlm calibrate`).
     """
     from kgmlm.run import open_run
     from kgmlm.watching import Bars
@@ -89,6 +94,11 @@ def rank(
     )
     if entities is not None:
         opened = opened.with_entities(entities)
+    if relation is None and head is not None and tail is not None and queries is None:
+        options = {"k": k, "novel": novel, "prior": prior, "batch_size": batch_size, "device": device}
+        shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
+        _rank_relations(opened, head, tail, options, shown, quiet)
+        return
     many = queries is not None
     if queries is None:
         asked = [opened.resolver.query(relation or "", head, tail)]
@@ -97,17 +107,36 @@ def rank(
     # What needs no model has been said by now, without the seconds that loading one takes.
     with Bars(quiet) as watch:
         predictor = opened.open(watch, batch_size)
+        how: dict[str, Any] = {"novel": novel, "explain": explain, "batch_size": batch_size}
         results = dict(
             predictor.predict(
-                asked,
-                k,
-                novel=novel,
-                explain=explain,
-                batch_size=batch_size,
-                advance=lambda n: watch("ranking", n, len(asked)) if many else None,
+                asked, k, **how, advance=lambda n: watch("ranking", n, len(asked)) if many else None
             )
         )
     print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=many)
+
+
+def _rank_relations(
+    run: Run,
+    head: str,
+    tail: str,
+    options: dict[str, Any],
+    shown: dict[str, bool],
+    quiet: bool,
+) -> None:
+    """Rank the relations of a head and a tail by probability."""
+    from kgmlm.asking import Way
+    from kgmlm.jobs.classifying import rank_relations
+    from kgmlm.kg import QueryError
+    from kgmlm.terminal import print_classified
+    from kgmlm.watching import Bars
+
+    if run.way != Way(device=run.way.device):
+        raise QueryError(
+            "relations are ranked by probability: --scores, --allow-self, --rerank and --retrieve are for "
+            "entities"
+        )
+    print_classified(rank_relations(run, head, tail, progress=Bars(quiet), **options), **shown)
 
 
 def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool) -> None:
@@ -120,7 +149,7 @@ def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool
         raise QueryError("--explain goes with a table or --json, not with --csv")
     if many and one != (None, None, None):
         raise QueryError("give either --queries or one query, not both")
-    if not many and one[0] is None:
+    if not many and one[0] is None and None in one[1:]:
         raise QueryError("--relation is missing")
 
 
