@@ -1,12 +1,12 @@
 """How good probabilities are: runs on their own test triples and on unseen graphs, and PyKEEN's ComplEx.
 
-    OMP_NUM_THREADS=1 python eval/probabilities.py RUN[:GRAPH] ... [--triples 1000] [--complex 100]
+    OMP_NUM_THREADS=1 python eval/probabilities.py RUN[:GRAPH] ... [--triples 1000] [--complex]
         [--relations 200] [--output eval/probabilities.json]
 
 A run is calibrated on a sample of its validation triples, and measured on a sample of the test triples of its
-own graph, or of another GRAPH that it has never seen. --complex trains PyKEEN's ComplEx for so many epochs on
-the run's graph and puts it through the same functions. --relations ranks the relations of so many test pairs.
-Rows are added to the JSON, of which the diagram (the same name, .svg) is drawn.
+own graph, or of another GRAPH that it has never seen. --complex trains ComplEx by PyKEEN's loop on the run's
+graph and puts that through the same functions instead of the run. --relations ranks the relations of so many
+test pairs. Rows are added to the JSON, of which the diagram (the same name, .svg) is drawn.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ import typer
 import kgmlm
 from kgmlm import provenance
 from kgmlm.calibration import FEATURES, Calibration, shifted
-from kgmlm.config import Protocol
+from kgmlm.config import Protocol, load_settings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import FloatArray, IntArray, Queries
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, features
+from kgmlm.pool import Pool, Reading
 from kgmlm.probabilities import Sample, calibrate, figures, temperature_of
 from kgmlm.reliability import binned, measured, reweighted
 from kgmlm.scope import Scope
 from kgmlm.scorer import PlainScorer, Scorer
+from kgmlm.signals.kge import KGE
 
 SHARES = {"1:1": 0.5, "1:99": 0.01}
 SHOWN = ("accuracy", "auc", "average_precision", "brier", "log_loss", "ece")
@@ -39,41 +41,15 @@ SEED = 1  # of the test sample; that of validation is 0
 
 
 class ComplEx(PlainScorer):
-    """PyKEEN's ComplEx, trained on a graph's training triples by PyKEEN's own loop."""
+    """ComplEx, trained on a graph's training triples by PyKEEN's loop with the default settings of a run."""
 
-    def __init__(self, graph: KnowledgeGraph, epochs: int, dimension: int = 100) -> None:
+    def __init__(self, graph: KnowledgeGraph) -> None:
         super().__init__(len(graph.entities), len(graph.relations))
-        from pykeen.models import ComplEx as Model
-        from pykeen.training import LCWATrainingLoop
-        from pykeen.triples import TriplesFactory
-
-        factory = TriplesFactory(
-            mapped_triples=torch.from_numpy(graph.triples("train")),
-            entity_to_id=graph.entities.index,
-            relation_to_id=graph.relations.index,
-            create_inverse_triples=True,
-        )
-        self.model = Model(
-            triples_factory=factory, embedding_dim=dimension, loss="crossentropy", random_seed=0
-        )
-        loop = LCWATrainingLoop(
-            model=self.model,
-            triples_factory=factory,
-            optimizer=torch.optim.Adam(self.model.parameters(), lr=0.01),
-        )
-        loop.train(factory, num_epochs=epochs, batch_size=256, use_tqdm=False)
+        self.embeddings = KGE.fit(graph, load_settings(None, []).kge)
 
     def score(self, queries: Queries) -> torch.Tensor:
-        """By the model."""
-        pairs_B2 = torch.from_numpy(np.stack([queries.entity_B, queries.relation_B], 1))
-        scores_BN = torch.empty(len(queries), self.entities)
-        for tail in (True, False):
-            rows = torch.from_numpy(np.flatnonzero(queries.tail_B == tail))
-            if len(rows):
-                own = pairs_B2[rows]
-                found = self.model.predict_t(own) if tail else self.model.predict_h(own.flip(1))
-                scores_BN[rows] = found.float().cpu()
-        return scores_BN
+        """By the embeddings."""
+        return self.embeddings.score(Reading(queries), Pool(self.entities))
 
 
 def scored(scorer: Scorer, graph: KnowledgeGraph, triples: IntArray) -> FloatArray:
@@ -145,15 +121,15 @@ def ranked_relations(
     return result
 
 
-def row(name: str, triples: int, complex_epochs: int, relations: int) -> list[dict[str, Any]]:
+def row(name: str, triples: int, only_complex: bool, relations: int) -> list[dict[str, Any]]:
     """The rows of a run."""
     run_name, _, other = name.partition(":")
     run = kgmlm.open_run(run_name, rerank=0)
     graph = run.graph
     ranker: Scorer = run.way.ranker(run.folder, graph)
     systems: dict[str, Scorer] = {"run": ranker}
-    if complex_epochs:
-        systems = {f"PyKEEN ComplEx, {complex_epochs} epochs": ComplEx(graph, complex_epochs)}
+    if only_complex:
+        systems = {"ComplEx": ComplEx(graph)}
     found = []
     for system, scorer in systems.items():
         started = time.monotonic()
@@ -178,7 +154,7 @@ def row(name: str, triples: int, complex_epochs: int, relations: int) -> list[di
                 "weights": calibration.models["both"].weights,
                 "seconds": round(time.monotonic() - started, 1),
                 "command": " ".join(["python eval/probabilities.py", name, f"--triples {triples}"]
-                                    + [f"--complex {complex_epochs}"] * bool(complex_epochs)
+                                    + ["--complex"] * only_complex
                                     + [f"--relations {relations}"] * bool(relations)),
                 "hardware": provenance.hardware(),
                 "versions": provenance.versions(),
@@ -208,7 +184,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             axis.plot(
                 bins["predicted_K"], bins["observed_K"], marker=marker, label=f"{what}, ECE {error:.3f}"
             )
-        title = found["graph"] if found["system"] == "run" else f"{found['graph']}, ComplEx"
+        title = found["graph"] if found["system"] == "run" else f"{found['graph']}, {found['system']}"
         axis.set(title=title, xlabel="probability", ylabel="share of true triples", xlim=(0, 1), ylim=(0, 1))
         axis.legend(fontsize=7)
     figure.tight_layout()
@@ -218,15 +194,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main(
     runs: list[str],
     triples: Annotated[int, typer.Option(help="Of validation and of test, a seeded sample each.")] = 1000,
-    complex_epochs: Annotated[
-        int, typer.Option("--complex", help="Instead of the run, PyKEEN's ComplEx.")
-    ] = 0,
+    only_complex: Annotated[bool, typer.Option("--complex", help="ComplEx instead of the run.")] = False,
     relations: Annotated[int, typer.Option(help="Rank the relations of so many test pairs.")] = 0,
     output: Path = Path("eval/probabilities.json"),
 ) -> None:
     """Measure, add rows to the record, and draw it."""
     for name in runs:
-        new = row(name, triples, complex_epochs, relations)
+        new = row(name, triples, only_complex, relations)
         rows = json.loads(output.read_text("utf-8")) if output.is_file() else []
         keys = ("run", "graph", "system")
         same = [[found[k] for k in keys] for found in new]
