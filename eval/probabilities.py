@@ -168,7 +168,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "kgmlm"
+    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
     import matplotlib.pyplot as plt
 
     columns = min(3, len(rows))
@@ -205,7 +205,7 @@ def main(
         keys = ("run", "graph", "system")
         same = [[found[k] for k in keys] for found in new]
         rows = [found for found in rows if [found[k] for k in keys] not in same] + new
-        output.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")  # a line per row
         draw(rows, output.with_suffix(".svg"))
         for found in new:
             for share, by in found["test"]["shares"].items():

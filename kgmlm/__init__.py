@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.jobs import data
     from kgmlm.jobs.classifying import Classified, calibrate, classify, rank_relations
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.indexing import index
@@ -65,6 +66,7 @@ __all__ = [
     "calibrate",
     "classify",
     "compare",
+    "data",
     "evaluate",
     "index",
     "info",
@@ -86,6 +88,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("kgmlm.jobs.data")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kgmlm' has no attribute {name!r}")

@@ -31,7 +31,7 @@ from kgmlm.cards import (
 )
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, humanize
+from kgmlm.kg import SPLITS, DataError, EntityTable, IntArray, RelationTable, humanize
 
 LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
 
@@ -44,6 +44,7 @@ class TextColumns:
     descriptions: dict[str, str] = field(default_factory=dict)
     surfaces: dict[str, str] = field(default_factory=dict)
     relations: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
 
 
@@ -80,6 +81,7 @@ def build_graph(
         [texts.names.get(x, "") for x in entity_labels],
         [texts.descriptions.get(x, "") for x in entity_labels],
         [texts.surfaces.get(x, "") for x in entity_labels],
+        [texts.types.get(x, "") for x in entity_labels] if texts.types else None,
     )
     relations = RelationTable(relation_labels, [texts.relations.get(x, "") for x in relation_labels])
     e, r = entities.index, relations.index
@@ -211,7 +213,7 @@ def _with_humanized(texts: TextColumns, splits: LabeledSplits) -> TextColumns:
     return texts
 
 
-ENTITY_COLUMNS = (("label", "name"), ("description", "surface"))
+ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types"))
 
 
 def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
@@ -311,10 +313,9 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
 
     Triples are TSV, CSV (no header) or Parquet, gzipped or not; those of ``valid`` and ``test`` may have a
     fourth column, ``label``: 1 for what is true, -1 or 0 for what is known to be false. ``entities`` has a
-    header with ``label`` and ``name`` and may have ``description`` and ``surface``; ``relations`` has
-    ``label`` and ``name``.
-    Entities of ``entities`` that no triple has are candidates too. Names that are missing are the labels
-    with blanks for underscores.
+    header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
+    ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
+    are candidates too. Names that are missing are the labels with blanks for underscores.
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
@@ -344,6 +345,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         texts.names = {x: n if n.strip() else humanize(x) for x, n in named}
         texts.descriptions = dict(zip(extra, columns["description"], strict=True))
         texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
+        texts.types = {x: t for x, t in zip(extra, columns["types"], strict=True) if t}
     if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
         columns = tables.read_texts(path, ("label", "name"), ())
@@ -432,8 +434,8 @@ def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) 
                 columns.append("label")
                 rows = [[*x, "1"] for x in rows] + [[*x, "-1"] for x in graph.labeled(np.asarray(false))]
             _write_table(temporary / split, columns, rows, False)
-        texts = list(zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True))
-        _write_table(temporary / "entities", TEXT_COLUMNS, texts)
+        texts = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
+        _write_table(temporary / "entities", graph.entities.columns, texts)
         relations = [(r.label, r.name) for r in graph.relations]
         _write_table(temporary / "relations", ("label", "name"), relations)
         if card is not None:

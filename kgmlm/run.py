@@ -13,6 +13,7 @@ from kgmlm.asking import Way, read_entities
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, QueryError
+from kgmlm.upkeep import steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Run:
         self.folder = folder
         self.way = way or Way()
         self.graph = graph or folder.graph
+        self.opened = ""  # of what the model that is loaded was made, as of ``RunFolder.made_by``
 
     @property
     def path(self) -> Path:
@@ -72,8 +74,10 @@ class Run:
         if "predictor" in vars(self):
             return self.predictor
         quiet_transformers()
-        ranker = self.way.ranker(self.folder, self.graph)
-        ranker = ranker.unconstrained() if self.way.allow_self else ranker
+        self.opened, ranker = steady(
+            self.path, lambda: (self.folder.made_by, self.way.ranker(self.folder, self.graph))
+        )
+        ranker = ranker.allowing_self() if self.way.allow_self else ranker
         read_entities(ranker, watch, batch_size)
         made = Predictor(self.graph, ranker, self.way.retrieval(self.folder, ranker))
         vars(self)["predictor"] = made
@@ -83,6 +87,7 @@ class Run:
         """Read the folder again, which has changed; the model is loaded when it is asked again."""
         self.folder = runs.open_run(self.path)
         vars(self).pop("predictor", None)
+        self.opened = ""
 
     def with_entities(self, more: EntityTable | str | Path) -> Run:
         """The same run that knows further entities by their text alone; nothing is trained.
@@ -248,6 +253,8 @@ def open_run(
     *,
     scores: str = "all",
     allow_self: bool = False,
+    typed: bool = False,
+    functional: bool = False,
     rerank: int | None = None,
     retrieve: int | None = None,
     index: Literal["likelihood", "entity"] | None = None,
@@ -261,6 +268,8 @@ def open_run(
     Args:
         scores: "all" that it has, its "text", or one signal alone.
         allow_self: let an entity answer a query about itself where training says that it cannot.
+        typed: leave out entities whose types do not fit, as training has them.
+        functional: leave out what training has filled already, where a relation has one answer.
         rerank: how many of the best are reranked; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by an ``index``.
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
@@ -270,5 +279,16 @@ def open_run(
         RunError: when the folder is no run, or is damaged.
         ConfigError: when there are no such scores.
     """
-    way = Way(scores, allow_self, rerank, retrieve, index, effort, precision, device)
+    way = Way(
+        scores=scores,
+        allow_self=allow_self,
+        typed=typed,
+        functional=functional,
+        rerank=rerank,
+        retrieve=retrieve,
+        index=index,
+        effort=effort,
+        precision=precision,
+        device=device,
+    )
     return Run(runs.open_run(path, verify=verify), way)

@@ -14,6 +14,7 @@ from kgmlm.cli.options import (
     BatchSize,
     Device,
     Effort,
+    Functional,
     IndexKind,
     Json,
     Prior,
@@ -23,6 +24,7 @@ from kgmlm.cli.options import (
     RunArgument,
     Scores,
     SkipHeader,
+    Typed,
     Verify,
 )
 from kgmlm.terminal import handled, print_json, print_predictions, tell
@@ -62,6 +64,8 @@ def rank(
     ] = False,
     scores: Scores = "all",
     allow_self: AllowSelf = False,
+    typed: Typed = False,
+    functional: Functional = False,
     rerank: Rerank = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
@@ -78,13 +82,14 @@ def rank(
     With both --head and --tail, relations are ranked, by their probability (`kgmlm calibrate`).
     """
     from kgmlm.run import open_run
-    from kgmlm.watching import Bars
 
     _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
     opened = open_run(
         run,
         scores=scores,
         allow_self=allow_self,
+        typed=typed,
+        functional=functional,
         rerank=rerank,
         retrieve=retrieve,
         index=index,
@@ -94,26 +99,43 @@ def rank(
     )
     if entities is not None:
         opened = opened.with_entities(entities)
+    shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
     if relation is None and head is not None and tail is not None and queries is None:
         options = {"k": k, "novel": novel, "prior": prior, "batch_size": batch_size, "device": device}
-        shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
         _rank_relations(opened, head, tail, options, shown, quiet)
         return
-    many = queries is not None
-    if queries is None:
-        asked = [opened.resolver.query(relation or "", head, tail)]
-    else:
-        asked = read_queries(queries, opened.resolver)
-    # What needs no model has been said by now, without the seconds that loading one takes.
+    find = opened.resolver
+    asked = [find.query(relation or "", head, tail)] if queries is None else read_queries(queries, find)
+    _rank_entities(opened, asked, queries is not None, k, novel, shown, batch_size, quiet)
+
+
+def _rank_entities(
+    run: Run,
+    asked: list[Query],
+    many: bool,
+    k: int,
+    novel: bool,
+    shown: dict[str, bool],
+    batch_size: int,
+    quiet: bool,
+) -> None:
+    """Rank the entities that answer queries; what needs no model has been said by now."""
+    from kgmlm.watching import Bars
+
     with Bars(quiet) as watch:
-        predictor = opened.open(watch, batch_size)
-        how: dict[str, Any] = {"novel": novel, "explain": explain, "batch_size": batch_size}
+        predictor = run.open(watch, batch_size)
         results = dict(
             predictor.predict(
-                asked, k, **how, advance=lambda n: watch("ranking", n, len(asked)) if many else None
+                asked,
+                k,
+                novel=novel,
+                explain=shown["explain"],
+                batch_size=batch_size,
+                advance=lambda n: watch("ranking", n, len(asked)) if many else None,
             )
         )
-    print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=many)
+    printed = {key: shown[key] for key in ("as_json", "as_csv")}
+    print_predictions(predictor, asked, results, **printed, many=many)
 
 
 def _rank_relations(
