@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.jobs import data
+    from kgmlm.jobs.classifying import Classified, calibrate, classify, rank_relations
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Classified": "kgmlm.jobs.classifying",
     "Comparison": "kgmlm.jobs.evaluating",
     "EntityTable": "kgmlm.kg",
     "Info": "kgmlm.jobs.information",
@@ -32,6 +34,8 @@ _HOMES = {
     "Predictor": "kgmlm.prediction",
     "Report": "kgmlm.jobs.evaluating",
     "Run": "kgmlm.run",
+    "calibrate": "kgmlm.jobs.classifying",
+    "classify": "kgmlm.jobs.classifying",
     "compare": "kgmlm.jobs.evaluating",
     "evaluate": "kgmlm.jobs.evaluating",
     "index": "kgmlm.jobs.indexing",
@@ -42,12 +46,14 @@ _HOMES = {
     "pack": "kgmlm.jobs.packing",
     "unpack": "kgmlm.jobs.packing",
     "open_run": "kgmlm.run",
+    "rank_relations": "kgmlm.jobs.classifying",
     "rerank": "kgmlm.jobs.tuning",
     "train": "kgmlm.jobs.training",
     "tune": "kgmlm.jobs.tuning",
 }
 
 __all__ = [
+    "Classified",
     "Comparison",
     "EntityTable",
     "Info",
@@ -57,6 +63,8 @@ __all__ = [
     "Report",
     "Run",
     "__version__",
+    "calibrate",
+    "classify",
     "compare",
     "data",
     "evaluate",
@@ -67,6 +75,7 @@ __all__ = [
     "open_predictor",
     "open_run",
     "pack",
+    "rank_relations",
     "rerank",
     "train",
     "tune",

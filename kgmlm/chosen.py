@@ -8,6 +8,8 @@ Shapes: R relations.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ from kgmlm.records import accepted, read_record
 from kgmlm.reranker import Use
 from kgmlm.signals import SIGNALS
 from kgmlm.upkeep import RERANKER, has_reranker
+
+WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -128,6 +132,12 @@ def text_fingerprint(run: Path) -> str:
     """SHA-256 of the model that an index is made of."""
     found = fingerprints(run)
     return found.get("vector") or found.get("likelihood", "")
+
+
+def of_weights(run: Path) -> str:
+    """SHA-256 of the weights of a run's signals, whoever chose them."""
+    signals = json.loads((run / "model" / "mixture.json").read_bytes())["signals"]
+    return hashlib.sha256(json.dumps(signals, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprints(run: Path) -> dict[str, str]:

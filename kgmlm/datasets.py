@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +55,13 @@ def build_graph(
     *,
     extra_entities: Iterable[str] = (),
     sources: Mapping[str, str] | None = None,
+    negatives: LabeledSplits | None = None,
 ) -> KnowledgeGraph:
     """A graph from labeled triples; ids follow the sorted labels, every label is kept.
 
     Args:
         splits: split name to (head, relation, tail) labels; duplicates stay.
+        negatives: likewise triples that are known to be false.
         extra_entities: labels that are candidates though no triple has them.
 
     Raises:
@@ -68,9 +71,11 @@ def build_graph(
         raise DataError(f"'{name}' has no training triples")
     texts = texts or TextColumns()
     rows = {split: list(part) for split, part in splits.items()}
-    labels = {x for part in rows.values() for h, _, t in part for x in (h, t)} | set(extra_entities)
+    false = {split: list(part) for split, part in (negatives or {}).items()}
+    named = [*rows.values(), *false.values()]
+    labels = {x for part in named for h, _, t in part for x in (h, t)} | set(extra_entities)
     entity_labels = sorted(labels)
-    relation_labels = sorted({r for part in rows.values() for _, r, _ in part})
+    relation_labels = sorted({r for part in named for _, r, _ in part})
     entities = EntityTable(
         entity_labels,
         [texts.names.get(x, "") for x in entity_labels],
@@ -80,11 +85,14 @@ def build_graph(
     )
     relations = RelationTable(relation_labels, [texts.relations.get(x, "") for x in relation_labels])
     e, r = entities.index, relations.index
-    ids: dict[str, IntArray] = {
-        split: np.array([(e[a], r[b], e[c]) for a, b, c in part], np.int64).reshape(-1, 3)
-        for split, part in rows.items()
-    }
-    return KnowledgeGraph(name, entities, relations, ids, dict(sources or {}), texts.notes)
+    ids, false_ids = (
+        {
+            split: np.array([(e[a], r[b], e[c]) for a, b, c in part], np.int64).reshape(-1, 3)
+            for split, part in of.items()
+        }
+        for of in (rows, false)
+    )
+    return KnowledgeGraph(name, entities, relations, ids, dict(sources or {}), texts.notes, false_ids)
 
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
@@ -256,43 +264,33 @@ def _check_names(folder: Path) -> None:
             raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
 
 
-_HEADERS = (
-    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start"},
-    {
-        "relation",
-        "relationship",
-        "rel",
-        "r",
-        "predicate",
-        "pred",
-        "p",
-        "property",
-        "edge",
-        "edge type",
-        "type",
-    },
-    {"tail", "t", "object", "obj", "o", "target", "dst", "destination", "to", "end"},
-)
+def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[tables.Rows, list[bool] | None]:
+    """The triples of a file, and whether each is true where it has a fourth column, ``label``.
+
+    Raises:
+        DataError: also for a label that is neither 1 nor one of -1 and 0.
+    """
+    rows = _read_triples(path, skip_header, labeled=True)
+    if len(rows[0]) == 3:
+        return rows, None
+    first = 1 if path.suffix == ".parquet" else 1 + skip_header
+    true = tables.truths([row[3] for row in rows], str(path), first)
+    return [row[:3] for row in rows], true
 
 
-def _header_columns(row: Sequence[str]) -> list[int] | None:
-    """Which of head, relation and tail each field of a header names; None where the row is a triple."""
-    words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row]
-    words = [re.sub(r" (id|label|name|entity|uri)$", "", word) for word in words]
-    named = [next((i for i, names in enumerate(_HEADERS) if word in names), -1) for word in words]
-    return named if sorted(named) == [0, 1, 2] else None
-
-
-def _read_triples(path: Path, skip_header: bool) -> tables.Rows:
+def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> tables.Rows:
     """The triples of a file, without its header; Parquet names its columns itself.
+
+    Args:
+        labeled: there may be a fourth column.
 
     Raises:
         DataError: also for a header where none is to be skipped.
     """
-    rows = tables.read_triples(path)
+    rows = tables.read_triples(path, labeled=labeled)
     if path.suffix == ".parquet":
         return rows
-    named = _header_columns(rows[0])
+    named = tables.header_columns(rows[0])
     if named not in (None, [0, 1, 2]):
         raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
     if named and not skip_header:
@@ -313,10 +311,11 @@ def repeated(triples: IntArray) -> int:
 def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
-    Triples are TSV, CSV (no header) or Parquet, gzipped or not. ``entities`` has a header with ``label``
-    and ``name`` and may have ``description``, ``surface`` and ``types`` (several with ``|`` between them);
-    ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has are candidates too.
-    Names that are missing are the labels with blanks for underscores.
+    Triples are TSV, CSV (no header) or Parquet, gzipped or not; those of ``valid`` and ``test`` may have a
+    fourth column, ``label``: 1 for what is true, -1 or 0 for what is known to be false. ``entities`` has a
+    header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
+    ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
+    are candidates too. Names that are missing are the labels with blanks for underscores.
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
@@ -329,7 +328,13 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
-    splits = {s: _read_triples(p, skip_header) for s, p in paths.items()}
+    splits = {"train": _read_triples(paths["train"], skip_header)}
+    negatives = {}
+    for split in (s for s in paths if s != "train"):
+        rows, true = read_labeled(paths[split], skip_header=skip_header)
+        splits[split] = list(compress(rows, true)) if true else rows
+        if true and not all(true):
+            negatives[split] = [row for row, is_true in zip(rows, true, strict=True) if not is_true]
     texts = TextColumns()
     extra: list[str] = []
     if path := tables.find_table(folder, "entities"):
@@ -348,9 +353,10 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     return build_graph(
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
         splits,
-        _with_humanized(texts, splits),
+        _with_humanized(_with_humanized(texts, splits), negatives),
         extra_entities=extra,
         sources={p.name: files.sha256(p) for p in paths.values()},
+        negatives=negatives,
     )
 
 
@@ -410,7 +416,7 @@ def _write_table(
     Triples are TSV without a header; one that looks like a header is safe in Parquet.
     """
     fits = all(tables.fits_tsv(field) for row in rows for field in row)
-    if fits and (header or not rows or _header_columns(rows[0]) is None):
+    if fits and (header or not rows or tables.header_columns(rows[0]) is None):
         tables.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
         return
     table = {c: [row[i] for row in rows] for i, c in enumerate(columns)}
@@ -423,10 +429,13 @@ def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) 
         raise DataError(f"{folder} exists and is not empty; choose another --output")
     with files.atomic_folder(folder, follow=True) as temporary:
         for split, triples in graph.splits.items():
-            _write_table(temporary / split, ("head", "relation", "tail"), graph.labeled(triples), False)
-        columns = graph.entities.columns
-        rows = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
-        _write_table(temporary / "entities", columns, rows)
+            columns, rows = ["head", "relation", "tail"], [list(x) for x in graph.labeled(triples)]
+            if len(false := graph.negatives.get(split, ())):
+                columns.append("label")
+                rows = [[*x, "1"] for x in rows] + [[*x, "-1"] for x in graph.labeled(np.asarray(false))]
+            _write_table(temporary / split, columns, rows, False)
+        texts = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
+        _write_table(temporary / "entities", graph.entities.columns, texts)
         relations = [(r.label, r.name) for r in graph.relations]
         _write_table(temporary / "relations", ("label", "name"), relations)
         if card is not None:

@@ -5,7 +5,7 @@ Shapes: N entities, n triples, E training triples of an entity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from kgmlm.kg import (
     RelationTable,
     Target,
     both_sides,
+    humanize,
 )
 
 HUB = 32  # triples of an entity from which on their order is kept
@@ -36,6 +37,7 @@ class KnowledgeGraph:
         splits: split name to (n, 3) ids in head, relation, tail order; "train" is always there.
         sources: file name to sha256, for the record.
         notes: counts that a reader of texts wants reported.
+        negatives: split name to (n, 3) ids of triples that its file says are false; most graphs have none.
     """
 
     name: str
@@ -44,6 +46,7 @@ class KnowledgeGraph:
     splits: Mapping[str, IntArray]
     sources: Mapping[str, str]
     notes: Mapping[str, int] = field(default_factory=dict)
+    negatives: Mapping[str, IntArray] = field(default_factory=dict)
 
     def triples(self, split: str) -> IntArray:
         """The triples of one split.
@@ -88,6 +91,15 @@ class KnowledgeGraph:
             DataError: when an entity exists already.
         """
         return replace(self, entities=self.entities.extended(more))
+
+    def with_relations(self, labels: Sequence[str]) -> KnowledgeGraph:
+        """The same triples with further relations, which no triple has, named by their labels; ids are kept.
+
+        Raises:
+            DataError: when a relation exists already.
+        """
+        rows = [(r.label, r.name) for r in self.relations] + [(x, humanize(x)) for x in labels]
+        return replace(self, relations=RelationTable(*map(list, zip(*rows, strict=True))))
 
     def queries(self, split: str) -> tuple[Queries, IntArray]:
         """Both queries of each triple of a split (heads first) and, apart, their answers."""

@@ -30,9 +30,10 @@ _SCALE = ":scale"  # behind the name of a quantized matrix
 _MODEL = "model/model.safetensors"
 _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
 _KGE = "signals/kge.safetensors"
-_GRAPH = ("entities", "relations", "triples")
+_GRAPH = ("entities", "relations", "triples", "negatives")
 _NAMES = "graph/name_tokens.safetensors"
-_TEXTS = ("run.json", "config.toml", "model/mixture.json", "model/config.json", "model/tokenizer.json",
+_CHOSEN = ("model/mixture.json", "model/probabilities.json")  # for the signals that there were
+_TEXTS = ("run.json", "config.toml", *_CHOSEN, "model/config.json", "model/tokenizer.json",
           "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
 
 
@@ -103,11 +104,13 @@ def write_pack(
                 advance("packing", 1, len(parts) * len(_TENSORS) + len(beside))
                 entries[prefix + name] = _quantized(folder / name)
         if not prefix:  # a reranker has the graph of its run
-            for table in _GRAPH:
-                entries[f"graph/{table}.parquet"] = _compressed(folder / "graph" / f"{table}.parquet")
+            for table in (folder / "graph" / f"{table}.parquet" for table in _GRAPH):
+                if table.is_file():
+                    entries[f"graph/{table.name}"] = _compressed(table)
             entries[_NAMES] = (folder / _NAMES).read_bytes()
     if not kge:
         entries["model/mixture.json"] = _without_kge(entries["model/mixture.json"])
+        entries.pop("model/probabilities.json", None)  # they went by other weights
     with files.atomic_file(output, follow=True) as temporary:
         known = {}
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -195,14 +198,15 @@ def _settle(folder: Path, cached: bool) -> None:
         record["unpacked"] = cached  # of the pack that it is, and so not written to
         files.write_json(run / "run.json", record)
         digests.write_manifest(run / "model")
-        from kgmlm.chosen import fingerprints
+        from kgmlm.chosen import WEIGHTS, fingerprints
 
-        mixture = run / "model" / "mixture.json"
-        chosen = json.loads(mixture.read_bytes())
         now = fingerprints(run)
-        chosen["chosen_for"] = {name: now[name] for name in chosen["chosen_for"] if name in now}
-        mixture.unlink()
-        files.write_json(mixture, chosen)
+        for file in (run / name for name in _CHOSEN if (run / name).is_file()):
+            chosen = json.loads(file.read_bytes())
+            before = chosen["chosen_for"].items()
+            chosen["chosen_for"] = {k: now.get(k, v) for k, v in before if k in now or k == WEIGHTS}
+            file.unlink()
+            files.write_json(file, chosen)
         digests.write_manifest(run / "model")
 
 

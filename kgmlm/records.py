@@ -25,6 +25,7 @@ from kgmlm.kg import TEXT_COLUMNS, TYPES, DataError, EntityTable, IntArray, Rela
 
 FORMAT = 2
 IDS = ("head", "relation", "tail")
+NEGATIVES = "negatives.parquet"  # triples that are known to be false, where a graph has some
 _ALWAYS = ("text", "scoring", "training")  # sections that every version has written
 
 
@@ -162,9 +163,16 @@ def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
     files.write_parquet(folder / "entities.parquet", graph.entities.table)
     rows = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
     files.write_parquet(folder / "relations.parquet", pa.table(rows))
-    columns = {c: graph.all_triples[:, i] for i, c in enumerate(IDS)}
-    names = np.repeat(list(graph.splits), [len(t) for t in graph.splits.values()])
-    files.write_parquet(folder / "triples.parquet", pa.table({**columns, "split": names.tolist()}))
+    _write_triples(folder / "triples.parquet", graph.splits)
+    if graph.negatives:
+        _write_triples(folder / NEGATIVES, graph.negatives)
+
+
+def _write_triples(path: Path, splits: Mapping[str, IntArray]) -> None:
+    triples = np.concatenate(list(splits.values()))
+    columns = {c: triples[:, i] for i, c in enumerate(IDS)}
+    names = np.repeat(list(splits), [len(t) for t in splits.values()])
+    files.write_parquet(path, pa.table({**columns, "split": names.tolist()}))
 
 
 def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
@@ -175,7 +183,6 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     """
     entities = _read(folder / "entities.parquet", dict.fromkeys(TEXT_COLUMNS, "text"), optional=(TYPES,))
     relations = _read(folder / "relations.parquet", {"label": "text", "name": "text"})
-    triples = _read(folder / "triples.parquet", {**dict.fromkeys(IDS, "number"), "split": "text"})
     try:
         entity_table = EntityTable.of(pa.table(entities))
     except DataError as error:
@@ -184,21 +191,26 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
         relation_table = RelationTable(relations["label"].to_pylist(), relations["name"].to_pylist())
     except DataError as error:
         raise _damaged(folder / "relations.parquet", str(error)) from None
-    counts = {"head": len(entity_table), "relation": len(relation_table), "tail": len(entity_table)}
-    for column, count in counts.items():
+    sizes = len(entity_table), len(relation_table)
+    splits = _read_triples(folder / "triples.parquet", *sizes)
+    if "train" not in splits:
+        raise _damaged(folder / "triples.parquet", "it has no training triples")
+    negatives = _read_triples(folder / NEGATIVES, *sizes) if (folder / NEGATIVES).exists() else {}
+    return KnowledgeGraph(name, entity_table, relation_table, splits, sources, negatives=negatives)
+
+
+def _read_triples(path: Path, entities: int, relations: int) -> dict[str, IntArray]:
+    """The triples of each split of a file, among so many entities and relations."""
+    triples = _read(path, {**dict.fromkeys(IDS, "number"), "split": "text"})
+    for column, count in zip(IDS, (entities, relations, entities), strict=True):
         found = pc.min_max(triples[column]).as_py()
         if len(triples[column]) and not 0 <= found["min"] <= found["max"] < count:
             wrong = found["min"] if found["min"] < 0 else found["max"]
-            raise _damaged(folder / "triples.parquet", f"{column} {wrong} is not one of {count:,}")
+            raise _damaged(path, f"{column} {wrong} is not one of {count:,}")
     split = triples["split"].combine_chunks().dictionary_encode()
     number_T = split.indices.to_numpy()
     hrt = np.stack([triples[c].to_numpy() for c in IDS], axis=1)
-    splits: dict[str, IntArray] = {
-        str(name): hrt[number_T == number] for number, name in enumerate(split.dictionary.to_pylist())
-    }
-    if "train" not in splits:
-        raise _damaged(folder / "triples.parquet", "it has no training triples")
-    return KnowledgeGraph(name, entity_table, relation_table, splits, sources)
+    return {str(name): hrt[number_T == number] for number, name in enumerate(split.dictionary.to_pylist())}
 
 
 def _read(

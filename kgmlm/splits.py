@@ -6,6 +6,7 @@ Knows no files; the card of what was split is made here and written elsewhere.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def split_random(
     splits = dict(graph.splits) | {"train": train[where == 0]}
     splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
     ordered = {s: splits[s] for s in SPLITS if s in splits}
-    return KnowledgeGraph(graph.name, graph.entities, graph.relations, ordered, graph.sources, graph.notes)
+    return replace(graph, splits=ordered)
 
 
 def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -144,19 +145,25 @@ def _read_parquet(path: Path) -> Any:
         raise DataError(f"{path} cannot be read as Parquet: {why}") from None
 
 
-def read_triples(path: Path) -> Rows:
+def read_triples(path: Path, *, labeled: bool = False) -> Rows:
     """The (head, relation, tail) labels of a TSV, CSV or Parquet file.
 
     TSV and CSV have no header. TSV has no quoting at all; CSV fields may be quoted. Parquet has columns
     ``head``, ``relation``, ``tail``.
+
+    Args:
+        labeled: there may be a fourth column, ``label``; :func:`truths` reads what it says.
     """
     if path.suffix != ".parquet":
-        return parse_rows(files.read_bytes(path), str(path), 3, separator_of(path))
+        data, origin, separator = files.read_bytes(path), str(path), separator_of(path)
+        first = next(parse_lines(data, origin, separator), (0, []))[1] if labeled else []
+        return parse_rows(data, origin, 4 if len(first) == 4 else 3, separator)
     table = _read_parquet(path)
     missing = [c for c in ("head", "relation", "tail") if c not in table.column_names]
     if missing:
         raise DataError(f"{path}: column '{missing[0]}' is missing (it has: {', '.join(table.column_names)})")
-    columns = [table.column(c).to_pylist() for c in ("head", "relation", "tail")]
+    names = ["head", "relation", "tail", *(["label"] if labeled and "label" in table.column_names else [])]
+    columns = [table.column(c).to_pylist() for c in names]
     rows = [list(row) for row in zip(*columns, strict=True)]
     if not rows:
         raise DataError(f"{path} is empty")
@@ -164,6 +171,55 @@ def read_triples(path: Path) -> Rows:
         if not all(row):
             raise DataError(f"{path}: row {number} has an empty or missing value")
     return rows
+
+
+_HEADERS = (
+    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start"},
+    {
+        "relation",
+        "relationship",
+        "rel",
+        "r",
+        "predicate",
+        "pred",
+        "p",
+        "property",
+        "edge",
+        "edge type",
+        "type",
+    },
+    {"tail", "t", "object", "obj", "o", "target", "dst", "destination", "to", "end"},
+)
+
+
+def header_columns(row: Sequence[str]) -> list[int] | None:
+    """Which of head, relation and tail each field of a header names; None where the row is a triple."""
+    words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row[:3]]
+    words = [re.sub(r" (id|label|name|entity|uri)$", "", word) for word in words]
+    named = [next((i for i, names in enumerate(_HEADERS) if word in names), -1) for word in words]
+    return named if sorted(named) == [0, 1, 2] else None
+
+
+def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
+    """What a column of labels says: 1 is true, and either -1 or 0 is false.
+
+    Args:
+        first: the line of the first label.
+
+    Raises:
+        DataError: naming the line, for anything else, or where both -1 and 0 are used.
+    """
+    false = next((label for label in labels if label != "1"), "0")
+    for number, label in enumerate(labels, first):
+        if label not in ("1", "-1", "0"):
+            raise DataError(
+                f"{origin}:{number}: the label is '{label}'; it must be 1 (true), or -1 or 0 (false)"
+            )
+        if label not in ("1", false):
+            raise DataError(
+                f"{origin}:{number}: the label is '{label}', but {false} stood for false before; use one"
+            )
+    return [label == "1" for label in labels]
 
 
 def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:

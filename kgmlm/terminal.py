@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
+    from kgmlm.jobs.classifying import Classified
     from kgmlm.prediction import Prediction, Predictor
 
 
@@ -272,6 +273,41 @@ def print_table(title: str, rows: pd.DataFrame) -> None:
         table.add_column(column, justify="right" if rows[column].dtype.kind in "if" else "left")
     for row in rows.itertuples(index=False):
         table.add_row(*(escape(f"{x:,}" if isinstance(x, int) else str(x)) for x in row))
+    stdout().print(table)
+
+
+def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain: bool) -> None:
+    """Triples with their probabilities as a table, JSON lines or CSV."""
+    rows = found.as_json(explain)
+    if as_json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+        return
+    if as_csv:
+        print(found.to_frame().to_csv(index=False, float_format="%.6f", lineterminator="\n"), end="")
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"at a share of {found.prior:g} true triples")
+    labeled = found.labels is not None
+    columns = ["head", "relation", "tail", "probability", "true", *(["label"] if labeled else [])]
+    for column in columns + (["parts of the log odds"] if explain else []):
+        table.add_column(column, justify="right" if column == "probability" else "left")
+    for row in rows:
+        probability = "known" if row["known"] else f"{row['probability']:.4f}"
+        cells = [row["head"], row["relation"], row["tail"], probability, "yes" if row["true"] else "no"]
+        cells += ["yes" if row["label"] else "no"] if labeled else []
+        if explain:
+            parts = row.get("parts") or {}
+            told = [
+                f"{side} {of['adds']:+.2f} (rank {of['rank']:g}, softmax {of['softmax']:.3f}, "
+                f"margin {of['margin']:+.2f})"
+                for side, of in parts.items()
+                if side in ("tail", "head")
+            ]
+            cells.append("; ".join([*told, f"relation {parts['relation']['adds']:+.2f}"]) if parts else "")
+        table.add_row(*map(escape, cells))
     stdout().print(table)
 
 

@@ -87,7 +87,7 @@ def test_choices_are_listed_in_the_help() -> None:
         ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
         ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
-        ("evaluate", "--precision"): {"fp32", "bf16"}, ("tune", "--precision"): {"fp32", "bf16"},
+        **{(c, "--precision"): {"fp32", "bf16"} for c in ("evaluate", "tune", "classify", "calibrate")},
     }  # fmt: skip
 
 

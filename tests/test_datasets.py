@@ -23,6 +23,7 @@ from kgmlm.datasets import (
 )
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError
+from kgmlm.records import read_graph, write_graph
 
 REGISTRY = TEXT_READERS
 Real = Callable[[str], KnowledgeGraph]
@@ -283,3 +284,44 @@ def test_what_tsv_cannot_hold_is_written_as_parquet(tmp_path: Path) -> None:
     copy = load_graph(tmp_path / "copy")
     assert copy.labeled(copy.splits["train"]) == graph.labeled(graph.splits["train"])
     assert copy.entities.table.equals(graph.entities.table)
+
+
+def test_known_negatives_are_read_kept_and_written(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.tsv").write_text("a\tr\tb\nb\tr\tc\n")
+    (folder / "valid.tsv").write_text("a\tr\tc\t1\na\tr\ta\t-1\nc\ts\td\t-1\n")
+    (folder / "test.csv").write_text("a,r,c,1\n")
+    graph = read_folder(folder)
+    assert graph.labeled(graph.splits["valid"]) == [("a", "r", "c")]
+    assert graph.labeled(graph.negatives["valid"]) == [("a", "r", "a"), ("c", "s", "d")]
+    assert "test" not in graph.negatives
+    assert len(graph.all_triples) == 4, "what is false is nobody's known answer"
+    write_folder(graph, tmp_path / "again")
+    again = read_folder(tmp_path / "again")
+    assert again.labeled(again.negatives["valid"]) == graph.labeled(graph.negatives["valid"])
+    assert again.labeled(again.splits["valid"]) == graph.labeled(graph.splits["valid"])
+    write_graph(graph, tmp_path / "graph")
+    kept = read_graph(tmp_path / "graph", "data", {})
+    assert kept.negatives["valid"].tolist() == graph.negatives["valid"].tolist()
+    assert len(kept.with_relations(["t_u"]).relations) == 3
+    assert kept.with_relations(["t_u"]).relations[2].name == "t u"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a\tr\tc\t1\na\tr\ta\t2\n", "valid.tsv:2: the label is '2'; it must be 1"),
+        ("a\tr\tc\t0\na\tr\ta\t-1\n", "valid.tsv:2: the label is '-1', but 0 stood for false before"),
+        ("a\tr\tc\t1\na\tr\ta\n", "valid.tsv:2: expected 4 tab-separated columns, found 3"),
+    ],
+)
+def test_labels_that_cannot_be_right_are_one_sentence(tmp_path: Path, rows: str, message: str) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\n")
+    (tmp_path / "valid.tsv").write_text(rows)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_folder(tmp_path)
+    (tmp_path / "valid.tsv").unlink()
+    (tmp_path / "train.tsv").write_text("a\tr\tb\t1\n")
+    with pytest.raises(DataError, match="expected 3 tab-separated columns, found 4"):
+        read_folder(tmp_path)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kgmlm.cli.classifying import calibrate, classify
 from kgmlm.cli.configuring import config
 from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
@@ -33,8 +34,10 @@ for command in (
     train,
     evaluate,
     rank,
+    classify,
     rerank,
     tune,
+    calibrate,
     index,
     info,
     compare,

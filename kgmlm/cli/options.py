@@ -87,6 +87,10 @@ Precision = Annotated[
 BatchSize = Annotated[
     int, typer.Option(min=1, max=MOST, help="Queries, or candidates to rerank, per forward pass.")
 ]
+Prior = Annotated[
+    float,
+    typer.Option(help="The share of true triples among those that are asked about; above 0 and below 1."),
+]
 AllowSelf = Annotated[
     bool,
     typer.Option(

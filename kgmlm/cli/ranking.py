@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from kgmlm.cli.options import (
     Functional,
     IndexKind,
     Json,
+    Prior,
     Quiet,
     Rerank,
     Retrieve,
@@ -31,13 +32,16 @@ from kgmlm.terminal import handled, print_json, print_predictions, tell
 if TYPE_CHECKING:
     from kgmlm.kg import Query
     from kgmlm.resolver import Resolver
+    from kgmlm.run import Run
 
 
 @handled
 def rank(
     run: RunArgument,
     head: Annotated[str | None, typer.Option(help="Rank tails of this head (label or name).")] = None,
-    relation: Annotated[str | None, typer.Option(help="The relation (label or name).")] = None,
+    relation: Annotated[
+        str | None, typer.Option(help="The relation; without it, those of --head and --tail are ranked.")
+    ] = None,
     tail: Annotated[str | None, typer.Option(help="Rank heads of this tail (label or name).")] = None,
     queries: Annotated[
         Path | None,
@@ -53,6 +57,7 @@ def rank(
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
+    prior: Prior = 0.5,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
@@ -74,10 +79,9 @@ def rank(
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
 
-    New entities (--entities) are known by their text alone: nothing is trained.
+    With both --head and --tail, relations are ranked, by their probability (`kgmlm calibrate`).
     """
     from kgmlm.run import open_run
-    from kgmlm.watching import Bars
 
     _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
     opened = open_run(
@@ -95,25 +99,66 @@ def rank(
     )
     if entities is not None:
         opened = opened.with_entities(entities)
-    many = queries is not None
-    if queries is None:
-        asked = [opened.resolver.query(relation or "", head, tail)]
-    else:
-        asked = read_queries(queries, opened.resolver)
-    # What needs no model has been said by now, without the seconds that loading one takes.
+    shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
+    if relation is None and head is not None and tail is not None and queries is None:
+        options = {"k": k, "novel": novel, "prior": prior, "batch_size": batch_size, "device": device}
+        _rank_relations(opened, head, tail, options, shown, quiet)
+        return
+    find = opened.resolver
+    asked = [find.query(relation or "", head, tail)] if queries is None else read_queries(queries, find)
+    _rank_entities(opened, asked, queries is not None, k, novel, shown, batch_size, quiet)
+
+
+def _rank_entities(
+    run: Run,
+    asked: list[Query],
+    many: bool,
+    k: int,
+    novel: bool,
+    shown: dict[str, bool],
+    batch_size: int,
+    quiet: bool,
+) -> None:
+    """Rank the entities that answer queries; what needs no model has been said by now."""
+    from kgmlm.watching import Bars
+
     with Bars(quiet) as watch:
-        predictor = opened.open(watch, batch_size)
+        predictor = run.open(watch, batch_size)
         results = dict(
             predictor.predict(
                 asked,
                 k,
                 novel=novel,
-                explain=explain,
+                explain=shown["explain"],
                 batch_size=batch_size,
                 advance=lambda n: watch("ranking", n, len(asked)) if many else None,
             )
         )
-    print_predictions(predictor, asked, results, as_json=as_json, as_csv=as_csv, many=many)
+    printed = {key: shown[key] for key in ("as_json", "as_csv")}
+    print_predictions(predictor, asked, results, **printed, many=many)
+
+
+def _rank_relations(
+    run: Run,
+    head: str,
+    tail: str,
+    options: dict[str, Any],
+    shown: dict[str, bool],
+    quiet: bool,
+) -> None:
+    """Rank the relations of a head and a tail by probability."""
+    from kgmlm.asking import Way
+    from kgmlm.jobs.classifying import rank_relations
+    from kgmlm.kg import QueryError
+    from kgmlm.terminal import print_classified
+    from kgmlm.watching import Bars
+
+    if run.way != Way(device=run.way.device):
+        raise QueryError(
+            "relations are ranked by probability: --scores, --allow-self, --rerank and --retrieve are for "
+            "entities"
+        )
+    print_classified(rank_relations(run, head, tail, progress=Bars(quiet), **options), **shown)
 
 
 def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool) -> None:
@@ -126,7 +171,7 @@ def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool
         raise QueryError("--explain goes with a table or --json, not with --csv")
     if many and one != (None, None, None):
         raise QueryError("give either --queries or one query, not both")
-    if not many and one[0] is None:
+    if not many and one[0] is None and None in one[1:]:
         raise QueryError("--relation is missing")
 
 

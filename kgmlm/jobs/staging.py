@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kgmlm.ranker import Ranker
 
 PROBED = 8  # steps by which a stage's time is told
-SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time budget; the rest validates
+SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
 FEW = 50  # validation triples of a run that only --max-steps bounds
 BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
@@ -108,7 +108,7 @@ def _fitted(
     from kgmlm.training import train as train_run
 
     watch.tell("timing a few steps")
-    share = {stage: SHARES[stage] for stage in recipe.stages}
+    share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES}
     if recipe.settings.training.distillation:
         share["kge"] = SHARES["kge"]
     scale = (sum(SHARES.values())) / sum(share.values())

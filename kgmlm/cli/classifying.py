@@ -1,0 +1,145 @@
+"""``kgmlm classify`` and ``kgmlm calibrate``: is this triple true?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kgmlm.cli.options import MOST, BatchSize, Device, Json, Precision, Prior, Quiet, RunArgument
+from kgmlm.terminal import handled, print_json, tell
+
+
+@handled
+def classify(
+    run: RunArgument,
+    triples: Annotated[
+        Path,
+        typer.Argument(
+            help="Triples as TSV, CSV or Parquet: head, relation, tail (labels or names), and if you like a "
+            "label: 1 for true, -1 or 0 for false, with which the answers are compared.",
+            show_default=False,
+        ),
+    ],
+    entities: Annotated[
+        Path | None,
+        typer.Option(
+            help="New entities that triples may have, read by their text: a table with the columns label, "
+            "name and, if you like, description and surface."
+        ),
+    ] = None,
+    allow_new_relations: Annotated[
+        bool,
+        typer.Option(
+            "--allow-new-relations", help="Read relations that the run does not have by their names."
+        ),
+    ] = False,
+    prior: Prior = 0.5,
+    relation_thresholds: Annotated[
+        bool,
+        typer.Option(
+            "--relation-thresholds",
+            help="Decide by a threshold of each relation, chosen on validation, instead of by .5.",
+        ),
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each probability is made of.")
+    ] = False,
+    skip_header: Annotated[
+        bool, typer.Option("--skip-header", help="Leave out the first line of the triples.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    precision: Precision = "fp32",
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say of each triple how probable it is that it is true.
+
+    Probabilities are those of `kgmlm calibrate`, which runs first where it has not yet. Triples that training
+    has are marked as known and get none.
+    """
+    from kgmlm.jobs.classifying import classify as job
+    from kgmlm.kg import QueryError
+    from kgmlm.terminal import print_classified
+    from kgmlm.watching import Bars
+
+    if as_csv and (as_json or explain):
+        raise QueryError("--csv goes without --json and --explain")
+    found = job(
+        run,
+        triples,
+        entities=entities,
+        allow_new_relations=allow_new_relations,
+        prior=prior,
+        relation_thresholds=relation_thresholds,
+        skip_header=skip_header,
+        precision=precision,
+        batch_size=batch_size,
+        device=device,
+        progress=Bars(quiet),
+    )
+    print_classified(found, as_json=as_json, as_csv=as_csv, explain=explain)
+    if (measured := found.measured) is not None:
+        tell(
+            f"against the labels: {told(measured)}"
+            + (f"; without the {measured['known']:,} that training has" if measured["known"] else "")
+        )
+
+
+@handled
+def calibrate(
+    run: RunArgument,
+    max_triples: Annotated[
+        int, typer.Option(min=0, max=MOST, help="A seeded sample of validation triples; 0 is all.")
+    ] = 1000,
+    missing: Annotated[
+        float,
+        typer.Option(
+            help="How many true triples neither training nor validation has, per validation triple; 0 calls "
+            "every corrupted triple false."
+        ),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of the sample and the negatives.")] = 0,
+    precision: Precision = "fp32",
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit on validation what `classify` makes of a run's scores: probabilities.
+
+    They tell validation triples from negatives: those that the dataset's valid file has, or else corrupted
+    triples. `kgmlm tune` or further training makes them out of date, and this fits them again.
+    """
+    from kgmlm.jobs.classifying import calibrate as job
+    from kgmlm.watching import Bars
+
+    figures = job(
+        run,
+        max_triples=max_triples,
+        missing=missing,
+        seed=seed,
+        precision=precision,
+        batch_size=batch_size,
+        device=device,
+        progress=Bars(quiet),
+    )
+    if as_json:
+        print_json(figures)
+        return
+    print(
+        f"{figures['positives']:,} validation triples and {figures['negatives']:,} negatives, "
+        f"at equal shares: {told(figures)}"
+    )
+
+
+def told(figures: dict[str, object]) -> str:
+    """The figures of probabilities as a sentence."""
+    names = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier", "log_loss": "log-loss", "ece": "ECE"}
+    interval = figures["ece_95"]
+    assert isinstance(interval, list)
+    shown = ", ".join(f"{name} {figures[key]:.4f}" for key, name in names.items() if key in figures)
+    return f"{shown} ({interval[0]:.4f} to {interval[1]:.4f})"

@@ -1,0 +1,427 @@
+"""Say of triples, or of the relations of a pair, how probable it is that they are true."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kgmlm import runs
+from kgmlm.jobs.writing import writes_run
+from kgmlm.kg import ConfigError, EntityTable, QueryError, RunError
+from kgmlm.packs import find_pack, is_unpacked
+from kgmlm.run import Run, open_run, path_of
+from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.calibration import Calibration
+    from kgmlm.graph import KnowledgeGraph
+    from kgmlm.kg import BoolArray, FloatArray, IntArray
+
+Labeled = tuple[str, str, str]  # head, relation, tail, by label or name
+TRIPLES = 1000  # of validation
+MISSING = 1.0  # as in kgmlm.probabilities, which is heavier to import
+
+
+@writes_run
+def calibrate(
+    run: Run | str | Path,
+    *,
+    max_triples: int = TRIPLES,
+    missing: float = MISSING,
+    seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """Fit on validation what :func:`classify` makes of a run's scores, and keep it with the run.
+
+    Args:
+        max_triples: a seeded sample of validation triples; 0 is all.
+        missing: how many true triples neither training nor validation has, per validation triple; 0 calls
+            every corrupted triple false.
+        seed: of the sample, and of the negatives.
+
+    Returns:
+        The figures on validation, as of :func:`kgmlm.reliability.measured`: each half of the triples by what
+        was fitted to the other half.
+
+    Raises:
+        RunError: when there are too few validation triples.
+    """
+    if not 0 <= missing < float("inf"):
+        raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
+    folder = runs.open_run(path_of(run))
+    watch = watcher_of(progress)
+    found, figures = _fitted(folder, max_triples, missing, seed, precision, batch_size, device, watch)
+    from kgmlm.probabilities import save
+
+    save(folder, found)
+    return figures
+
+
+def classify(
+    run: Run | str | Path,
+    triples: str | Path | Sequence[Labeled],
+    *,
+    entities: EntityTable | str | Path | None = None,
+    allow_new_relations: bool = False,
+    prior: float = 0.5,
+    relation_thresholds: bool = False,
+    skip_header: bool = False,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Classified:
+    """The probability that triples are true.
+
+    It goes by the run's scores of both sides, without its reranker, and by what :func:`calibrate` has fitted;
+    that is done first where it was not yet.
+
+    Args:
+        triples: (head, relation, tail) by label or name, or a file of them: three columns without a header,
+            and perhaps a fourth, 1 for true and -1 or 0 for false, which is only compared with.
+        entities: further entities that triples may have, a table or a file with columns label, name,
+            description; they are read by their text.
+        allow_new_relations: read relations that the run does not have from their names.
+        prior: the share of true triples among those that are asked about.
+        relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity or relation.
+        DataError: when the file is no such table.
+        RunError: when nothing is fitted and there is nothing to fit to.
+    """
+    _check_prior(prior)
+    rows, labels, lines = _read(triples, skip_header)
+    opened = run if isinstance(run, Run) else open_run(run)
+    if entities is not None:
+        opened = opened.with_entities(entities)
+    graph, ids = _resolved(opened, rows, lines, allow_new_relations)
+    watch = watcher_of(progress)
+    calibration = _calibration(opened.folder, precision, batch_size, device, watch)
+    asked = _Asking(opened.folder, graph, precision, batch_size, device, watch)
+    known, features = asked.features(ids)
+    relations = np.where(ids[:, 1] < len(opened.folder.graph.relations), ids[:, 1], -1)
+    probabilities = np.full(len(ids), np.nan)
+    probabilities[~known] = calibration.probability(features[~known], relations[~known], prior=prior)
+    decided = known | calibration.decided(probabilities, relations, relation_thresholds)
+    return Classified(
+        graph, ids, known, features, relations, probabilities, decided, labels, prior, calibration
+    )
+
+
+def rank_relations(
+    run: Run | str | Path,
+    head: str,
+    tail: str,
+    *,
+    k: int = 10,
+    novel: bool = False,
+    prior: float = 0.5,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Classified:
+    """The k most probable relations of a head and a tail; those that training has go first.
+
+    Args:
+        novel: leave out triples that the graph has in any split.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity.
+        RunError: as of :func:`classify`.
+    """
+    _check_prior(prior)
+    opened = run if isinstance(run, Run) else open_run(run)
+    find, graph = opened.resolver, opened.graph
+    count = len(graph.relations)
+    ids = np.stack(
+        [np.full(count, find.entity(head)), np.arange(count), np.full(count, find.entity(tail))], 1
+    )
+    if novel:
+        from kgmlm.probabilities import is_known
+
+        ids = ids[~is_known(ids, graph.filter_index)]
+    watch = watcher_of(progress)
+    calibration = _calibration(opened.folder, precision, batch_size, device, watch)
+    known, features = _Asking(opened.folder, graph, precision, batch_size, device, watch).features(ids)
+    found = np.full(len(ids), np.nan)
+    found[~known] = calibration.probability(features[~known], ids[~known, 1], prior=prior)
+    best = np.argsort(-np.where(known, 2.0, found), kind="stable")[:k]
+    decided = known | calibration.decided(found, ids[:, 1])
+    return Classified(
+        graph, ids[best], known[best], features[best], ids[best, 1], found[best], decided[best], None, prior,
+        calibration,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """What a run says of n triples.
+
+    Attributes:
+        graph: whose ids they have.
+        triples: ``(n, 3)``.
+        known: ``(n,)`` which of them training has: they are true, and what the run says of them proves
+            nothing.
+        features: ``(n, 2, F)``, not a number for known ones.
+        relations: ``(n,)`` as the calibration counts them, -1 for new ones.
+        probabilities: ``(n,)``, not a number for known ones.
+        decided: ``(n,)`` which of them are called true.
+        labels: ``(n,)`` which of them are, where a file says so.
+        prior: the share of true triples that was assumed.
+        calibration: what the probabilities go by.
+    """
+
+    graph: KnowledgeGraph
+    triples: IntArray
+    known: BoolArray
+    features: FloatArray
+    relations: IntArray
+    probabilities: FloatArray
+    decided: BoolArray
+    labels: BoolArray | None
+    prior: float
+    calibration: Calibration
+
+    def __len__(self) -> int:
+        return len(self.triples)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per triple: its labels, ``probability``, ``true`` (what is decided), ``known``, and ``label``
+        where a file had one.
+        """
+        import pandas as pd
+
+        table = pd.DataFrame(self.graph.labeled(self.triples), columns=["head", "relation", "tail"])
+        table = table.assign(probability=self.probabilities, true=self.decided, known=self.known)
+        return table if self.labels is None else table.assign(label=self.labels)
+
+    def explained(self) -> list[dict[str, Any] | None]:
+        """What each probability is made of, None for known triples: for each side its features and what they
+        add to the log odds; what is added for the relation, and in all before it is calibrated.
+        """
+        from kgmlm.calibration import FEATURES, SIDES
+
+        model = self.calibration.models["both"]
+        adds = model.parts(self.features.reshape(len(self), -1)).reshape(self.features.shape)
+        offsets = model.offset(self.relations)
+        found: list[dict[str, Any] | None] = []
+        for n in range(len(self)):
+            if self.known[n]:
+                found.append(None)
+                continue
+            sides = {
+                side: {
+                    "score": float(self.features[n, i, FEATURES.index("score")]),
+                    "rank": float(1 / self.features[n, i, FEATURES.index("reciprocal_rank")]),
+                    "margin": float(self.features[n, i, FEATURES.index("margin")]),
+                    "softmax": float(np.exp(self.features[n, i, FEATURES.index("log_softmax")])),
+                    "adds": float(adds[n, i].sum()),
+                }
+                for i, side in enumerate(SIDES)
+            }
+            sums = model.intercept + adds[n].sum() + offsets[n]
+            found.append({**sides, "relation": {"adds": float(offsets[n])}, "sum": float(sums)})
+        return found
+
+    def as_json(self, explain: bool = False) -> list[dict[str, Any]]:
+        """The objects that ``kgmlm classify --json`` prints."""
+        parts = self.explained() if explain else [None] * len(self)
+        rows = []
+        for n, (head, relation, tail) in enumerate(self.graph.labeled(self.triples)):
+            known = bool(self.known[n])
+            row: dict[str, Any] = {
+                "head": head,
+                "relation": relation,
+                "tail": tail,
+                "probability": None if known else float(self.probabilities[n]),
+                "true": bool(self.decided[n]),
+                "known": known,
+            }
+            if self.labels is not None:
+                row["label"] = bool(self.labels[n])
+            rows.append(row if parts[n] is None else row | {"parts": parts[n]})
+        return rows
+
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """How the probabilities compare with labels, where there are any: as of
+        :func:`kgmlm.reliability.measured`, by the triples that training has not.
+        """
+        if self.labels is None or self.known.all():
+            return None
+        from kgmlm.reliability import measured
+
+        new = ~self.known
+        labels = self.labels[new]
+        found = measured(labels, self.probabilities[new], np.ones(len(labels)))
+        return found | {
+            "accuracy": float((self.decided[new] == labels).mean()),
+            "known": int(self.known.sum()),
+        }
+
+    def _repr_html_(self) -> str:
+        table: str = self.to_frame().to_html(index=False, float_format="{:.4f}".format)
+        return table
+
+
+def _fitted(
+    folder: runs.RunFolder,
+    most: int,
+    missing: float,
+    seed: int,
+    precision: str,
+    batch_size: int,
+    device: str | None,
+    watch: Watcher,
+) -> tuple[Calibration, dict[str, Any]]:
+    """What is fitted to a run's validation triples, and its figures there."""
+    if "valid" not in folder.graph.splits:
+        raise RunError(
+            f"{folder.path} has no validation triples to fit probabilities to; `kgmlm data split --random` "
+            "makes some before training"
+        )
+    from kgmlm import probabilities
+    from kgmlm.provenance import command
+
+    quiet_transformers()
+    ranker = folder.ranker(device, rerank=False)
+    ranker.reduce(precision == "bf16")
+    with watch:
+        found, sample, held = probabilities.calibrate(
+            ranker, folder.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
+        )
+    figures = probabilities.figures(found, sample, held)
+    by = {"command": command(), "precision": precision, "seed": seed, "missing": missing, "valid": figures}
+    return found.model_copy(update={"chosen_by": by}), figures
+
+
+def _calibration(
+    folder: runs.RunFolder, precision: str, batch_size: int, device: str | None, watch: Watcher
+) -> Calibration:
+    """What was fitted to a run, or is now, and then kept where the run can be written."""
+    from kgmlm.probabilities import read
+
+    found = read(folder)
+    if found is not None:
+        return found
+    path = folder.path
+    if find_pack(path) is not None or is_unpacked(path) or not os.access(path / "model", os.W_OK):
+        how = "`kgmlm calibrate` keeps those of a run, and `kgmlm unpack` makes a run of a pack"
+        watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
+        return _fitted(folder, TRIPLES, MISSING, 0, precision, batch_size, device, watch)[0]
+    watch.tell(f"{path} has no probabilities yet: fitting them on validation, as `kgmlm calibrate` does")
+    precise: Literal["fp32", "bf16"] = "bf16" if precision == "bf16" else "fp32"
+    calibrate(path, precision=precise, batch_size=batch_size, device=device, progress=watch)
+    made = read(runs.open_run(path))
+    assert made is not None
+    return made
+
+
+class _Asking:
+    """A run's first stage over a graph, asked about triples."""
+
+    def __init__(
+        self,
+        folder: runs.RunFolder,
+        graph: KnowledgeGraph,
+        precision: str,
+        batch_size: int,
+        device: str | None,
+        watch: Watcher,
+    ) -> None:
+        self.folder, self.graph, self.precision = folder, graph, precision
+        self.batch_size, self.device, self.watch = batch_size, device, watch
+
+    def features(self, triples: IntArray) -> tuple[BoolArray, FloatArray]:
+        """Which triples training has, and the features of the others."""
+        from kgmlm.asking import read_entities
+        from kgmlm.calibration import FEATURES, SIDES
+        from kgmlm.plausibility import features
+        from kgmlm.probabilities import is_known, temperature_of
+
+        answers = self.graph.context.answers
+        known = is_known(triples, answers)
+        found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
+        if known.all():
+            return known, found
+        quiet_transformers()
+        ranker = self.folder.ranker(self.device, self.graph, rerank=False)
+        ranker.reduce(self.precision == "bf16")
+        with self.watch as watch:
+            read_entities(ranker, watch, self.batch_size)
+            found[~known] = features(
+                ranker,
+                triples[~known],
+                answers,
+                temperature=temperature_of(ranker),
+                batch_size=self.batch_size,
+                advance=partial(watch, "classifying"),
+            )
+        return known, found
+
+
+def _check_prior(prior: float) -> None:
+    if not 0 < prior < 1:
+        raise ConfigError(f"--prior is a share above 0 and below 1, not {prior:g}")
+
+
+def _read(
+    triples: str | Path | Sequence[Labeled], skip_header: bool
+) -> tuple[list[list[str]], BoolArray | None, tuple[str, int]]:
+    """Triples, whether each is true where a file says so; the start of errors, and the line of the first."""
+    if isinstance(triples, str | Path):
+        from kgmlm.datasets import read_labeled
+
+        rows, true = read_labeled(Path(triples), skip_header=skip_header)
+        first = 1 + (skip_header and Path(triples).suffix != ".parquet")
+        return rows, None if true is None else np.array(true), (f"{triples}:", first)
+    if any(isinstance(triple, str) or len(triple) != 3 for triple in triples):
+        raise QueryError("triples are a list of (head, relation, tail)")
+    return [list(triple) for triple in triples], None, ("triple ", 1)
+
+
+def _resolved(
+    run: Run, rows: list[list[str]], lines: tuple[str, int], allow_new_relations: bool
+) -> tuple[KnowledgeGraph, IntArray]:
+    """Ids of triples in a run's graph, which has the new relations if that is allowed."""
+    graph, find = run.graph, run.resolver
+    entities, relations = graph.entities.index, dict(graph.relations.index)
+    ids = np.empty((len(rows), 3), np.int64)
+    new: list[str] = []
+    for n, (head, relation, tail) in enumerate(rows):
+        try:
+            for at, text in ((0, head), (2, tail)):
+                ids[n, at] = entities[text] if text in entities else find.entity(text)
+            if relation not in relations:
+                following = len(graph.relations) + len(new)
+                relations[relation] = _relation(find, relation, following, allow_new_relations)
+                if relations[relation] == following:
+                    new.append(relation)
+            ids[n, 1] = relations[relation]
+        except QueryError as error:
+            raise QueryError(f"{lines[0]}{lines[1] + n}: {error}") from None
+    return (graph.with_relations(new) if new else graph), ids
+
+
+def _relation(find: Any, text: str, new: int, allow_new: bool) -> int:
+    """The number of a relation by its name, or the next one for one that is new."""
+    try:
+        found: int = find.relation(text)
+        return found
+    except QueryError as error:
+        if allow_new:
+            return new
+        raise QueryError(f"{error}; --allow-new-relations reads it from its name") from None

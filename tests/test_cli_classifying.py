@@ -1,0 +1,225 @@
+"""`kgmlm classify`, `calibrate`, and relations ranked by probability, on a run of few triples."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import TINY_SETTINGS, Cli, refused
+
+import kgmlm
+from kgmlm.datasets import load_graph
+from kgmlm.probabilities import FILE
+from kgmlm.runs import open_run
+
+
+@pytest.fixture(scope="module")
+def run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with enough validation triples to be calibrated, and known negatives there."""
+    folder = tmp_path_factory.mktemp("classifying")
+    toy = load_graph("toy")
+    triples = [triple for split in toy.splits.values() for triple in toy.labeled(split)]
+    data = folder / "data"
+    data.mkdir()
+    for split, part in (("train", triples[::2]), ("valid", triples[1::2])):
+        (data / f"{split}.tsv").write_text("".join("\t".join(triple) + "\n" for triple in part))
+    done = cli(
+        "train", "--dataset", data, "--model", "scratch", "--output", folder / "run", "-q",
+        *TINY_SETTINGS, "--set", "training.epochs=10", "--set", "training.eval_every=10",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def table(path: Path, *rows: tuple[str, ...]) -> Path:
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    return path
+
+
+def known(run: Path) -> tuple[str, str, str]:
+    graph = open_run(run).graph
+    return graph.labeled(graph.splits["train"][:1])[0]
+
+
+def new(run: Path, count: int = 3) -> list[tuple[str, str, str]]:
+    graph = open_run(run).graph
+    return graph.labeled(graph.splits["valid"][:count])
+
+
+def test_triples_get_probabilities_which_are_fitted_when_first_asked(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    run = copied(run, tmp_path)
+    asked = table(tmp_path / "asked.tsv", known(run), *new(run))
+    done = cli("classify", run, asked, "--json", "--explain", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "no probabilities yet" in done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["known"], row["probability"] is None) for row in rows] == [(True, True)] + [
+        (False, False)
+    ] * 3
+    assert rows[0]["true"]
+    assert "parts" not in rows[0], "what training has is not evidence"
+    for row in rows[1:]:
+        assert 0 < row["probability"] < 1
+        assert row["true"] == (row["probability"] >= 0.5)
+        parts = row["parts"]
+        assert parts["tail"].keys() == parts["head"].keys() == {"score", "rank", "margin", "softmax", "adds"}
+    assert (run / FILE).is_file()
+    again = cli("classify", run, asked, "--json", "--prior", "0.01", "-q")
+    assert "no probabilities yet" not in again.stderr
+    for row, rare in zip(rows[1:], map(json.loads, again.stdout.splitlines()[1:]), strict=True):
+        assert rare["probability"] < row["probability"]
+    assert "known" in cli("classify", run, asked, "--explain").stdout
+    csv = cli("classify", run, asked, "--csv").stdout.splitlines()
+    assert csv[0] == "head,relation,tail,probability,true,known"
+    assert len(csv) == 5
+    open_run(run, verify=True)
+
+
+def test_a_triples_label_and_company_change_nothing(cli: Cli, run: Path, tmp_path: Path) -> None:
+    run = copied(run, tmp_path)
+    assert cli("calibrate", run, "-q").returncode == 0
+    (one, other, third) = new(run)
+    rows = {}
+    for label in ("1", "-1"):
+        asked = table(tmp_path / "asked.tsv", (*one, label), (*third, "1"), (*other, "-1"))
+        done = cli("classify", run, asked, "--json", "-q")
+        rows[label] = [json.loads(line) for line in done.stdout.splitlines()]
+        assert "against the labels: accuracy" in done.stderr
+    first = [(row.pop("label"), row) for row in (rows["1"][0], rows["-1"][0])]
+    assert [label for label, _ in first] == [True, False]
+    assert first[0][1] == first[1][1]
+    alone = kgmlm.classify(run, [one], progress=False).as_json()
+    assert alone[0]["probability"] == pytest.approx(rows["1"][0]["probability"], rel=1e-4)
+
+
+def test_new_entities_and_relations_are_read_by_their_text(cli: Cli, run: Path, tmp_path: Path) -> None:
+    run = copied(run, tmp_path)
+    assert cli("calibrate", run, "-q").returncode == 0
+    head, relation, tail = new(run)[0]
+    entities = table(tmp_path / "new.tsv", ("label", "name"), ("atl", "Atlantis"))
+    asked = table(tmp_path / "asked.tsv", (head, relation, "atl"), ("Atlantis", "sank near", tail))
+    refused(cli("classify", run, asked), "asked.tsv:1", "no entity has the label or name 'atl'")
+    refused(cli("classify", run, asked, "--entities", entities), "asked.tsv:2", "--allow-new-relations")
+    done = cli("classify", run, asked, "--entities", entities, "--allow-new-relations", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["head"], row["relation"], row["tail"]) for row in rows] == [
+        (head, relation, "atl"), ("atl", "sank near", tail),
+    ]  # fmt: skip
+    assert all(0 < row["probability"] < 1 for row in rows)
+
+
+def test_relations_of_a_pair_are_ranked(cli: Cli, run: Path, tmp_path: Path) -> None:
+    run = copied(run, tmp_path)
+    assert cli("calibrate", run, "-q").returncode == 0
+    head, relation, tail = known(run)
+    pair = ("rank", run, "--head", head, "--tail", tail, "--json", "-q")
+    rows = [json.loads(line) for line in cli(*pair, "-k", "100").stdout.splitlines()]
+    assert len(rows) == len(open_run(run).graph.relations)
+    assert (rows[0]["relation"], rows[0]["known"]) == (relation, True)
+    probabilities = [row["probability"] for row in rows if not row["known"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    novel = [json.loads(line) for line in cli(*pair, "--novel", "-k", "2").stdout.splitlines()]
+    assert len(novel) == 2
+    assert relation not in [row["relation"] for row in novel]
+    refused(cli(*pair, "--scores", "likelihood"), "relations are ranked by probability")
+    refused(cli("rank", run, "--head", head), "--relation is missing")
+
+
+def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
+    run = copied(run, tmp_path)
+    asked = table(tmp_path / "asked.tsv", *new(run))
+    done = cli("calibrate", run, "--json", "-q")
+    figures = json.loads(done.stdout)
+    assert figures["negatives_by"] == ["uniform", "typed", "hard"]
+    assert 0 <= figures["ece_95"][0] <= figures["ece_95"][1]
+    kept = json.loads((run / FILE).read_text())
+    assert kept["chosen_by"]["valid"] == figures
+    opened = open_run(run)
+    opened.save_chosen(opened.chosen)
+    assert cli("classify", run, asked, "-q").returncode == 0, "the same weights again are the same"
+    chosen = opened.chosen
+    opened.save_chosen(type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
+    refused(cli("classify", run, asked), "not fitted for the weights that it has now", "kgmlm calibrate")
+    assert "validation triples" in cli("calibrate", run).stdout
+    assert cli("classify", run, asked, "-q").returncode == 0
+    opened.save_model(opened.ranker("cpu"))
+    assert not (run / FILE).exists(), "another model, other probabilities"
+    done = cli("calibrate", run, "-q")
+    (run / FILE).write_text(
+        (run / FILE).read_text().replace('"isotonic"', '"platt?').replace('"platt"', '"pla"')
+    )
+    refused(cli("classify", run, asked), "probabilities.json")
+
+
+def test_a_pack_keeps_its_probabilities(cli: Cli, run: Path, tmp_path: Path) -> None:
+    run = copied(run, tmp_path)
+    asked = table(tmp_path / "asked.tsv", *new(run))
+    cache = {"KGMLM_CACHE": str(tmp_path / "cache")}
+    assert cli("pack", run, "--output", tmp_path / "plain.kgmlm").returncode == 0
+    done = cli("classify", tmp_path / "plain.kgmlm", asked, "--json", "-q", **cache)
+    assert "fitted now and not kept" in done.stderr
+    assert cli("calibrate", run, "-q").returncode == 0
+    assert cli("pack", run, "--output", tmp_path / "whole.kgmlm").returncode == 0
+    packed = cli("classify", tmp_path / "whole.kgmlm", asked, "--json", "-q", **cache)
+    assert packed.returncode == 0, packed.stderr
+    assert "not kept" not in packed.stderr
+    refused(cli("calibrate", tmp_path / "whole.kgmlm", **cache), "is a pack", "kgmlm unpack")
+
+
+def test_known_negatives_are_read_used_and_kept(cli: Cli, run: Path, tmp_path: Path) -> None:
+    graph = open_run(run).graph
+    data = tmp_path / "data"
+    data.mkdir()
+    valid = graph.labeled(graph.splits["valid"])
+    false = [(h, r, valid[i - 7][2]) for i, (h, r, _) in enumerate(valid)]
+    true = set(valid) | set(graph.labeled(graph.splits["train"]))
+    false = [triple for triple in false if triple not in true]
+    table(data / "train.tsv", *graph.labeled(graph.splits["train"]))
+    table(data / "valid.tsv", *((*x, "1") for x in valid), *((*x, "-1") for x in false))
+    train = ("train", "--dataset", data, "--model", "scratch", "--output", tmp_path / "run", "-q",
+             *TINY_SETTINGS, "--max-steps", "4")  # fmt: skip
+    done = cli(*train)
+    assert done.returncode == 0, done.stderr
+    opened = open_run(tmp_path / "run", verify=True)
+    assert opened.graph.labeled(opened.graph.negatives["valid"]) == false
+    assert len(opened.graph.splits["valid"]) == len(valid), "negatives are nobody's answers"
+    done = cli("calibrate", tmp_path / "run", "--json", "-q", "--max-triples", "0")
+    figures = json.loads(done.stdout)
+    assert (figures["positives"], figures["negatives"]) == (len(set(valid)), len(set(false)))
+    assert figures["negatives_by"] == "the graph's files"
+    done = cli("classify", tmp_path / "run", data / "valid.tsv", "--relation-thresholds", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "against the labels: accuracy" in done.stderr
+    table(data / "valid.tsv", (*valid[0], "1"), (*valid[1], "2"))
+    refused(cli(*train[:6], tmp_path / "other"), "valid.tsv:2", "the label is '2'", "1 (true), or -1 or 0")
+
+
+def test_bad_input_is_one_sentence(cli: Cli, run: Path, tmp_path: Path) -> None:
+    (head, relation, tail), *_ = new(run)
+    asked = tmp_path / "asked.tsv"
+    for row, *said in (
+        ((head, relation, "nowhere"), "asked.tsv:1", "no entity has the label or name 'nowhere'"),
+        ((head, "no such", tail), "asked.tsv:1", "no relation has the label or name 'no such'"),
+        ((head, relation, tail, "maybe"), "asked.tsv:1", "the label is 'maybe'"),
+        ((head, relation), "expected 3 tab-separated columns, found 2"),
+    ):
+        refused(cli("classify", run, table(asked, row)), *said)
+    table(asked, (head, relation, tail, "0"), (head, relation, tail, "-1"))
+    refused(cli("classify", run, asked), "asked.tsv:2", "0 stood for false before")
+    table(asked, ("head", "relation", "tail"), (head, relation, tail))
+    refused(cli("classify", run, asked), "is a header", "--skip-header")
+    for prior in ("0", "1", "nan"):
+        refused(cli("classify", run, table(asked, (head, relation, tail)), "--prior", prior), "--prior is a")
+    refused(cli("classify", run, tmp_path / "none.tsv"), "there is no file")
+    refused(cli("classify", run, asked, "--csv", "--json"), "--csv goes without")
+    assert not (run / FILE).exists(), "nothing is fitted before the input is read"
