@@ -1,0 +1,138 @@
+"""Presets against runs tuned by hand, on small graphs: is what a preset chooses near the best?
+
+    OMP_NUM_THREADS=1 python eval/presets.py GRAPH ... --model MODEL [--splits 5] [--variants balanced,long]
+        [--output eval/presets.json]
+
+Each variant changes one thing of the preset "balanced". With --splits a graph is split again at random, so
+often, since one small validation set says little. Rows are added to the JSON; rows that are there are not
+made again. Test is measured of presets alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+import kgmlm
+from kgmlm import provenance
+from kgmlm.config import Settings
+from kgmlm.recipes import PRESETS, Preset, recipe_of
+
+# Beside "balanced": settings by section; a number of "times" is of the preset's own epochs.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "twice as long": {"times": 2},
+    "four times as long": {"times": 4},
+    "not distilled": {"training": {"distillation": 0.0}},
+    "8 neighbors": {"text": {"neighbors": 8, "max_length": 96}},
+    "a third of the learning rate": {"training": {"learning_rate": 1e-4}},
+    "twice the learning rate": {"training": {"learning_rate": 6e-4}},
+    "100 epochs of KGE": {"kge": {"epochs": 100}},
+    "the other samples": {"other": ("training", "samples", ("queries", "triples"))},
+    "the other penalty": {"other": ("kge", "penalty", ("entities", "triples"))},
+    "no vectors": {"vector": {"enabled": False}},
+}
+
+
+def preset_of(variant: str) -> Preset:
+    """The preset that a variant is, or changes."""
+    return next((preset for preset in get_args(Preset) if preset == variant), "balanced")
+
+
+def given(variant: str, chosen: Settings) -> dict[str, dict[str, Any]]:
+    """What is set beside the preset, by section."""
+    change = dict(VARIANTS.get(variant, {}))
+    times = change.pop("times", None)
+    if times:
+        change["training"] = {"epochs": chosen.training.epochs * times}
+    if "other" in change:
+        section, key, values = change.pop("other")
+        now = getattr(getattr(chosen, section), key)
+        change[section] = {key: next(value for value in values if value != now)}
+    return change
+
+
+def graph_of(name: str, split: int | None, folder: Path) -> str | Path:
+    """A graph; or the triples of all its splits, split again."""
+    if split is None:
+        return name
+    whole, again = folder / "whole", folder / "split"
+    graph = kgmlm.load_graph(name)
+    whole.mkdir()
+    triples = [row for part in graph.splits.values() for row in graph.labeled(part)]
+    (whole / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in triples), "utf-8")
+    kgmlm.data.split(whole, again, random=True, seed=split)
+    return again
+
+
+def measured(name: str, split: int | None, variant: str, model: str) -> dict[str, Any]:
+    """A row of the record."""
+    with tempfile.TemporaryDirectory() as temporary:
+        graph = graph_of(name, split, Path(temporary))
+        chosen = recipe_of(preset_of(variant), kgmlm.load_graph(graph), model == "scratch").settings
+        sections: dict[str, Any] = given(variant, chosen)
+        cpu, started = time.process_time(), time.monotonic()
+        run = kgmlm.train(
+            graph, model, Path(temporary) / "run", preset=preset_of(variant), progress=False, **sections
+        )
+        row = {
+            "graph": name,
+            "split": split,
+            "model": Path(model).parent.name if "/" in model else model,
+            "variant": variant,
+            "set": sections,
+            "steps": run.folder.record["step"],
+            "minutes": round((time.monotonic() - started) / 60, 2),
+            "cpu_minutes": round((time.process_time() - cpu) / 60, 2),
+            "valid": {
+                stage: {key: round(value, 5) for key, value in found.items() if key in ("mrr", "hits_at_10")}
+                for stage, found in run.folder.chosen.by["valid"].items()
+            },
+        }
+        if variant in PRESETS:
+            metrics = kgmlm.evaluate(run, progress=False).metrics
+            row["test"] = {
+                key: round(metrics[f"both.realistic.{of}"], 5)
+                for key, of in (
+                    ("mrr", "inverse_harmonic_mean_rank"),
+                    ("hits_at_1", "hits_at_1"),
+                    ("hits_at_10", "hits_at_10"),
+                )
+            }
+        return row | {"versions": provenance.versions(), "hardware": provenance.hardware()}
+
+
+def main(
+    graphs: Annotated[list[str], typer.Argument()],
+    model: str = "scratch",
+    splits: int = 0,
+    variants: str = ",".join([*PRESETS[:-1], *VARIANTS]),
+    output: Path | None = None,
+) -> None:
+    """Train and measure, and print a line each."""
+    rows = json.loads(output.read_text("utf-8"))["rows"] if output and output.exists() else []
+    asked = [
+        (name, split, variant)
+        for name in graphs
+        for split in (range(splits) if splits else [None])
+        for variant in variants.split(",")
+    ]
+    short = Path(model).parent.name if "/" in model else model
+    there = {(r["graph"], r["split"], r["variant"], r["model"]) for r in rows}
+    for name, split, variant in asked:
+        if (name, split, variant, short) in there:
+            continue
+        row = measured(name, split, variant, model)
+        shown = {stage: f"{found['mrr']:.4f}" for stage, found in row["valid"].items()}
+        print(name, split, variant, shown, row.get("test", ""), row["cpu_minutes"], "min", flush=True)
+        rows.append(row)
+        if output is not None:
+            output.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
