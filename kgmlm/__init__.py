@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
+    from kgmlm.jobs.importing import import_graph
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
     from kgmlm.jobs.packing import pack, unpack
@@ -33,6 +34,7 @@ _HOMES = {
     "Run": "kgmlm.run",
     "compare": "kgmlm.jobs.evaluating",
     "evaluate": "kgmlm.jobs.evaluating",
+    "import_graph": "kgmlm.jobs.importing",
     "index": "kgmlm.jobs.indexing",
     "info": "kgmlm.jobs.information",
     "linearize": "kgmlm.jobs.showing",
@@ -58,6 +60,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "import_graph",
     "index",
     "info",
     "linearize",

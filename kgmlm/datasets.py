@@ -273,6 +273,11 @@ _HEADERS = (
 )
 
 
+def looks_like_header(row: Sequence[str]) -> bool:
+    """Whether the first row of triples names columns, so that a reader would refuse it."""
+    return _header_columns(row) is not None
+
+
 def _header_columns(row: Sequence[str]) -> list[int] | None:
     """Which of head, relation and tail each field of a header names; None where the row is a triple."""
     words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row]
@@ -414,13 +419,27 @@ def _write_table(
     pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
 
 
-def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
-    """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
+def check_new_folder(folder: Path) -> None:
+    """See, before long work, that a dataset folder can be written there.
+
+    Raises:
+        DataError: when something is there already.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty; choose another --output")
+
+
+def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
+    """Write the triples of each split into a folder."""
+    for split, triples in graph.splits.items():
+        _write_table(folder / split, ("head", "relation", "tail"), graph.labeled(triples), False)
+
+
+def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
+    """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
+    check_new_folder(folder)
     with files.atomic_folder(folder, follow=True) as temporary:
-        for split, triples in graph.splits.items():
-            _write_table(temporary / split, ("head", "relation", "tail"), graph.labeled(triples), False)
+        write_splits(graph, temporary)
         rows = list(zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True))
         _write_table(temporary / "entities", TEXT_COLUMNS, rows)
         relations = [(r.label, r.name) for r in graph.relations]

@@ -14,6 +14,7 @@ from kgmlm.cli.configuring import config
 from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
+from kgmlm.cli.importing import data_import
 from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
 from kgmlm.cli.packing import pack, unpack
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+data_app.command("import")(data_import)
 app.add_typer(data_app, name="data")
 for command in (
     train,
