@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.jobs.completing import complete
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
+    from kgmlm.jobs.exporting import export
     from kgmlm.jobs.importing import import_graph
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
@@ -33,7 +35,9 @@ _HOMES = {
     "Report": "kgmlm.jobs.evaluating",
     "Run": "kgmlm.run",
     "compare": "kgmlm.jobs.evaluating",
+    "complete": "kgmlm.jobs.completing",
     "evaluate": "kgmlm.jobs.evaluating",
+    "export": "kgmlm.jobs.exporting",
     "import_graph": "kgmlm.jobs.importing",
     "index": "kgmlm.jobs.indexing",
     "info": "kgmlm.jobs.information",
@@ -59,7 +63,9 @@ __all__ = [
     "Run",
     "__version__",
     "compare",
+    "complete",
     "evaluate",
+    "export",
     "import_graph",
     "index",
     "info",

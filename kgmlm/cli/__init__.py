@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kgmlm.cli.completing import complete, export
 from kgmlm.cli.configuring import config
 from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
@@ -40,6 +41,8 @@ for command in (
     info,
     compare,
     linearize,
+    complete,
+    export,
     config,
     pack,
     unpack,
