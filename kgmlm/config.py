@@ -43,6 +43,7 @@ __all__ = [
 
 _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
+Stage = Literal["text", "kge", "rules", "reranker"]  # of a training by a preset
 
 
 class Settings(Strict):

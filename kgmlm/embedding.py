@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import cross_entropy
 
 from kgmlm.config import KGESettings
 from kgmlm.filters import GroupedAnswers
@@ -233,6 +234,9 @@ def kge_loss(
 ) -> torch.Tensor:
     """Cross-entropy and penalty of the T answers of B queries, divided by B.
 
+    With ``settings.relation_weight`` also the cross-entropy of the relation, given entity and answer (Chen et
+    al., Relation Prediction as an Auxiliary Training Objective, 2021).
+
     Args:
         queries_B2: entity and relation of each query.
         rows_T: which query each answer is of.
@@ -249,6 +253,10 @@ def kge_loss(
         query_B = (entity_BD.abs() ** 3).sum(1) + (relation_BD.abs() ** 3).sum(1)
         loss_T = loss_T + settings.regularization * query_B[rows_T]
         penalty = settings.regularization * (entities_SD.abs() ** 3).sum(1).mean()
+    if settings.relation_weight:
+        scores_TR = complex_product(_conjugate(entity_BD)[rows_T], entities_SD[answers_T]) @ relations_RD.T
+        asked_T = queries_B2[rows_T, 1]
+        loss_T = loss_T + settings.relation_weight * cross_entropy(scores_TR, asked_T, reduction="none")
     return (weight_T * loss_T).sum() / len(queries_B2) + penalty
 
 
@@ -257,6 +265,12 @@ def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
     real, imaginary = embeddings.chunk(2, -1)
     # The square root has no slope at 0, where an embedding may begin.
     return (real.square() + imaginary.square() + 1e-20).pow(1.5).sum(-1)
+
+
+def _conjugate(embeddings: torch.Tensor) -> torch.Tensor:
+    """Complex conjugates ``(..., D)``."""
+    real, imaginary = embeddings.chunk(2, -1)
+    return torch.cat([real, -imaginary], -1)
 
 
 def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

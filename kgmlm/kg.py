@@ -9,6 +9,7 @@ Errors that a user can cause and mend (each is one sentence; the CLI exits with 
     ├── ConfigError     a setting is unknown, or its value is not allowed
     ├── ModelError      a model or a tokenizer cannot be used
     ├── RunError        a run folder is missing, incomplete or in the way
+    │   └── NoRulesError    a graph, or a file, has no rules
     └── QueryError      an entity or a relation is unknown or ambiguous
 
 Shapes: B queries, N entities, n triples.
@@ -66,6 +67,10 @@ class ModelError(KgmlmError):
 
 class RunError(KgmlmError):
     """A run folder is missing, incomplete, or in the way."""
+
+
+class NoRulesError(RunError):
+    """A graph, or a file, has no rules."""
 
 
 class QueryError(KgmlmError):

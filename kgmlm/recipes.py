@@ -14,14 +14,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from kgmlm.config import Settings, as_settings, load_settings, override
+from kgmlm.config import Settings, Stage, as_settings, load_settings, override
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
 
 Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
-Stage = Literal["text", "kge", "reranker"]
 
 SMALL = 50_000  # training triples: below, a few epochs take minutes
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
@@ -128,6 +127,8 @@ def recipe_of(
     stages: list[Stage] = ["text"]
     if preset in ("balanced", "best"):
         stages.append("kge")
+    if preset != PLAIN:
+        stages.append("rules")  # they take seconds
     if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")
     if preset in RERANKER_STEPS and scratch:

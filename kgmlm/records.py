@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import digests, files
-from kgmlm.config import Settings, load_settings
+from kgmlm.config import Settings, Stage, load_settings
 from kgmlm.digests import RESTORE
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, RunError
@@ -51,7 +51,7 @@ class RecipeRecord(_Known):
     """In which stages a run is trained."""
 
     preset: str
-    stages: list[Literal["text", "kge", "reranker"]]
+    stages: list[Stage]
     reranker_epochs: float = Field(gt=0)
 
 

@@ -150,6 +150,11 @@ class KGESettings(Strict):
         description="What the penalty counts: the embeddings of each of the `triples` (N3), or all "
         "`entities` equally: try it where most entities have few triples, as in WN18RR.",
     )
+    relation_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of predicting the relation from both entities, beside predicting entities.",
+    )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="`bf16` multiplies in bf16 with fp32 sums: faster where hardware has units."
     )

@@ -11,7 +11,17 @@ from kgmlm.cards import Card, Counts, Source, Sources, card_names, fetch, folder
 from kgmlm.datasets import TEXT_READERS
 from kgmlm.kg import DataError
 
-EXPECTED = {"umls", "wn18rr", "fb15k237", "wn18rr-v1", "wn18rr-v1-ind", "fb237-v1", "fb237-v1-ind", "toy"}
+EXPECTED = {
+    "umls",
+    "wn18rr",
+    "fb15k237",
+    "wn18rr-v1",
+    "wn18rr-v1-ind",
+    "fb237-v1",
+    "fb237-v1-ind",
+    "toy",
+    "europe",
+}
 
 
 def test_every_promised_dataset_has_a_card() -> None:

@@ -69,6 +69,28 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_relation_is_predicted_from_both_entities() -> None:
+    generator = torch.Generator().manual_seed(0)
+    entities, relations = (torch.randn(n, 6, generator=generator) for n in (5, 4))
+
+    def complex_(x: torch.Tensor) -> torch.Tensor:
+        return torch.complex(x[..., :3], x[..., 3:])
+
+    asked, answers, rows = torch.tensor([[0, 1], [2, 0]]), torch.tensor([3, 4, 2]), torch.tensor([0, 0, 1])
+    expected = 0.0
+    for answer, row in zip(answers, rows, strict=True):
+        entity, relation = asked[row]
+        scores = (complex_(entities)[entity] * complex_(relations) * complex_(entities)[answer].conj()).real
+        expected += float(scores.sum(1).logsumexp(0) - scores.sum(1)[relation]) / 2
+    with_it, without = (
+        kge_loss(
+            entities, relations, asked, answers, rows, torch.ones(3), KGESettings(relation_weight=weight)
+        )
+        for weight in (4.0, 0.0)
+    )
+    assert float(with_it - without) == pytest.approx(4 * expected, rel=1e-4)
+
+
 @pytest.mark.slow
 def test_queries_may_count_alike(toy: KnowledgeGraph, kge: KGE) -> None:
     by_queries = KGE.fit(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))

@@ -56,16 +56,17 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
-    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge"])
-    assert set(run.folder.chosen.of) == {"likelihood", "kge"}
+    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge", "rules"])
+    assert set(run.folder.chosen.of) == {"likelihood", "kge", "rules"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["teacher"]["settings"]["max_steps"] == 3
+    assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
-    assert config.startswith("# preset balanced: text, then kge\n# training.samples: ")
+    assert config.startswith("# preset balanced: text, then kge, then rules\n# training.samples: ")
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
     kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
-    run.folder.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
+    run.folder.update(recipe={**recipe, "stages": [*recipe["stages"], "reranker"], "reranker_epochs": 0.5})
     done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     assert done.folder.record["status"] == "max steps"
     assert done.folder.chosen.use is not None
@@ -74,6 +75,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     assert whole.folder.record["status"] == "finished"
     made = whole.folder.record["signals"]["kge"]["settings"]
     assert made["max_steps"] is None, "what was cut is trained again"
+    assert whole.folder.record["signals"]["rules"]["settings"]["constants"] is True
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     with pytest.raises(RunError, match="begun with the preset 'balanced', not 'quick'"):
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
@@ -91,6 +93,19 @@ def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
         kgmlm.train(output=path, resume=True, progress=False)
 
 
+def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    (folder / "train.tsv").write_text("".join(f"a{i}\tin\tb{i}\n" for i in range(9)))
+    (folder / "valid.tsv").write_text("a1\tin\tb2\n")
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
+    run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
+    assert set(run.folder.chosen.of) == {"likelihood", "kge"}
+    assert run.folder.record["recipe"]["stages"] == ["text", "kge"]
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+
+
 def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
     told: list[str] = []
 
@@ -101,7 +116,7 @@ def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
     run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(), **small)
     assert run.folder.record["status"] == "finished"
-    assert any("s per step; the text model has 72% of the time" in line for line in told), told
+    assert any("s per step; the text model has 71% of the time" in line for line in told), told
     with pytest.raises(RunError, match="--minutes goes with a preset"):
         kgmlm.train("toy", "scratch", tmp_path / "x", minutes=1, preset="plain", progress=False)
 

@@ -45,6 +45,7 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     recipe = recipe_of(preset, toy, scratch)
     assert recipe.stages[0] == "text"
     assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
+    assert ("rules" in recipe.stages) == (preset != "plain")
     assert ("reranker" in recipe.stages) == (preset in ("best", "zero-shot") and not scratch)
     if preset == "plain":
         assert recipe.settings == Settings()

@@ -248,7 +248,7 @@ def test_on_an_unseen_graph_rules_hold_for_its_own_triples(
 
 
 def test_no_rules_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="there are no rules in"):
+    with pytest.raises(RunError, match="no rules were found in"):
         read(TOWNS, tmp_path, "9\t8\t.9\tat(X,Y) <= in(X,Y)")
     with pytest.raises(DataError, match="cannot be read"):
         Rules.fit(TOWNS, RuleSettings(file=str(tmp_path / "none.txt")))

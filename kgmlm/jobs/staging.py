@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs, upkeep
 from kgmlm.chosen import fingerprints
+from kgmlm.config import Stage
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import rerank, tune
+from kgmlm.jobs.tuning import add_signal, rerank, tune
 from kgmlm.jobs.writing import in_several_processes
-from kgmlm.kg import RunError
-from kgmlm.recipes import PLAIN, Recipe, Stage, epochs_within, recipe_of
+from kgmlm.kg import NoRulesError, RunError
+from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of
 from kgmlm.records import read_record
+from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
 from kgmlm.watching import Watcher
 
@@ -28,9 +31,13 @@ if TYPE_CHECKING:
     from kgmlm.ranker import Ranker
 
 PROBED = 8  # steps by which a stage's time is told
-SHARES = {"text": 0.55, "kge": 0.1, "reranker": 0.2}  # of a time budget; the rest is for validation
+SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time budget; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
 FEW = 50  # validation triples of a run that only --max-steps bounds
+BOUNDED: Mapping[str, Callable[[int], dict[str, Any]]] = {  # settings of signals under --max-steps
+    "kge": lambda steps: {"max_steps": steps},
+    "rules": lambda steps: {"length": 1, "constants": False},
+}
 
 
 def choose_recipe(
@@ -108,28 +115,39 @@ def _fitted(
         share["kge"] = SHARES["kge"]
     scale = (sum(SHARES.values())) / sum(share.values())
     share = {stage: scale * part for stage, part in share.items()}
-    training = recipe.settings.training.model_copy(update={"distillation": 0.0, "epochs": 1.0})
     clock = _Clock()
 
     def enough(ranker: Ranker) -> Any:
         raise _Probed
 
+    settings = recipe.settings
+    teacher = None
+    if "kge" in share:
+        few = settings.kge.model_copy(update={"max_steps": PROBED})
+        times: list[float] = []
+        teacher = fit_signal(
+            "kge",
+            graph,
+            settings.model_copy(update={"kge": few}),
+            lambda n, total: times.append(time.monotonic()),
+        )
+        if "epochs" not in given.values.get("kge", {}):
+            per_step = (times[-1] - times[0]) / max(1, len(times) - 1)
+            asked = -(-len(graph.unique_queries("train")[0]) // settings.kge.batch_size)
+            passes = max(1, min(100, int(share["kge"] * seconds / per_step / asked)))
+            kge = settings.kge.model_copy(update={"epochs": passes})
+            recipe = replace(recipe, settings=recipe.settings.model_copy(update={"kge": kge}))
+    if "rules" in share and "seconds" not in given.values.get("rules", {}):
+        rules = settings.rules.model_copy(update={"seconds": round(share["rules"] * seconds, 1)})
+        recipe = replace(recipe, settings=recipe.settings.model_copy(update={"rules": rules}))
     with tempfile.TemporaryDirectory() as folder:
-        probed = recipe.settings.model_copy(update={"training": training})
-        run, ranker = start_run(Path(folder) / "probe", graph, model, probed)
+        training = settings.training.model_copy(update={"epochs": 1.0})
+        probed = settings.model_copy(update={"training": training})
+        of = (Path(folder) / "probe", graph, model, probed)
+        run, ranker = start_run(*of, teach=None if teacher is None else lambda: teacher)
         with suppress(_Probed):
             outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
             raise Interrupted(outcome.signal or signal.SIGINT)  # nothing else ends it
-    if "kge" in share and "epochs" not in given.values.get("kge", {}):
-        few = recipe.settings.kge.model_copy(update={"max_steps": PROBED})
-        times: list[float] = []
-        settings = recipe.settings.model_copy(update={"kge": few})
-        fit_signal("kge", graph, settings, lambda n, total: times.append(time.monotonic()))
-        per_step = (times[-1] - times[0]) / max(1, len(times) - 1)
-        asked = -(-len(graph.unique_queries("train")[0]) // recipe.settings.kge.batch_size)
-        passes = max(1, min(100, int(share["kge"] * seconds / per_step / asked)))
-        kge = recipe.settings.kge.model_copy(update={"epochs": passes})
-        recipe = replace(recipe, settings=recipe.settings.model_copy(update={"kge": kge}))
     if "epochs" not in given.values.get("training", {}):
         epochs = epochs_within(share["text"] * seconds, clock.per_step, clock.total)
         why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
@@ -146,15 +164,16 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
     recipe = run.record.get("recipe")
     if not recipe:
         return []
-    left: list[Stage] = []
     now = {name: digest for name, digest in fingerprints(run.path).items() if name != upkeep.RERANKER}
     chosen = run.chosen
-    # Text that was trained further after graph embeddings were added is weighed again.
+    # Text that was trained further after a signal was added is weighed again.
     weighed = all(chosen.of.get(name) == digest for name, digest in now.items())
     whole = run.record["status"] in upkeep.ENDED
-    kge = run.record.get("signals", {}).get(KGE.name, {})
-    if "kge" in recipe["stages"] and not (KGE.name in now and weighed and not (whole and was_cut(kge))):
-        left.append("kge")
+    left: list[Stage] = [
+        stage
+        for stage in recipe["stages"]
+        if stage in BOUNDED and not (stage in now and weighed and not (whole and was_cut(run, stage)))
+    ]
     reranked = upkeep.has_reranker(run.path) and chosen.use is not None
     if reranked and whole:
         reranked = read_record(run.path / upkeep.RERANKER)["status"] in upkeep.ENDED
@@ -163,9 +182,12 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
     return left
 
 
-def was_cut(how: Mapping[str, Any]) -> bool:
-    """Whether ``--max-steps`` stopped the training of a KGE model."""
-    return bool((how.get("settings") or {}).get("max_steps"))
+def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
+    """Whether ``--max-steps`` bounded the training of a signal beside a run's model, or of its teacher."""
+    how = run.record.get("teacher") if teacher else run.record.get("signals", {}).get(name)
+    trained_by = (how or {}).get("settings") or {}
+    mine = getattr(run.settings, name).model_dump()
+    return any(key in trained_by and trained_by[key] != mine[key] for key in BOUNDED[name](1))
 
 
 def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
@@ -183,24 +205,12 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
         watch.tell(f"{' and '.join(left)}: in one process, by `kgmlm train --output {path} --resume`")
         return
     few = None if max_steps is None else FEW
-    if "kge" in left:
-        cut = max_steps is None and was_cut(run.record.get("signals", {}).get(KGE.name, {}))
-        there = (path / KGE.file).is_file() and not cut
-        taught = (path / runs.TEACHER).is_file() and not was_cut(run.record.get("teacher") or {})
-        lent = not there and (taught or (max_steps is not None and (path / runs.TEACHER).is_file()))
-        bound = [] if there or lent or max_steps is None else [f"kge.max_steps={max_steps}"]
-        figures = tune(
-            path,
-            add=None if there else KGE.name,
-            source=path if lent else None,
-            set_=bound,
-            overwrite=cut,
-            max_triples=few,
-            progress=watch,
-        )
-        watch.tell(
-            f"text and kge: validation MRR {figures['kge']['mrr']:.4f} (text {figures['text']['mrr']:.4f})"
-        )
+    if signals := [stage for stage in left if stage in BOUNDED]:
+        for name in signals:
+            _add_stage(runs.open_run(path), name, max_steps, watch)
+        figures = tune(path, max_triples=few, progress=watch)
+        ladder = [f"{stage} {found['mrr']:.4f}" for stage, found in figures.items() if stage != "reranking"]
+        watch.tell(f"validation MRR: {', with '.join(ladder)}")
     if "reranker" in left:
         folder = path / upkeep.RERANKER
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
@@ -216,3 +226,22 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
         )
         used = f"used, the {found['k']} best" if found["k"] else "not used"
         watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
+
+
+def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Watcher) -> None:
+    """Train a signal of a recipe beside the text, if it is not there; the teacher is a KGE model already."""
+    cut = max_steps is None and was_cut(run, name)
+    file = beside()[name].file
+    if (run.path / file).is_file() and not cut:
+        return
+    taught = name == KGE.name and (run.path / runs.TEACHER).is_file()
+    lent = taught and (max_steps is not None or not was_cut(run, name, teacher=True))
+    bounds = {} if lent or max_steps is None else BOUNDED[name](max_steps)
+    given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
+    try:
+        add_signal(run, name, run.path if lent else None, None, given, cut, None, watch)
+    except NoRulesError as error:  # of a small or odd graph: nothing is wrong
+        watch.tell(str(error))
+        if max_steps is None:
+            recipe = run.record["recipe"]
+            run.update(recipe={**recipe, "stages": [stage for stage in recipe["stages"] if stage != name]})

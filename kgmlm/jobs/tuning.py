@@ -81,7 +81,7 @@ def tune(
     if add == RERANKER:
         _take_reranker(folder, source, bool(config or assignments), overwrite)
     elif add is not None:
-        _add(folder, add, source, as_path(config), assignments, overwrite, device, watch)
+        add_signal(folder, add, source, as_path(config), assignments, overwrite, device, watch)
     return choose(runs.open_run(folder.path), max_triples, candidates, precision, batch_size, device, watch)
 
 
@@ -236,7 +236,7 @@ def _take_reranker(
         shutil.copytree(giver.path / RERANKER, folder, dirs_exist_ok=True)
 
 
-def _add(
+def add_signal(
     run: runs.RunFolder,
     name: str,
     source: Run | str | Path | None,
@@ -246,7 +246,10 @@ def _add(
     device: str | None,
     watch: Watcher,
 ) -> None:
-    """Train a signal beside a run's model, or take it from another run, and keep it."""
+    """Train a signal beside a run's model, or take it from another run, and keep it.
+
+    It counts nothing until :func:`choose` has chosen how much.
+    """
     from kgmlm.opening import device_of
     from kgmlm.signals import beside
     from kgmlm.starting import fit_signal

@@ -21,7 +21,7 @@ from kgmlm.applying import Applied, Reason, asked_of
 from kgmlm.config import RuleSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.grounding import blocks
-from kgmlm.kg import IntArray, Queries, Query, RunError
+from kgmlm.kg import IntArray, NoRulesError, Queries, Query, RunError
 from kgmlm.mining import mine
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
@@ -101,14 +101,14 @@ class Rules:
 
         Raises:
             DataError: when that file cannot be read.
-            RunError: when there are no rules.
+            NoRulesError: when there are no rules.
         """
         if settings.file:
             rules, _ = RuleFile(graph.entities, graph.relations).read(Path(settings.file))
         else:
             rules = mine(graph, settings, advance)
         if not rules:
-            raise RunError(f"there are no rules {'in ' + settings.file if settings.file else 'to be found'}")
+            raise NoRulesError(f"no rules were found in {settings.file or 'the training triples'}")
         return cls.over_graph(rules, graph, DISCOUNTS[settings.aggregation], device)
 
     @classmethod
