@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from kgmlm.constraints import Constraint
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.runs import RunFolder
     from kgmlm.shortlisting import Retrieval
+    from kgmlm.slots import EntityTypes
     from kgmlm.watching import Watcher
 
 
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
 class Way:
     """How a run is asked: by which parts of its score, through which index, how precisely.
 
-    What is None goes by the run; ``allow_self`` lets an entity be its own answer.
+    What is None goes by the run; ``allow_self`` lets an entity be its own answer; ``typed`` and
+    ``functional`` forbid answers as :mod:`kgmlm.constraints` has it.
     """
 
     scores: str = "all"
     allow_self: bool = False
+    typed: bool = False
+    functional: bool = False
     rerank: int | None = None
     retrieve: int | None = None
     index: Literal["likelihood", "entity"] | None = None
@@ -31,7 +36,7 @@ class Way:
 
     def __post_init__(self) -> None:
         """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
-        if self.scores not in ("all", "text", "likelihood", "vector", "kge", "rules"):
+        if self.scores not in ("all", "text", "likelihood", "vector", "kge", "rules", "types"):
             from kgmlm.ranker import check_scores
 
             check_scores(self.scores)
@@ -68,7 +73,20 @@ class Way:
             use = replace(ranker.reranking.use, k=self.rerank)
             ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
         ranker.reduce(self.precision == "bf16")
-        return ranker
+        return ranker.constrained(*self._constraints(run, graph))
+
+    def _constraints(self, run: RunFolder, graph: KnowledgeGraph) -> list[Constraint]:
+        """What was asked for of a run's training, over a graph."""
+        from kgmlm.constraints import Functional, Typed
+        from kgmlm.signals import rows_of
+
+        learned: list[Constraint] = []
+        if self.typed:
+            learned.append(Typed(types_of(run)))
+        if self.functional:
+            learned.append(Functional.learn(run.graph.context))
+        _, relation_rows = rows_of(graph.context, run.graph.context)
+        return [constraint.over(graph.context, relation_rows) for constraint in learned]
 
     def retrieval(self, run: RunFolder, ranker: Ranker) -> Retrieval | None:
         """The index that finds candidates, where only some are to be scored."""
@@ -81,11 +99,26 @@ class Way:
         return [
             *([] if self.scores == "all" else [self.scores]),
             *(["allow-self"] if self.allow_self else []),
+            *(["typed"] if self.typed else []),
+            *(["functional"] if self.functional else []),
             *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
             *([] if self.index is None else [self.index]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),
         ]
+
+
+def types_of(run: RunFolder) -> EntityTypes:
+    """Types of a run's entities: as its signal knows them, where it has that, else counted by its settings.
+
+    Raises:
+        RunError: when the signal is damaged.
+    """
+    from kgmlm.signals.types import Types
+
+    run.check(Types.file)
+    file = run.path / Types.file
+    return (Types.open(file, run.graph) if file.is_file() else Types.fit(run.graph, run.settings.types)).types
 
 
 def read_entities(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:

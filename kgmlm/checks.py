@@ -148,6 +148,20 @@ def listed(graph: KnowledgeGraph) -> dict[str, dict[str, Any]]:
     }
 
 
+def about_types(graph: KnowledgeGraph) -> dict[str, int] | None:
+    """How many entities have types in the table of entities, seen in training or not, and how many types
+    there are; None without any.
+    """
+    if (types := graph.entities.types) is None:
+        return None
+    typed_N = np.array([bool(x) for x in types], np.bool_)
+    return {
+        "entities": int(typed_N.sum()),
+        "unseen": int((typed_N & ~graph.seen_N).sum()),
+        "types": len({t for of_entity in types for t in of_entity}),
+    }
+
+
 def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
     """Everything that ``kgmlm data check`` reports, as one JSON-ready object.
 
@@ -189,6 +203,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
         "without_name": graph.entities.unnamed,
         "without_description": sum(not d for d in graph.entities.column("description")),
+        "types": about_types(graph),
         "longest_names": sorted(names, key=lambda n: (-len(n.split()), n))[:5],
         "listed": listed(graph),
         "notes": dict(graph.notes),

@@ -26,6 +26,7 @@ from kgmlm.sections import (
     Strict,
     TextSettings,
     TrainingSettings,
+    TypeSettings,
     VectorSettings,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "ScratchSettings",
     "TextSettings",
     "TrainingSettings",
+    "TypeSettings",
     "VectorSettings",
 ]
 
@@ -55,6 +57,7 @@ class Settings(Strict):
     vector: VectorSettings = VectorSettings()
     kge: KGESettings = KGESettings()
     rules: RuleSettings = RuleSettings()
+    types: TypeSettings = TypeSettings()
     masking: MaskingSettings = MaskingSettings()
     reranking: RerankingSettings = RerankingSettings()
     training: TrainingSettings = TrainingSettings()

@@ -30,7 +30,7 @@ from kgmlm.cards import (
 )
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import SPLITS, TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, humanize
+from kgmlm.kg import SPLITS, DataError, EntityTable, IntArray, RelationTable, humanize
 
 LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
 
@@ -43,6 +43,7 @@ class TextColumns:
     descriptions: dict[str, str] = field(default_factory=dict)
     surfaces: dict[str, str] = field(default_factory=dict)
     relations: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,6 +76,7 @@ def build_graph(
         [texts.names.get(x, "") for x in entity_labels],
         [texts.descriptions.get(x, "") for x in entity_labels],
         [texts.surfaces.get(x, "") for x in entity_labels],
+        [texts.types.get(x, "") for x in entity_labels] if texts.types else None,
     )
     relations = RelationTable(relation_labels, [texts.relations.get(x, "") for x in relation_labels])
     e, r = entities.index, relations.index
@@ -203,7 +205,7 @@ def _with_humanized(texts: TextColumns, splits: LabeledSplits) -> TextColumns:
     return texts
 
 
-ENTITY_COLUMNS = (("label", "name"), ("description", "surface"))
+ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types"))
 
 
 def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
@@ -317,9 +319,9 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
     Triples are TSV, CSV (no header) or Parquet, gzipped or not. ``entities`` has a header with ``label``
-    and ``name`` and may have ``description`` and ``surface``; ``relations`` has ``label`` and ``name``.
-    Entities of ``entities`` that no triple has are candidates too. Names that are missing are the labels
-    with blanks for underscores.
+    and ``name`` and may have ``description``, ``surface`` and ``types`` (several with ``|`` between them);
+    ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has are candidates too.
+    Names that are missing are the labels with blanks for underscores.
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
@@ -343,6 +345,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         texts.names = {x: n if n.strip() else humanize(x) for x, n in named}
         texts.descriptions = dict(zip(extra, columns["description"], strict=True))
         texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
+        texts.types = {x: t for x, t in zip(extra, columns["types"], strict=True) if t}
     if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
         columns = tables.read_texts(path, ("label", "name"), ())
@@ -440,8 +443,9 @@ def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) 
     check_new_folder(folder)
     with files.atomic_folder(folder, follow=True) as temporary:
         write_splits(graph, temporary)
-        rows = list(zip(*(graph.entities.column(c) for c in TEXT_COLUMNS), strict=True))
-        _write_table(temporary / "entities", TEXT_COLUMNS, rows)
+        columns = graph.entities.columns
+        rows = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
+        _write_table(temporary / "entities", columns, rows)
         relations = [(r.label, r.name) for r in graph.relations]
         _write_table(temporary / "relations", ("label", "name"), relations)
         if card is not None:

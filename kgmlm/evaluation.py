@@ -26,6 +26,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.report import (
     about_candidates,
+    about_constraints,
     about_own_entity,
     about_relations,
     about_retrieval,
@@ -230,7 +231,7 @@ def evaluate(
 
     A query that several triples share is encoded once. What cannot answer (``ranker.possible``) stays a
     candidate and ranks last, also where a triple says that it does; such triples are counted. On the run's
-    own graph, ranks among training entities alone and without that constraint are taken from the same
+    own graph, ranks among training entities alone and without constraints are taken from the same
     forward passes: what PyKEEN would report, which drops triples with unseen entities or relations and asks
     duplicates once.
 
@@ -247,8 +248,7 @@ def evaluate(
         ConfigError: when the filter names an unknown split, or more negatives are to be drawn than there are.
     """
     _check_filter(protocol)
-    if protocol.allow_self:
-        ranker = ranker.unconstrained()
+    ranker = ranker.allowing_self() if protocol.allow_self else ranker
     scope = graph if isinstance(graph, Scope) else Scope.of(graph)
     graph, member_N = scope.graph, scope.members(protocol)
     sampled = scope.sampled(protocol)
@@ -284,6 +284,8 @@ def evaluate(
         "metrics": metrics_of(ranks, tail_B, protocol),
         "breakdown": breakdown(ranks, triples, tail_B, scope.seen_N, figures),
     }
+    if ranker.possible.further:
+        report["constraints"] = about_constraints(ranker.possible, asked.queries, asked.answers)
     if comparable is not None:
         report["pykeen_comparable"] = {
             "candidates": len(comparable.ids),
@@ -361,7 +363,7 @@ def _scores(
         assert isinstance(ranker, Ranker)
         yield from retrieve_and_rank(ranker, queries, retrieval, batch_size)
         return
-    if others and ranker.possible.own_B(queries).any():
+    if others and ranker.possible.constrained_B(queries).any():
         yield from ranker.rank_both(queries, batch_size)
         return
     for rows, scores_BN in ranker.rank(queries, batch_size=batch_size):

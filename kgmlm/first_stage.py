@@ -12,14 +12,14 @@ from typing import Any, Self
 import torch
 
 from kgmlm.config import Settings
-from kgmlm.constraints import Possible
+from kgmlm.constraints import Constraint, Possible
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.mixture import Mixture
 from kgmlm.modeling import SpanModel
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
-from kgmlm.signals import SIGNALS, Signal, rows_of
+from kgmlm.signals import SIGNALS, Aided, Signal, rows_of
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.vector import Vector
 from kgmlm.tokenization import SpanTokenizer
@@ -94,7 +94,15 @@ class FirstStage:
 
     def with_signal(self, signal: Signal) -> Self:
         """The same with one signal more, or another one of its name; the mixture says how much it counts."""
-        return self.but(signals={**self.signals, signal.name: signal})
+        return self.but(signals={**self.signals, signal.name: signal})._aided()
+
+    def _aided(self) -> Self:
+        """The same where all that could know entities' vectors does."""
+        vectors = self.vectors
+        if vectors is None:
+            return self
+        signals = {n: s.aided(vectors) if isinstance(s, Aided) else s for n, s in self.signals.items()}
+        return self.but(signals=signals, possible=self.possible.aided(vectors.array))
 
     def over(self, context: ContextGraph) -> Self:
         """The same over another graph."""
@@ -106,12 +114,20 @@ class FirstStage:
                 n: signal.over(reader, entity_rows, relation_rows) for n, signal in self.signals.items()
             },
             mixture=self.mixture.over(relation_rows),
-            possible=self.possible.over(relation_rows),
-        )
+            possible=self.possible.over(relation_rows, context),
+        )._aided()
 
     def unconstrained(self) -> Self:
-        """The same without constraints on what can answer: a query's own entity always may."""
+        """The same without constraints on what can answer."""
         return self.but(possible=Possible.anything(len(self.context.relations)))
+
+    def allowing_self(self) -> Self:
+        """The same where a query's own entity always may answer."""
+        return self.but(possible=self.possible.allowing_self())
+
+    def constrained(self, *further: Constraint) -> Self:
+        """The same with further constraints on what can answer, of the ranker's graph."""
+        return self.but(possible=self.possible.met(*further))._aided()
 
     @property
     def unread(self) -> int:

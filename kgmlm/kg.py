@@ -32,6 +32,7 @@ TARGETS: tuple[Target, Target] = ("head", "tail")
 SPLITS = ("train", "valid", "test")
 TextColumn = Literal["label", "name", "description", "surface"]
 TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
+TYPES = "types"  # the column of entities' types, in tables that have any
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
@@ -97,6 +98,22 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun.removesuffix('y')}ies" if noun.endswith("y") else f"{count:,} {noun}s"
 
 
+def split_types(cell: str) -> tuple[str, ...]:
+    """The types of one entity, as tables have them, each once.
+
+    >>> split_types("city | capital|city")
+    ('city', 'capital')
+    """
+    return tuple(dict.fromkeys(part for x in cell.split("|") if (part := x.strip())))
+
+
+def _with_types(table: pa.Table) -> pa.Table:
+    """A table of entities with a column of types, empty where it had none."""
+    if TYPES in table.column_names:
+        return table
+    return table.append_column(TYPES, pa.array([""] * len(table), pa.large_string()))
+
+
 @dataclass(frozen=True)
 class Entity:
     """A view of one row of an :class:`EntityTable`.
@@ -109,6 +126,7 @@ class Entity:
     name: str
     description: str
     surface: str
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +145,8 @@ class EntityTable:
         names: what people call them; an empty name falls back on the label.
         descriptions: free text, empty where there is none.
         surfaces: the form to predict; ``None`` stands for the names.
+        types: what each is, several types with ``|`` between them, empty where unknown; a table in which
+            none is known has no such column.
 
     Raises:
         DataError: when labels repeat or the columns differ in length.
@@ -138,11 +158,14 @@ class EntityTable:
         names: Sequence[str] | None = None,
         descriptions: Sequence[str] | None = None,
         surfaces: Sequence[str] | None = None,
+        types: Sequence[str] | None = None,
     ) -> None:
         names = labels if names is None else [n or x for n, x in zip(names, labels, strict=True)]
         surfaces = names if surfaces is None else [s or n for s, n in zip(surfaces, names, strict=True)]
         descriptions = [""] * len(labels) if descriptions is None else descriptions
         columns = {"label": labels, "name": names, "description": descriptions, "surface": surfaces}
+        if types is not None and any(types):
+            columns[TYPES] = types
         if len({len(column) for column in columns.values()}) != 1:
             raise DataError("the entity columns differ in length")
         self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
@@ -155,13 +178,15 @@ class EntityTable:
 
     @classmethod
     def of(cls, table: pa.Table) -> EntityTable:
-        """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are.
+        """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are, and
+        ``types``, if there are any.
 
         Raises:
             DataError: when labels repeat.
         """
         made = cls.__new__(cls)
-        made.table = table.select(list(TEXT_COLUMNS))
+        typed = TYPES in table.column_names and pc.any(pc.not_equal(table.column(TYPES), "")).as_py()
+        made.table = table.select([*TEXT_COLUMNS, *([TYPES] if typed else [])])
         made._check()
         return made
 
@@ -181,8 +206,11 @@ class EntityTable:
         shared = pc.index(pc.is_in(labels, self.table.column("label").combine_chunks()), True).as_py()
         if shared >= 0:
             raise DataError(f"the entity label '{labels[shared]}' exists already")
+        parts = [self.table, more.table]
+        if any(TYPES in part.column_names for part in parts):
+            parts = [_with_types(part) for part in parts]
         joined = EntityTable.__new__(EntityTable)
-        joined.table = pa.concat_tables([self.table, more.table])
+        joined.table = pa.concat_tables(parts)
         return joined
 
     def rows_in(self, other: EntityTable) -> IntArray:
@@ -206,7 +234,19 @@ class EntityTable:
 
     def __getitem__(self, entity: int) -> Entity:
         row = {k: self.table.column(k)[int(entity)].as_py() for k in self.table.column_names}
-        return Entity(**row)
+        return Entity(**row | ({TYPES: split_types(row[TYPES])} if TYPES in row else {}))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that there are, in order."""
+        return tuple(self.table.column_names)
+
+    @cached_property
+    def types(self) -> list[tuple[str, ...]] | None:
+        """The types of each entity; None where none is known."""
+        if TYPES not in self.table.column_names:
+            return None
+        return [split_types(cell) for cell in self.table.column(TYPES).to_pylist()]
 
     def column(self, name: TextColumn) -> list[str]:
         """One column as a list of N strings."""

@@ -21,7 +21,12 @@ from kgmlm.reader import Reader
 from kgmlm.reranking import Reranking
 from kgmlm.signals import SIGNALS, Signal, beside
 
-LONG = {"vector": "entity vectors", "kge": "KGE model", "rules": "rules"}  # what people call signals
+LONG = {
+    "vector": "entity vectors",
+    "kge": "KGE model",
+    "rules": "rules",
+    "types": "types",
+}  # what people call signals
 
 
 class Ranker(FirstStage):
@@ -113,14 +118,14 @@ class Ranker(FirstStage):
             yield rows, scores_bN, self._freed(asked, said, scores_bN, batch_size)
 
     def _freed(self, queries: Queries, said: Said, scores_BN: torch.Tensor, batch_size: int) -> torch.Tensor:
-        """The final scores of all entities if every entity could answer; most of them stay."""
-        own = np.flatnonzero(self.possible.own_B(queries))
-        if not len(own):
+        """The final scores of all entities if every entity could answer; many of them stay."""
+        constrained = np.flatnonzero(self.possible.constrained_B(queries))
+        if not len(constrained):
             return scores_BN
-        rows = torch.from_numpy(own).to(scores_BN.device)
+        rows = torch.from_numpy(constrained).to(scores_BN.device)
         free_bN = self.mixture.combine(said, queries)[rows]
-        # The own entity may take a place among the best.
-        return scores_BN.index_put((rows,), self.reranked(queries[own], free_bN, None, batch_size))
+        # What cannot answer may take a place among the best.
+        return scores_BN.index_put((rows,), self.reranked(queries[constrained], free_bN, None, batch_size))
 
 
 def check_scores(scores: str) -> None:

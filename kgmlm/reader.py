@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -193,6 +194,11 @@ class EntityVectors:
         self.read()
         assert self._vectors_ND is not None
         return self._vectors_ND
+
+    def array(self) -> npt.NDArray[np.float32]:
+        """:attr:`all` for NumPy."""
+        found: npt.NDArray[np.float32] = self.all.float().cpu().numpy()
+        return found
 
     def adopt(self, entities: EntityTable, vectors_MD: torch.Tensor) -> None:
         """Take over the vectors of M entities that this model has read: those of the same label and text."""

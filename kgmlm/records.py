@@ -21,7 +21,7 @@ from kgmlm import digests, files
 from kgmlm.config import Settings, Stage, load_settings
 from kgmlm.digests import RESTORE
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import TEXT_COLUMNS, DataError, EntityTable, IntArray, RelationTable, RunError
+from kgmlm.kg import TEXT_COLUMNS, TYPES, DataError, EntityTable, IntArray, RelationTable, RunError
 
 FORMAT = 2
 IDS = ("head", "relation", "tail")
@@ -161,7 +161,7 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     Raises:
         RunError: when a file is missing or damaged, or names what is not there.
     """
-    entities = _read(folder / "entities.parquet", dict.fromkeys(TEXT_COLUMNS, "text"))
+    entities = _read(folder / "entities.parquet", dict.fromkeys(TEXT_COLUMNS, "text"), optional=(TYPES,))
     relations = _read(folder / "relations.parquet", {"label": "text", "name": "text"})
     triples = _read(folder / "triples.parquet", {**dict.fromkeys(IDS, "number"), "split": "text"})
     try:
@@ -189,8 +189,10 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     return KnowledgeGraph(name, entity_table, relation_table, splits, sources)
 
 
-def _read(path: Path, columns: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
-    """Columns of a Parquet file without gaps, as text or as 64-bit numbers."""
+def _read(
+    path: Path, columns: Mapping[str, str], optional: tuple[str, ...] = ()
+) -> dict[str, pa.ChunkedArray]:
+    """Columns of a Parquet file without gaps, as text or 64-bit numbers, and ``optional`` texts if there."""
     if not path.is_file():
         raise RunError(f"{path} is missing; {RESTORE}")
     try:
@@ -199,7 +201,8 @@ def _read(path: Path, columns: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
     except Exception as error:  # whatever a damaged file makes the library raise
         raise _damaged(path, _line(error)) from None
     found = {}
-    for name, kind in columns.items():
+    further = {name: "text" for name in optional if name in table.column_names}
+    for name, kind in {**columns, **further}.items():
         if table.column_names.count(name) != 1:
             raise _damaged(path, f"it has {table.column_names.count(name)} columns '{name}' instead of one")
         column = table.column(name)

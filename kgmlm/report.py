@@ -14,6 +14,7 @@ from kgmlm.metrics import HITS_AT, Ranks, expected_hits, flat_metrics, headline,
 from kgmlm.shortlisting import Retrieval
 
 Figures = Callable[[Ranks], dict[str, float]]
+_AT_ONCE = 256  # queries whose candidates are counted at once
 
 
 def brief(protocol: Protocol) -> Figures:
@@ -122,6 +123,27 @@ def about_own_entity(possible: Possible, queries: Queries, answers: IntArray) ->
         "ranks": int(own_B.sum()),
         "true_loops": int((own_B & loops_B).sum()),
     }
+
+
+def about_constraints(possible: Possible, queries: Queries, answers: IntArray) -> dict[str, Any]:
+    """What further constraints keep of the candidates, and how many true answers they forbid: those rank
+    last.
+    """
+    found: dict[str, Any] = {}
+    for constraint in possible.further:
+        kept, forbidden = 0.0, 0
+        for start in range(0, len(queries), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            allowed_bN = constraint.allowed(queries[part])
+            kept += float(allowed_bN.mean(1).sum())
+            forbidden += int((~allowed_bN[np.arange(len(allowed_bN)), answers[part]]).sum())
+        found[constraint.name] = {
+            "candidates_kept": kept / len(queries),
+            "answers_forbidden": forbidden,
+            "ranks": len(queries),
+            **constraint.learned(),
+        }
+    return found
 
 
 def about_retrieval(

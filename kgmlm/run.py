@@ -73,7 +73,7 @@ class Run:
             return self.predictor
         quiet_transformers()
         ranker = self.way.ranker(self.folder, self.graph)
-        ranker = ranker.unconstrained() if self.way.allow_self else ranker
+        ranker = ranker.allowing_self() if self.way.allow_self else ranker
         read_entities(ranker, watch, batch_size)
         made = Predictor(self.graph, ranker, self.way.retrieval(self.folder, ranker))
         vars(self)["predictor"] = made
@@ -248,6 +248,8 @@ def open_run(
     *,
     scores: str = "all",
     allow_self: bool = False,
+    typed: bool = False,
+    functional: bool = False,
     rerank: int | None = None,
     retrieve: int | None = None,
     index: Literal["likelihood", "entity"] | None = None,
@@ -261,6 +263,8 @@ def open_run(
     Args:
         scores: "all" that it has, its "text", or one signal alone.
         allow_self: let an entity answer a query about itself where training says that it cannot.
+        typed: leave out entities whose types do not fit, as training has them.
+        functional: leave out what training has filled already, where a relation has one answer.
         rerank: how many of the best are reranked; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by an ``index``.
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
@@ -270,5 +274,16 @@ def open_run(
         RunError: when the folder is no run, or is damaged.
         ConfigError: when there are no such scores.
     """
-    way = Way(scores, allow_self, rerank, retrieve, index, effort, precision, device)
+    way = Way(
+        scores=scores,
+        allow_self=allow_self,
+        typed=typed,
+        functional=functional,
+        rerank=rerank,
+        retrieve=retrieve,
+        index=index,
+        effort=effort,
+        precision=precision,
+        device=device,
+    )
     return Run(runs.open_run(path, verify=verify), way)

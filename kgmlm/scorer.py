@@ -32,6 +32,9 @@ class Scorer(Protocol):
     def unconstrained(self) -> Scorer:
         """The same without constraints on what can answer."""
 
+    def allowing_self(self) -> Scorer:
+        """The same where a query's own entity may answer."""
+
     def rank(
         self,
         queries: Queries,
@@ -68,6 +71,10 @@ class PlainScorer(ABC):
     def unconstrained(self) -> PlainScorer:
         """The same: there are no constraints."""
         return self
+
+    def allowing_self(self) -> PlainScorer:
+        """As :meth:`unconstrained`, where there are no others."""
+        return self.unconstrained()
 
     def rank(
         self,

@@ -194,6 +194,29 @@ class RuleSettings(Strict):
     seed: Seed = Field(0, description="Seed of what is sampled.")
 
 
+class TypeSettings(Strict):
+    """Types of entities, for `kgmlm tune --add types` and `--typed`; counted on training triples."""
+
+    relation: str = Field(
+        "",
+        description="A relation whose tails are types of its heads, by its label, such as `rdf:type`. Types "
+        "may also stand in the column `types` of a dataset's `entities`.",
+    )
+    missed: float = Field(
+        0.001,
+        ge=0,
+        lt=1,
+        description="`--typed` may forbid this share of the training entities of a relation's side, were "
+        "they not known to be there. Higher: fewer candidates, more answers lost.",
+    )
+    neighbors: int = Field(
+        10,
+        ge=1,
+        description="An entity without training triples and given types has those of this many seen "
+        "entities, the nearest by their vectors.",
+    )
+
+
 class MaskingSettings(Strict):
     """What `training.objective = "masked"` hides in the texts of training entities and triples."""
 

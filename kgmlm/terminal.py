@@ -126,6 +126,7 @@ def print_metrics(evaluation: Evaluation) -> None:
         what += ", drawn as GraIL does" if how == "grail" else ""
         kind = "expected" if how == "expectation" else "realistic"
     own = ", own entity excluded" if report["own_entity"]["excluded"] else ""
+    own += "".join(f", {name}" for name in report.get("constraints", {}))
     table = Table(title=escape(f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"))
     table.add_column("queries")
     for name in wanted:
@@ -141,6 +142,9 @@ def print_metrics(evaluation: Evaluation) -> None:
     if (plain or position["any"]["count"]) and comparable.get("both.realistic.count"):
         table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
     stdout().print(table)
+    for name, of in report.get("constraints", {}).items():
+        lost = f"forbids {of['answers_forbidden']:,} of {of['ranks']:,} answers, which rank last"
+        print(f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; {lost}")
     if "retrieval" in report:
         found = report["retrieval"]
         print(
@@ -263,6 +267,14 @@ def print_check(report: dict[str, Any]) -> None:
         "shared between splits": _pairs(report["shared"]),
         "entities named by their label": f"{report['without_name']:,}",
         "entities without a description": f"{report['without_description']:,}",
+        **(
+            {}
+            if report["types"] is None
+            else {
+                "entities with types": f"{report['types']['entities']:,}, of which "
+                f"{report['types']['unseen']:,} are unseen; {report['types']['types']:,} types"
+            }
+        ),
         **{
             f"{kind} names shared": [
                 f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "

@@ -17,7 +17,13 @@ import pytest
 import kgmlm
 from kgmlm.metrics import Ranks, flat_metrics
 
-CLOSED = {"TARGETS", "TEXT_COLUMNS", "RANK_TYPES", "SIDES"}  # sets of names that nobody will add to
+CLOSED = {
+    "TARGETS",
+    "TEXT_COLUMNS",
+    "RANK_TYPES",
+    "SIDES",
+    "SOURCES",
+}  # sets of names that nobody will add to
 
 
 def registries() -> dict[str, Any]:

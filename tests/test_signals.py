@@ -48,7 +48,7 @@ def whole(make_ranker: Callable[..., Ranker], trained: dict[str, Signal]) -> Ran
     """A ranker that has every signal."""
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     for name, signal in trained.items():
-        ranker.signals[name] = signal
+        ranker = ranker.with_signal(signal)
         ranker.mixture = ranker.mixture.evenly(name, 0.5)
     return ranker
 
@@ -97,7 +97,7 @@ class TestEverySignal:
         with torch.inference_mode():
             before = signal.score(reading_of(whole, toy), whole.pool())
             signal.save(path)
-            opened = REGISTRY[name].open(path, toy, whole.reader)
+            opened = whole.with_signal(REGISTRY[name].open(path, toy, whole.reader)).signals[name]
             assert torch.equal(opened.score(reading_of(whole, toy), whole.pool()), before)
         if path.exists():  # it has more to keep than the model's weights
             path.write_bytes(path.read_bytes()[:-1])
@@ -107,7 +107,8 @@ class TestEverySignal:
     def test_it_knows_no_answers(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
         """Its scores follow from the training triples alone: other splits may say what they like."""
         bare = replace(toy, splits={"train": toy.splits["train"]})
-        signal = fitted(name, bare) if name in beside() else whole.over(bare.context).signals[name]
+        ranker = whole.with_signal(fitted(name, bare)) if name in beside() else whole.over(bare.context)
+        signal = ranker.signals[name]
         with torch.inference_mode():
             expected = whole.signals[name].score(reading_of(whole, toy), whole.pool())
             found = signal.score(reading_of(whole, toy), whole.pool())

@@ -13,6 +13,7 @@ from kgmlm.cli.options import (
     BatchSize,
     Device,
     Effort,
+    Functional,
     IndexKind,
     Json,
     Precision,
@@ -22,6 +23,7 @@ from kgmlm.cli.options import (
     RunArgument,
     Scores,
     SkipHeader,
+    Typed,
     Verify,
 )
 from kgmlm.terminal import handled, print_comparison, print_json, print_metrics
@@ -48,15 +50,15 @@ def evaluate(
     ] = False,
     skip_header: SkipHeader = False,
     output: Annotated[Path | None, typer.Option(help="Write the report there as JSON.")] = None,
-    ranks: Annotated[
-        Path | None, typer.Option(help="Per-query ranks, Parquet; by default in RUN/ranks.")
-    ] = None,
+    ranks: Annotated[Path | None, typer.Option(help="Per-query ranks, Parquet; else in RUN/ranks.")] = None,
     max_triples: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="A seeded sample of the split.")
     ] = None,
     by_relation: Annotated[bool, typer.Option("--by-relation", help="Report each relation, too.")] = False,
     scores: Scores = "all",
     allow_self: AllowSelf = False,
+    typed: Typed = False,
+    functional: Functional = False,
     rerank: Rerank = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
@@ -92,6 +94,8 @@ def evaluate(
         by_relation=by_relation,
         scores=scores,
         allow_self=allow_self,
+        typed=typed,
+        functional=functional,
         rerank=rerank,
         retrieve=retrieve,
         index=index,

@@ -34,7 +34,7 @@ Scores = Annotated[
     typer.Option(
         autocompletion=_scores,
         help="all that a run has; its text, without what is trained beside it; or one signal alone: "
-        "likelihood, vector, kge or rules.",
+        "likelihood, vector, kge, rules or types.",
     ),
 ]
 Retrieve = Annotated[
@@ -88,6 +88,21 @@ AllowSelf = Annotated[
         "--allow-self",
         help="Let the entity that is asked about be its own answer also where no training triple of the "
         "relation links an entity to itself.",
+    ),
+]
+Typed = Annotated[
+    bool,
+    typer.Option(
+        "--typed",
+        help="Rank last the entities whose types do not fit: what training has of a relation's heads and "
+        "tails, and given types.",
+    ),
+]
+Functional = Annotated[
+    bool,
+    typer.Option(
+        "--functional",
+        help="Where training has one answer per entity, rank last what would be a second one.",
     ),
 ]
 Verify = Annotated[

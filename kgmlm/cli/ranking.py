@@ -14,6 +14,7 @@ from kgmlm.cli.options import (
     BatchSize,
     Device,
     Effort,
+    Functional,
     IndexKind,
     Json,
     Quiet,
@@ -22,6 +23,7 @@ from kgmlm.cli.options import (
     RunArgument,
     Scores,
     SkipHeader,
+    Typed,
     Verify,
 )
 from kgmlm.terminal import handled, print_json, print_predictions, tell
@@ -57,6 +59,8 @@ def rank(
     ] = False,
     scores: Scores = "all",
     allow_self: AllowSelf = False,
+    typed: Typed = False,
+    functional: Functional = False,
     rerank: Rerank = None,
     retrieve: Retrieve = None,
     index: IndexKind = None,
@@ -80,6 +84,8 @@ def rank(
         run,
         scores=scores,
         allow_self=allow_self,
+        typed=typed,
+        functional=functional,
         rerank=rerank,
         retrieve=retrieve,
         index=index,

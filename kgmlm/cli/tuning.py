@@ -26,7 +26,9 @@ def tune(
     run: RunArgument,
     add: Annotated[
         str | None,
-        typer.Option(help="First train a signal: kge or rules; or take a reranker.", show_default=False),
+        typer.Option(
+            help="First train a signal: kge, rules or types; or take a reranker.", show_default=False
+        ),
     ] = None,
     drop: Annotated[
         str | None,

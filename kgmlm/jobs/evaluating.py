@@ -101,6 +101,8 @@ def evaluate(
     by_relation: bool = False,
     scores: str | None = None,
     allow_self: bool | None = None,
+    typed: bool | None = None,
+    functional: bool | None = None,
     rerank: int | None = None,
     retrieve: int | None = None,
     index: Literal["likelihood", "entity"] | None = None,
@@ -116,23 +118,22 @@ def evaluate(
     Args:
         graph: evaluate on another dataset or folder, whose entities the run has never seen; its training
             triples are context, all its splits the filter.
-        split: whose triples to ask; None is test.
-        protocol: a protocol as TOML.
+        split, protocol: whose triples to ask (None is test), and a protocol as TOML.
         candidates: whose entities compete; None is all, with ``graph`` those of that graph.
         output, ranks: where to write the report as JSON, and per-query ranks as Parquet (None: in the run).
-        max_triples: a seeded sample of the split.
-        by_relation: metrics of each relation, too.
-        scores, allow_self, rerank, retrieve, index, effort, precision, device, verify: as of
-            :func:`~kgmlm.run.open_run`; None is as the run was opened.
+        max_triples, by_relation: ask a seeded sample of the split; report each relation, too.
+        scores, allow_self, typed, functional, rerank, retrieve, index, effort, precision, device, verify: as
+            of :func:`~kgmlm.run.open_run`; None is as the run was opened.
 
     Raises:
         RunError: when the run has seen what would count as unseen, or has no such part.
-        ConfigError: when options do not go together.
-        DataError: when the split is not there.
+        ConfigError, DataError: when options do not go together, or the split is not there.
     """
     way = (run.way if isinstance(run, Run) else Way()).given(
         scores=scores,
         allow_self=allow_self,
+        typed=typed,
+        functional=functional,
         rerank=rerank,
         retrieve=retrieve,
         index=index,
@@ -327,12 +328,22 @@ def whole_report(
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(run.chosen.by) if len(counting) > 1 or ranker.reranking else None,
         "reranking": _reranking(run, ranker),
+        **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "command": provenance.command(),
     }
+
+
+def _types_from(ranker: Ranker) -> dict[str, int]:
+    """How many candidates have their types from where."""
+    from kgmlm.signals.types import Types
+
+    signal = ranker.signals["types"]
+    assert isinstance(signal, Types)
+    return signal.types.sources()
 
 
 def _reranking(run: runs.RunFolder, ranker: Ranker) -> dict[str, Any] | None:

@@ -19,10 +19,11 @@ from kgmlm.applying import Reason
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.kg import IntArray, Query
 from kgmlm.pool import Pool, Reading
-from kgmlm.reader import Reader
+from kgmlm.reader import EntityVectors, Reader
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.rules import Rules
+from kgmlm.signals.types import Types
 from kgmlm.signals.vector import Vector
 
 
@@ -76,6 +77,14 @@ class Reasoned(Protocol):
         """The best rules that predict a candidate, best first, each with triples that it rests on."""
 
 
+@runtime_checkable
+class Aided(Protocol):
+    """A signal that knows more where a run has entity vectors."""
+
+    def aided(self, vectors: EntityVectors) -> Signal:
+        """The same with the vectors of all entities, which it reads when it needs them."""
+
+
 class Beside(Signal, Protocol):
     """A signal that is trained beside the text model, by `kgmlm tune RUN --add NAME`."""
 
@@ -99,7 +108,7 @@ class Beside(Signal, Protocol):
         """
 
 
-SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules)}
+SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules, Types)}
 
 
 def beside() -> dict[str, type[Beside]]:

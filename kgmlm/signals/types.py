@@ -1,0 +1,155 @@
+"""Types as a signal: how probable each entity fills the asked side of a relation once more.
+
+Types are what training shows of them: the sides of relations that an entity fills, and the types that it is
+given. An entity that training has not seen goes by its given types, else by what the seen entities nearest to
+it have, where the run has vectors; else it scores as any.
+
+Shapes: B queries, N entities, K candidates of each query's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from kgmlm import files
+from kgmlm.config import TypeSettings
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.pool import Pool, Reading
+from kgmlm.reader import EntityVectors, Reader
+from kgmlm.slots import BINS, NONE, Affinity, EntityTypes
+
+
+@dataclass(frozen=True, eq=False)
+class Types:
+    """Types over a graph.
+
+    Attributes:
+        types: of its entities.
+        device: of scores.
+    """
+
+    name: ClassVar[str] = "types"
+    reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/types.safetensors"
+
+    types: EntityTypes
+    device: torch.device | None = None
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        """It does not come with the model: it is counted beside it."""
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: TypeSettings,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: torch.device | None = None,
+    ) -> Types:
+        """Count a graph's training triples.
+
+        Raises:
+            RunError: when there is no relation of the name that ``settings.relation`` gives.
+        """
+        if settings.relation and settings.relation not in graph.relations.index:
+            raise RunError(f"types.relation: the graph has no relation '{settings.relation}'")
+        relation = graph.relations.index.get(settings.relation, NONE)
+        affinity = Affinity.learn(graph.context, relation, settings.missed, advance)
+        return cls(EntityTypes.of(affinity, graph.context, settings.neighbors), device)
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
+        """The same for the training triples and given types of another graph."""
+        types = self.types.over(reader.context, relation_rows)
+        return Types(types, reader.model.device)
+
+    def aided(self, vectors: EntityVectors) -> Types:
+        """The same where entities of which nothing is known have the types of the nearest seen ones."""
+        return Types(self.types.aided(vectors.array), self.device)
+
+    def save(self, path: Path) -> None:
+        """Write what was counted as safetensors."""
+        a = self.types.affinity
+        together = sp.csr_array(a.together_SF)
+        tensors: dict[str, Any] = {
+            "together": together.data.astype(np.int64),
+            "features": together.indices.astype(np.int64),
+            "begins": together.indptr.astype(np.int64),
+            "having": a.having_F,
+            "triples": a.triples_S,
+            "least": a.least_S.astype(np.float64),  # which packs keep as it is
+            "rates": a.rates_SC.astype(np.float64),
+            "labels": np.frombuffer("\n".join(a.labels).encode(), np.uint8).copy(),
+            "sizes": np.array([a.entities, a.type_relation, len(a.labels), self.types.neighbors]),
+        }
+        files.write_tensors(path, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in tensors.items()})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Types:
+        """What :meth:`save` wrote for a graph.
+
+        Raises:
+            RunError: when the file is damaged or of another graph.
+        """
+        from safetensors.numpy import load_file
+
+        try:
+            t = load_file(path)
+            entities, relation, count, neighbors = t["sizes"].tolist()
+            labels = tuple(t["labels"].tobytes().decode().split("\n")) if count else ()
+            shape = (len(t["triples"]), len(t["having"]))
+            together = sp.csr_array(
+                (t["together"].astype(np.float32), t["features"], t["begins"]), shape=shape
+            )
+            together.check_format()
+            sizes = (len(t["least"]), len(labels), len(t["having"]))
+            if sizes != (shape[0], count, shape[0] + count) or not -1 <= relation < shape[0] // 2:
+                raise ValueError("its parts are not of one size")
+            if t["rates"].shape != (shape[0], BINS):
+                raise ValueError("it has rates of another kind")
+            numbers = np.concatenate([t["least"], t["rates"].ravel()])
+            if not np.isfinite(numbers).all() or (t["rates"] < 0).any() or neighbors < 1:
+                raise ValueError("it has numbers that cannot be")
+            counts = t["having"], t["triples"], entities
+            floats = (t[name].astype(np.float32) for name in ("least", "rates"))
+            affinity = Affinity(labels, relation, together, *counts, *floats)
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(f"{path} cannot be read: {why}") from None
+        if affinity.slots != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
+            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")
+        device = None if reader is None else reader.model.device
+        return cls(EntityTypes.of(affinity, graph.context, neighbors), device)
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        """Scores ``(B, N)`` or ``(B, K)``."""
+        return self._scores(reading.queries, pool, None)
+
+    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> torch.Tensor:
+        """The same as if of each query one triple, its own with this answer, were not in training."""
+        return self._scores(queries, pool, answer_B)
+
+    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> torch.Tensor:
+        slot_B = self.types.slots_of(queries)
+        slots, at = np.unique(slot_B, return_inverse=True)
+        table = torch.from_numpy(self.types.scores(slots))
+        rows = torch.from_numpy(at)
+        if pool.own:
+            found = table[rows[:, None], torch.from_numpy(pool.filled)]
+        elif pool.ids is None:
+            found = table[rows]
+        else:
+            found = table[:, torch.from_numpy(pool.filled)][rows]
+        if answer_B is not None:
+            changed_B = torch.from_numpy(self.types.withheld(slot_B, answer_B))
+            is_answer = torch.from_numpy(pool.filled == answer_B[:, None]) & torch.from_numpy(pool.there)
+            found = torch.where(is_answer, changed_B[:, None], found)
+        return found if self.device is None else found.to(self.device)

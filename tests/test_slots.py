@@ -1,0 +1,180 @@
+"""What training shows of entities' types: counted by hand, and against a walk through all triples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import EntityTable, Queries, Query
+from kgmlm.slots import SMOOTHING, Affinity, EntityTypes, fills
+
+PEOPLE = build_graph(
+    "people",
+    {
+        "train": [
+            ["ann", "works_in", "oslo"], ["bob", "works_in", "oslo"], ["cid", "works_in", "rome"],
+            ["ann", "likes", "bob"], ["bob", "likes", "cid"], ["oslo", "lies_in", "norway"],
+            ["rome", "lies_in", "italy"], ["bern", "lies_in", "swiss"],
+        ],
+        "valid": [["dan", "works_in", "bern"]],
+        "test": [["eve", "likes", "dan"]],
+    },
+    TextColumns(types={"dan": "person", "ann": "person | boss", "bob": "person", "oslo": "city"}),
+)  # fmt: skip
+
+
+def slot(relation: str, side: str, graph: KnowledgeGraph = PEOPLE) -> int:
+    return 2 * graph.relations.index[relation] + (side == "head")
+
+
+def types_of(graph: KnowledgeGraph, type_relation: int = -1) -> EntityTypes:
+    return EntityTypes.of(Affinity.learn(graph.context, type_relation), graph.context, 2)
+
+
+def by_label(row: np.ndarray) -> dict[str, float]:
+    return dict(zip(PEOPLE.entities.column("label"), row.tolist(), strict=True))
+
+
+def test_features_are_the_slots_that_training_fills_and_given_types() -> None:
+    types = types_of(PEOPLE)
+    affinity = types.affinity
+    assert affinity.labels == ("boss", "city", "person")
+    assert types.sources() == {"seen": 9, "given": 1, "nearest": 0, "none": 1}
+    person = affinity.slots + affinity.labels.index("person")
+    assert affinity.together_SF[[slot("works_in", "head")]].toarray()[0][person] == 2
+    assert affinity.having_F[person] == 2  # ann and bob; training has no dan
+    assert affinity.triples_S[slot("works_in", "tail")] == 3
+
+
+def test_what_lacks_a_city_gets_one_and_what_has_one_does_not() -> None:
+    """Everybody works in one place: who has none is expected to get one, as far as it is a person."""
+    (row,) = types_of(PEOPLE).scores(np.array([slot("works_in", "head")]))
+    found = by_label(row)
+    assert found["dan"] > found["ann"]  # who has a place to work
+    assert found["dan"] > found["norway"]
+    assert found["dan"] > found["eve"]  # of whom nothing is known
+    assert found["eve"] > found["norway"]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 5)), min_size=1, max_size=30))
+def test_fit_against_a_walk_through_all_entities(triples: list[tuple[int, int, int]]) -> None:
+    labeled = [[f"e{h}", f"r{r}", f"e{t}"] for h, r, t in triples]
+    graph = build_graph("drawn", {"train": labeled})
+    affinity = Affinity.learn(graph.context)
+    has: list[set[int]] = [set() for _ in range(len(graph.entities))]
+    for h, r, t in graph.splits["train"].tolist():
+        has[h].add(2 * r + 1)
+        has[t].add(2 * r)
+    features = affinity.features(
+        graph.context,
+        np.arange(len(graph.relations)),
+        fills(graph.splits["train"], len(graph.entities), len(graph.relations)),
+    )
+    for asked in range(affinity.slots):
+        fit, known = affinity.fit(features, asked)
+        before = sum(asked in x for x in has) / len(has)
+        for entity, own in enumerate(has):
+            others = own - {asked}
+            assert known[entity] == bool(others)
+            lifts = [
+                np.log((sum({asked, f} <= x for x in has) / sum(f in x for x in has) + SMOOTHING)
+                       / (before + SMOOTHING))
+                for f in others
+            ]  # fmt: skip
+            assert fit[entity] == pytest.approx(sum(lifts) / (len(lifts) + 1), abs=1e-4)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 5)),
+        min_size=2, max_size=30, unique=True,
+    )
+)  # fmt: skip
+def test_a_withheld_triple_is_scored_as_if_the_graph_did_not_have_it(
+    triples: list[tuple[int, int, int]],
+) -> None:
+    labeled = [[f"e{h}", f"r{r}", f"e{t}"] for h, r, t in triples]
+    everyone = [f"e{i}" for i in range(6)]
+    graph = build_graph("drawn", {"train": labeled}, extra_entities=everyone)
+    types = types_of(graph)
+    h, r, t = graph.splits["train"][0].tolist()
+    if h == t:
+        return
+    asked = np.array([2 * r])
+    (found,) = types.withheld(asked, np.array([t]))
+    (before,) = types.scores(asked)
+    count = int((graph.splits["train"][:, [1, 2]] == [r, t]).all(1).sum())
+    if count == 1:
+        assert found == pytest.approx(np.log(types._rate(2 * r)[1][t] + 1e-9), abs=1e-5)
+    else:
+        same = [
+            e for e in range(6) if int((graph.splits["train"][:, [1, 2]] == [r, e]).all(1).sum()) == count - 1
+        ]
+        for e in same:
+            assert found == pytest.approx(before[e], abs=1e-5)
+
+
+def test_only_training_counts() -> None:
+    bare = replace(PEOPLE, splits={"train": PEOPLE.splits["train"]})
+    every = np.arange(2 * len(PEOPLE.relations))
+    np.testing.assert_array_equal(types_of(PEOPLE).scores(every), types_of(bare).scores(every))
+
+
+def test_a_further_entity_changes_nobody_and_goes_by_its_given_types() -> None:
+    types = types_of(PEOPLE)
+    new = EntityTable(["fay", "gus"], types=["person", ""])
+    wider = types.over(PEOPLE.extended(new).context, np.arange(len(PEOPLE.relations)))
+    every = np.arange(types.affinity.slots)
+    np.testing.assert_array_equal(wider.scores(every)[:, : len(PEOPLE.entities)], types.scores(every))
+    assert wider.sources()["given"] == 2
+    fay, gus = wider.scores(np.array([slot("works_in", "head")]))[0, -2:]
+    assert fay > gus
+
+
+def test_without_given_types_the_nearest_seen_entities_lend_theirs() -> None:
+    labels = PEOPLE.entities.column("label")
+    vectors = np.eye(len(labels), dtype=np.float32)
+    near = [labels.index(x) for x in ("eve", "ann", "bob")]
+    vectors[near] = vectors[near[0]]  # eve is described as ann and bob are
+    plain = types_of(PEOPLE)
+    types = plain.aided(lambda: vectors)
+    assert types.sources() == {"seen": 9, "given": 1, "nearest": 1, "none": 0}
+    eve = labels.index("eve")
+    np.testing.assert_allclose(
+        types.known.has_NF[[eve]].toarray(), plain.known.has_NF[near[1:]].toarray().mean(0, keepdims=True)
+    )
+    asked = np.array([slot("works_in", "head"), slot("lies_in", "tail")])
+    worker, country = types.scores(asked)[:, eve] - plain.scores(asked)[:, eve]
+    assert worker > 0 > country
+    others = np.arange(len(labels)) != eve
+    np.testing.assert_array_equal(types.scores(asked)[:, others], plain.scores(asked)[:, others])
+
+
+def test_a_relation_may_give_types_and_then_says_nothing_of_itself() -> None:
+    train = [["ann", "is_a", "person"], ["bob", "is_a", "person"], ["oslo", "is_a", "city"],
+             ["ann", "lives_in", "oslo"], ["bob", "lives_in", "rome"]]  # fmt: skip
+    graph = build_graph("typed", {"train": train})
+    relation = graph.relations.index["is_a"]
+    types = types_of(graph, type_relation=relation)
+    assert types.affinity.labels == ("city", "person")
+    given = types.affinity.together(slot("lives_in", "head", graph))[types.affinity.slots :]
+    assert given.tolist() == [0, 2]
+    for side in ("head", "tail"):
+        assert not types.affinity.together(slot("is_a", side, graph))[types.affinity.slots :].any()
+
+
+def test_relations_that_training_has_not_score_all_alike() -> None:
+    types = types_of(PEOPLE)
+    rows = np.array([-1, 0])
+    context = build_graph("other", {"train": [["x", "a", "y"], ["y", "b", "x"]]}).context
+    over = types.over(context, rows)
+    assert over.slots_of(Queries.of([Query(0, 0, "tail"), Query(0, 1, "head")])).tolist() == [-1, 1]
+    assert not over.scores(np.array([-1])).any()
