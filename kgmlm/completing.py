@@ -17,7 +17,6 @@ import pyarrow as pa
 import torch
 
 from kgmlm.constraints import MISSED
-from kgmlm.enumerating import Slots
 from kgmlm.filters import FilterIndex
 from kgmlm.first_stage import MAX_SCORES
 from kgmlm.kg import FloatArray, IntArray, Queries
@@ -36,7 +35,6 @@ class Completer:
         train: what training triples give.
         known: what is never listed; training triples are among it.
         top: K, of each query.
-        slots: candidates are of these alone; None is all entities.
         batch_size: queries per forward pass.
     """
 
@@ -44,7 +42,6 @@ class Completer:
     train: FilterIndex
     known: FilterIndex
     top: int
-    slots: Slots | None = None
     batch_size: int = 64
 
     @property
@@ -107,13 +104,9 @@ class Completer:
         """The candidates of a batch as columns; ``row`` is the query of each."""
         others_BN = scores_BN.masked_fill(scores_BN <= MISSED, float("-inf"))  # that it is compared with
         others_BN[_at(self.train.lookup(queries), scores_BN)] = float("-inf")
-        hidden_BN = others_BN
-        if self.slots is not None:
-            fits_BN = torch.from_numpy(self.slots.fits(queries)).to(scores_BN.device)
-            hidden_BN = others_BN.masked_fill(~fits_BN, float("-inf"))
-        open_BN = hidden_BN.clone()
+        open_BN = others_BN.clone()
         open_BN[_at(self.known.lookup(queries), scores_BN)] = float("-inf")
-        sets = [[_best(row_N, self.top) for row_N in values_BN] for values_BN in (hidden_BN, open_BN)]
+        sets = [[_best(row_N, self.top) for row_N in values_BN] for values_BN in (others_BN, open_BN)]
         rows, ids = [], []
         for row, (hidden, open) in enumerate(zip(*sets, strict=True)):
             either = list(dict.fromkeys([*hidden, *open]))

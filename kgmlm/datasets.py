@@ -256,38 +256,6 @@ def _check_names(folder: Path) -> None:
             raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
 
 
-_HEADERS = (
-    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start"},
-    {
-        "relation",
-        "relationship",
-        "rel",
-        "r",
-        "predicate",
-        "pred",
-        "p",
-        "property",
-        "edge",
-        "edge type",
-        "type",
-    },
-    {"tail", "t", "object", "obj", "o", "target", "dst", "destination", "to", "end"},
-)
-
-
-def looks_like_header(row: Sequence[str]) -> bool:
-    """Whether the first row of triples names columns, so that a reader would refuse it."""
-    return _header_columns(row) is not None
-
-
-def _header_columns(row: Sequence[str]) -> list[int] | None:
-    """Which of head, relation and tail each field of a header names; None where the row is a triple."""
-    words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row]
-    words = [re.sub(r" (id|label|name|entity|uri)$", "", word) for word in words]
-    named = [next((i for i, names in enumerate(_HEADERS) if word in names), -1) for word in words]
-    return named if sorted(named) == [0, 1, 2] else None
-
-
 def _read_triples(path: Path, skip_header: bool) -> tables.Rows:
     """The triples of a file, without its header; Parquet names its columns itself.
 
@@ -297,7 +265,7 @@ def _read_triples(path: Path, skip_header: bool) -> tables.Rows:
     rows = tables.read_triples(path)
     if path.suffix == ".parquet":
         return rows
-    named = _header_columns(rows[0])
+    named = tables.header_columns(rows[0])
     if named not in (None, [0, 1, 2]):
         raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
     if named and not skip_header:
@@ -415,7 +383,7 @@ def _write_table(
     Triples are TSV without a header; one that looks like a header is safe in Parquet.
     """
     fits = all(tables.fits_tsv(field) for row in rows for field in row)
-    if fits and (header or not rows or _header_columns(rows[0]) is None):
+    if fits and (header or not rows or tables.header_columns(rows[0]) is None):
         tables.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
         return
     table = {c: [row[i] for row in rows] for i, c in enumerate(columns)}

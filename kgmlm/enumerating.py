@@ -1,16 +1,15 @@
-"""Which queries are asked of a graph that is to be completed, and what may answer them.
+"""Which queries are asked of a graph that is to be completed.
 
-Shapes: B queries, n triples, N entities, R relations.
+Shapes: B queries, n triples, N entities.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 
 import numpy as np
 
-from kgmlm.filters import FilterIndex, GroupedAnswers, grouped
+from kgmlm.filters import FilterIndex
 from kgmlm.kg import BoolArray, IntArray, Queries, both_sides
 
 
@@ -40,31 +39,28 @@ def triple_keys(triples: IntArray, entities: int, relations: int) -> IntArray:
     return keys
 
 
-@dataclass(frozen=True, eq=False)
-class Slots:
-    """Which entities training triples have at each side of each relation.
+def asked_queries(
+    train: IntArray,
+    entities: int,
+    relations: IntArray,
+    askable: Callable[[int, bool], BoolArray],
+    everyone: bool = False,
+) -> Queries:
+    """Those of :func:`seen_queries` that can be asked, in the same order.
 
-    Attributes:
-        train: training triples ``(n, 3)``.
-        entities: N.
-        relations: R.
+    Args:
+        askable: of a relation, which entities ``(N,)`` can be asked for tails (or else heads).
+        everyone: ask all entities that can be, whether training has the query or not.
     """
-
-    train: IntArray
-    entities: int
-    relations: int
-
-    @cached_property
-    def _answers(self) -> GroupedAnswers:
-        queries, answers = both_sides(self.train)
-        keys, offsets, ids = grouped(queries.relation_B * 2 + queries.tail_B, answers, self.entities)
-        counts = np.zeros(2 * self.relations, np.int64)
-        counts[keys] = np.diff(offsets)
-        return GroupedAnswers(np.concatenate([[0], np.cumsum(counts)]), ids)
-
-    def fits(self, queries: Queries) -> BoolArray:
-        """Which entities are of the kind that answers B queries: ``(B, N)``."""
-        rows, ids = self._answers.take(queries.relation_B * 2 + queries.tail_B)
-        found = np.zeros((len(queries), self.entities), np.bool_)
-        found[rows, ids] = True
-        return found
+    seen = seen_queries(train, entities, relations)
+    found = [seen[:0]]
+    for relation in relations.tolist():
+        for tails in (False, True):
+            ids = np.flatnonzero(askable(relation, tails))
+            if not everyone:
+                there = (seen.relation_B == relation) & (seen.tail_B == tails)
+                ids = np.intersect1d(ids, seen.entity_B[there])
+            found.append(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails)))
+    return Queries(
+        *(np.concatenate([getattr(q, x) for q in found]) for x in ("entity_B", "relation_B", "tail_B"))
+    )

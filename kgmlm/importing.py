@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kgmlm.cards import Card, Counts, write_card
-from kgmlm.datasets import looks_like_header
 from kgmlm.filters import distinct_triples
 from kgmlm.kg import BoolArray, DataError, IntArray
 from kgmlm.statements import Kind
+from kgmlm.tables import header_columns
 
 _HEADS = 1 << 16  # head ids of one part on disk
 _BUFFERED = 1 << 19  # triples in memory before they go to disk
@@ -205,7 +205,7 @@ class Importer:
         column = pa.array(labels, pa.large_string())
         first = next(self._distinct())[0]
         written = 0
-        tsv = not looks_like_header([labels[i] for i in first])
+        tsv = header_columns([labels[i] for i in first]) is None
         with _Table(self.folder / "train", ("head", "relation", "tail"), tsv) as table:
             for triples in self._distinct():
                 entity_N[triples[:, [0, 2]]] = True

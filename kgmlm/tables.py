@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -164,6 +165,33 @@ def read_triples(path: Path) -> Rows:
         if not all(row):
             raise DataError(f"{path}: row {number} has an empty or missing value")
     return rows
+
+
+_HEADERS = (
+    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start"},
+    {
+        "relation",
+        "relationship",
+        "rel",
+        "r",
+        "predicate",
+        "pred",
+        "p",
+        "property",
+        "edge",
+        "edge type",
+        "type",
+    },
+    {"tail", "t", "object", "obj", "o", "target", "dst", "destination", "to", "end"},
+)
+
+
+def header_columns(row: Sequence[str]) -> list[int] | None:
+    """Which of head, relation and tail each field of a header names; None where the row is a triple."""
+    words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row[:3]]
+    words = [re.sub(r" (id|label|name|entity|uri)$", "", word) for word in words]
+    named = [next((i for i, names in enumerate(_HEADERS) if word in names), -1) for word in words]
+    return named if sorted(named) == [0, 1, 2] else None
 
 
 def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.enumerating import Slots, seen_queries, triple_keys
-from kgmlm.kg import Query
+from kgmlm.enumerating import asked_queries, seen_queries, triple_keys
+from kgmlm.kg import Query, Target
 
 N, R = 6, 3
 TRIPLES = st.lists(
@@ -23,14 +23,17 @@ def test_each_query_that_training_has_is_asked_once(train: np.ndarray, relations
     assert asked == sorted(asked, key=lambda q: (q.relation, q.target == "tail", q.entity))
 
 
-@given(TRIPLES)
-def test_slots_have_what_training_has_there(train: np.ndarray) -> None:
-    queries = seen_queries(np.array([(h, r, h) for h in range(N) for r in range(R)]), N, np.arange(R))
-    fits_BN = Slots(train, N, R).fits(queries)
-    for query, fits_N in zip(queries, fits_BN, strict=True):
-        column = 2 if query.target == "tail" else 0
-        expected = {row[column] for row in train.tolist() if row[1] == query.relation}
-        assert set(np.flatnonzero(fits_N).tolist()) == expected
+@given(TRIPLES, st.sets(st.integers(0, R - 1)), st.booleans())
+def test_those_who_can_be_asked_are(train: np.ndarray, relations: set[int], everyone: bool) -> None:
+    def askable(relation: int, tails: bool) -> np.ndarray:
+        return (np.arange(N) + relation + tails) % 3 > 0
+
+    some = np.array(sorted(relations), np.int64)
+    asked = list(asked_queries(train, N, some, askable, everyone))
+    sides: tuple[Target, Target] = ("head", "tail")
+    every = [Query(e, r, target) for r in sorted(relations) for target in sides for e in range(N)]
+    of = every if everyone else list(seen_queries(train, N, some))
+    assert asked == [q for q in of if askable(q.relation, q.target == "tail")[q.entity]]
 
 
 @given(TRIPLES)

@@ -168,18 +168,18 @@ def test_another_probability_scores_nothing_again(toy_run: Path, tmp_path: Path)
     assert fewer["probabilities"] == first["probabilities"]
 
 
-def test_types_and_relations_narrow_what_is_asked(toy_run: Path, tmp_path: Path) -> None:
+def test_types_and_relations_say_what_is_asked(toy_run: Path, tmp_path: Path) -> None:
     graph = open_run(toy_run).graph
     relation = graph.relations[int(graph.splits["valid"][0, 1])]
     completed(toy_run, tmp_path / "some", relations=[relation.name])
     table, manifest = read_list(tmp_path / "some")
     assert set(table.column("relation").to_pylist()) == {relation.label}
     assert manifest["relations"] == [relation.label]
-    completed(toy_run, tmp_path / "typed", typed=True)
-    train = graph.labeled(graph.splits["train"])
-    for row in read_list(tmp_path / "typed")[0].to_pylist():
-        assert any((row["head"], row["relation"]) == (h, r) for h, r, _ in train)
-        assert any((row["relation"], row["tail"]) == (r, t) for _, r, t in train)
+    # So few triples forbid nothing: with types, everybody is asked about everything.
+    for options in ({"typed": True}, {"typed": True, "functional": True}):
+        made = completed(toy_run, tmp_path / "-".join(options), **options)
+        assert made["queries"] == len(graph.entities) * len(graph.relations) * 2 > 76
+        assert made["listed"] > 0
 
 
 def test_a_hidden_split_is_reported(toy_run: Path, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_the_parts_of_another_run_are_refused(toy_run: Path, tmp_path: Path) -> 
     for run, options, words in (
         (other, {}, r"\(run\)"),
         (toy_run, {"top": 3}, r"\(top\)"),
-        (toy_run, {"typed": True, "batch_size": 5}, r"\(batch_size, typed\)"),
+        (toy_run, {"functional": True, "batch_size": 5}, r"\(batch_size, functional\)"),
     ):
         with pytest.raises(RunError, match=words):
             completed(run, new, **options)

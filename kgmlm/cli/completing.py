@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from kgmlm.cli.options import MOST, BatchSize, Device, Json, Precision, Quiet, RunArgument, Scores
+from kgmlm.cli.options import (
+    MOST,
+    BatchSize,
+    Device,
+    Functional,
+    Json,
+    Precision,
+    Quiet,
+    RunArgument,
+    Scores,
+    Typed,
+)
 from kgmlm.terminal import handled, print_json, tell
 
 Output = Annotated[Path, typer.Option(help="The Parquet file to write.", show_default=False)]
@@ -23,9 +34,6 @@ Lacking = Annotated[
 Relations = Annotated[
     list[str] | None,
     typer.Option(help="Ask about these alone, by label or name; may be given again.", show_default=False),
-]
-Typed = Annotated[
-    bool, typer.Option("--typed", help="Only entities that training has at that side of the relation answer.")
 ]
 Known = Annotated[
     str | None,
@@ -64,6 +72,7 @@ def complete(
     relations: Relations = None,
     top: Annotated[int, typer.Option(min=1, max=MOST, help="Answers kept per query.")] = 10,
     typed: Typed = False,
+    functional: Functional = False,
     known: Known = None,
     report: Reported = None,
     explain: Annotated[
@@ -81,9 +90,9 @@ def complete(
 ) -> None:
     """List the triples that a run's graph lacks, the most probable first.
 
-    Asks each (entity, relation, side) that training has. Parts are kept in OUTPUT.parts: the same command
-    continues where it was, and shards are joined by the command without --shard. Probabilities are fitted on
-    validation, hidden from the same queries. Rerankers take no part.
+    Asks each (entity, relation, side) that training has; with --typed, each that types allow. Parts are kept
+    in OUTPUT.parts: the same command continues where it was, and shards are joined by the command without
+    --shard. Probabilities are fitted on validation, hidden from the same queries. Rerankers take no part.
     """
     from kgmlm.jobs.completing import complete as job
     from kgmlm.watching import Bars
@@ -96,6 +105,7 @@ def complete(
         relations=relations or None,
         top=top,
         typed=typed,
+        functional=functional,
         known=None if known is None else [name.strip() for name in known.split(",")],
         report=report,
         explain=explain,

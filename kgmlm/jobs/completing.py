@@ -16,7 +16,7 @@ import numpy as np
 
 from kgmlm import files, runs
 from kgmlm.asking import Way, read_entities
-from kgmlm.enumerating import Slots, seen_queries
+from kgmlm.enumerating import asked_queries
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, IntArray, Queries, Query, RunError, Target
@@ -51,7 +51,6 @@ class Plan:
     folder: Path
     way: Way
     top: int
-    typed: bool
     known: tuple[str, ...]
     relations: tuple[str, ...] | None
     batch_size: int
@@ -77,7 +76,18 @@ class Plan:
     @cached_property
     def queries(self) -> Queries:
         """All queries, in the order of the parts."""
-        return seen_queries(self.graph.splits["train"], len(self.graph.entities), self.asked)
+        from kgmlm.constraints import Possible
+
+        train, count = self.graph.splits["train"], len(self.graph.entities)
+        possible = Possible.anything(len(self.graph.relations))
+        possible = possible.met(*self.way.constraints(self.opened, self.graph))
+        return asked_queries(
+            train,
+            count,
+            self.asked,
+            lambda relation, tails: possible.askable(relation, tails, count),
+            self.way.typed,
+        )
 
     @cached_property
     def parts(self) -> Parts:
@@ -103,7 +113,8 @@ class Plan:
             "relations": None if self.relations is None else sorted(self.relations),
             "known": list(self.known),
             "top": self.top,
-            "typed": self.typed,
+            "typed": self.way.typed,
+            "functional": self.way.functional,
             "scores": self.way.scores,
             "precision": self.way.precision,
             "batch_size": self.batch_size,
@@ -120,14 +131,12 @@ class Plan:
         from kgmlm.completing import Completer
 
         quiet_transformers()
-        graph, train = self.graph, self.graph.splits["train"]
+        graph = self.graph
         ranker = self.way.ranker(self.opened, graph)
         read_entities(ranker, watch, self.batch_size)
         known = np.concatenate([graph.triples(split) for split in self.known])
-        count = len(graph.entities)
-        slots = Slots(train, count, len(graph.relations)) if self.typed else None
-        index = FilterIndex(known, count)
-        return Completer(ranker, graph.context.answers, index, self.top, slots, self.batch_size)
+        index = FilterIndex(known, len(graph.entities))
+        return Completer(ranker, graph.context.answers, index, self.top, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,7 @@ def complete(
     relations: Sequence[str] | None = None,
     top: int = 10,
     typed: bool = False,
+    functional: bool = False,
     known: Sequence[str] | None = None,
     report: str | None = None,
     explain: bool = False,
@@ -183,7 +193,8 @@ def complete(
         lacking: how many true triples no known split has, in times those of validation: an assumption.
         relations: labels or names of those that are asked about; None is all.
         top: answers kept of each query.
-        typed: only entities that training has at that side of the relation answer.
+        typed: only entities whose types fit answer, and all whose types fit are asked about.
+        functional: nothing is asked for that training has, where it has one answer per entity.
         known: the splits that are never listed, training always; None is all.
         report: a split that is not among these, of which it is counted how many are listed.
         explain: add the rules that predict a triple.
@@ -202,11 +213,11 @@ def complete(
     files.check_writable(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
-    way = Way(scores, rerank=0, precision=precision, device=device)
+    way = Way(scores, False, typed, functional, rerank=0, precision=precision, device=device)
     folder = runs.open_run(path_of(run))
     splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
     where = target.with_name(f"{target.name}.parts")
-    plan = Plan(folder.path, where, way, top, typed, splits, labels, batch_size, part_size)
+    plan = Plan(folder.path, where, way, top, splits, labels, batch_size, part_size)
     _check(plan, wanted)
     with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
         seconds, scored = _score(plan, part, workers, watch)
