@@ -12,7 +12,7 @@ $(BIN)/mypy
 $(BIN)/lint-imports
 endef
 
-.PHONY: demo check test soak mutants lint docs clean
+.PHONY: demo check test static fast whole soak mutants lint docs clean
 
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
@@ -31,13 +31,20 @@ demo: $(VENV)/.installed
 	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
 	$(BIN)/kgmlm rank $(DEMO) --head virus --relation causes -k 5 --explain
 
-# Lint, types, import contracts and the tests that are not marked slow: about a minute.
+# Lint, types, import contracts and the tests that are not marked slow, side by side: about a minute.
 check: $(VENV)/.tested
-	$(STATIC)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow"
+	@$(MAKE) --no-print-directory --jobs 2 static fast
 
 test: $(VENV)/.tested
+	@$(MAKE) --no-print-directory --jobs 2 static whole
+
+static: $(VENV)/.tested
 	$(STATIC)
+
+fast: $(VENV)/.tested
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow"
+
+whole: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_SEED=1 unless the environment says something else; see docs/soak.md.

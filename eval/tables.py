@@ -223,7 +223,7 @@ def readme_table() -> str:
             cells = [*(figure(other[k], 3) for k in keys), other["method"]]
             rows.setdefault(label, []).extend(cells)
     head = ["ranks by", *(x for name in BIG for x in (f"{name} MRR", "Hits@10", "record"))]
-    note = "\\* The entity that is asked about is no answer here; other records are from before that rule."
+    note = "\\* The query's own entity cannot be an answer here; other records are older than this rule."
     return markdown(head, ([label, *cells] for label, cells in rows.items())) + f"\n\n{note}"
 
 

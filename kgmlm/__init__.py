@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.jobs import data
     from kgmlm.jobs.completing import complete
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.exporting import export
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "compare",
     "complete",
+    "data",
     "evaluate",
     "export",
     "import_graph",
@@ -86,6 +88,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("kgmlm.jobs.data")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kgmlm' has no attribute {name!r}")

@@ -72,7 +72,7 @@ class Card(_Strict):
 
 def cards_folder() -> Path:
     """``data/`` of an installed wheel, or of the checkout."""
-    installed = Path(__file__).parent / "data"
+    installed = Path(__file__).parent / "_data"  # `kgmlm.data` is what the commands of that name do
     return installed if installed.is_dir() else Path(__file__).parent.parent / "data"
 
 
@@ -142,8 +142,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("KGMLM_CACHE") or pooch.os_cache("kgmlm"))
 
 
-def fetch(source: Source, *, download: bool = True, progress: bool = True) -> Path:
+def fetch(source: Source, *, download: bool = True, progress: Any = True) -> Path:
     """The verified local path of a source: package, then ``$KGMLM_MIRROR``, then cache, then download.
+
+    Args:
+        progress: whether to show a bar, or one of your own, as ``pooch`` takes it.
 
     Raises:
         DataError: when it is nowhere to be had, or its checksum is wrong.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -218,3 +218,99 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
             k: {"card": wanted[k], "found": actual[k]} for k in wanted if wanted[k] != actual[k]
         }
     return report
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v:,}" for k, v in values.items()) or "none"
+
+
+def _listed(items: list[str], most: int = 5) -> list[str]:
+    more = [f"and {len(items) - most:,} more"] if len(items) > most else []
+    return [*items[:most], *more] or ["none"]
+
+
+def _examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
+    """A line with the first of what is counted, none where nothing is."""
+    shown = [say(x) for x in found["examples"][:5]]
+    more = len(found["examples"]) - len(shown)
+    rest = [f"and {of - len(shown):,} more" if of is not None else "and others"] if more > 0 else []
+    return [f"such as {', '.join([*shown, *rest])}"] if shown else []
+
+
+def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The report of :func:`check_graph` as people read it: lines, by heading."""
+    top, odd = report["ceiling"], report["listed"]
+    shared = _examples(
+        odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(_listed(x['entities'], 3))})"
+    )
+    lines: dict[str, list[str]] = {
+        "entities": [
+            f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
+            *_examples(odd["unseen"], str, odd["unseen"]["count"]),
+        ],
+        "relations": [f"{report['relations']:,}"],
+        "triples": [_pairs(report["triples"])],
+        "with an unseen entity": [_pairs(report["unseen_triples"])],
+        "duplicate triples": [_pairs(report["duplicates"])],
+        "shared between splits": [_pairs(report["shared"])],
+        "entities named by their label": [f"{report['without_name']:,}"],
+        "entities without a description": [f"{report['without_description']:,}"],
+        **(
+            {}
+            if report["types"] is None
+            else {
+                "entities with types": [
+                    f"{report['types']['entities']:,}, of which {report['types']['unseen']:,} are unseen; "
+                    f"{report['types']['types']:,} types"
+                ]
+            }
+        ),
+        **{
+            f"{kind} names shared": [
+                f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "
+                f"MRR {top[kind]['mrr']:.4f}, Hits@1 {top[kind]['hits_at_1']:.4f}",
+                *(shared if kind == "surface" else []),
+            ]
+            for kind in ("bare", "surface")
+        },
+        **{
+            what: [
+                f"{odd[kind]['count']:,}",
+                *_examples(odd[kind], lambda same: " and ".join(map(repr, same))),
+            ]
+            for what, kind in (
+                ("alike but for Unicode form", "unicode_twins"),
+                ("alike but for case", "case_twins"),
+            )
+        },
+        "labels with blanks at an end": [f"{odd['blanks']['count']:,}", *_examples(odd["blanks"], repr)],
+        "self-loops": [
+            f"{odd['self_loops']['count']:,}",
+            *_examples(odd["self_loops"], lambda x: f"{x['relation']} {x['count']:,} ({x['example'][0]})"),
+        ],
+        **{f"{split} triples in training": [_pairs(counts)] for split, counts in report["leakage"].items()},
+        **{
+            f"{kind} relations": _listed(
+                [f"{' / '.join(o['relations'])} ({o['pairs']:,} pairs, {o['share']:.0%})" for o in found]
+            )
+            for kind, found in report["overlapping_relations"].items()
+        },
+        "longest names": _listed(report["longest_names"][:3]),
+    }
+    if "name_tokens" in report:
+        tokens = report["name_tokens"]
+        lines["tokens per name"] = [
+            f"mean {tokens['mean']:.2f}, at most {tokens['max']} ({tokens['longest'][0]['name']})"
+        ]
+        sets = tokens["span"]["name"]
+        what = "" if sets is None else f", for '{sets}'"
+        lines["tokens of the span"] = [f"{tokens['span']['tokens']}{what}"]
+        lines["names with unknown tokens"] = [
+            f"{tokens['unknown']['count']:,}",
+            *_examples(tokens["unknown"], repr, tokens["unknown"]["count"]),
+        ]
+    if report["notes"]:
+        lines["notes"] = [_pairs(report["notes"])]
+    if "mismatches" in report:
+        lines["against the card"] = ["as expected" if not report["mismatches"] else "DIFFERENT"]
+    return lines

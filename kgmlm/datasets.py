@@ -390,16 +390,6 @@ def _write_table(
     pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
 
 
-def check_new_folder(folder: Path) -> None:
-    """See, before long work, that a dataset folder can be written there.
-
-    Raises:
-        DataError: when something is there already.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists and is not empty; choose another --output")
-
-
 def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
     """Write the triples of each split into a folder."""
     for split, triples in graph.splits.items():
@@ -408,7 +398,7 @@ def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
 
 def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
-    check_new_folder(folder)
+    files.check_new_folder(folder)
     with files.atomic_folder(folder, follow=True) as temporary:
         write_splits(graph, temporary)
         columns = graph.entities.columns

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from kgmlm import files
-from kgmlm.kg import ConfigError, DataError
+from kgmlm.kg import ConfigError
 
 BASE = "urn:kgmlm:"  # of IRIs for labels that are none
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
@@ -136,8 +136,7 @@ def write_export(table: pa.Table, output: Path, format: str, base: str = BASE) -
         ):
             FORMATS[format](table, file, base)
         return
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise DataError(f"{output} exists and is not empty; choose another --output")
+    files.check_new_folder(output)
     with files.atomic_folder(output, follow=True) as folder:
         _neo4j(table, folder)
 

@@ -222,9 +222,14 @@ def _portable(record: bytes) -> bytes:
 
 
 def _without_kge(mixture: bytes) -> bytes:
+    """What was chosen, without graph embeddings; their figures on validation are not those of the pack."""
     chosen = json.loads(mixture)
-    chosen["signals"].pop("kge", None)
     chosen["chosen_for"].pop("kge", None)
+    if chosen["signals"].pop("kge", None) is not None:
+        figures = chosen.get("chosen_by", {}).get("valid", {})
+        chosen["chosen_by"] = chosen.get("chosen_by", {}) | {
+            "valid": {stage: of for stage, of in figures.items() if stage == "text"}
+        }
     return json.dumps(chosen).encode()
 
 

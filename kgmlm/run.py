@@ -13,6 +13,7 @@ from kgmlm.asking import Way, read_entities
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, QueryError
+from kgmlm.upkeep import steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Run:
         self.folder = folder
         self.way = way or Way()
         self.graph = graph or folder.graph
+        self.opened = ""  # of what the model that is loaded was made, as of ``RunFolder.made_by``
 
     @property
     def path(self) -> Path:
@@ -72,7 +74,9 @@ class Run:
         if "predictor" in vars(self):
             return self.predictor
         quiet_transformers()
-        ranker = self.way.ranker(self.folder, self.graph)
+        self.opened, ranker = steady(
+            self.path, lambda: (self.folder.made_by, self.way.ranker(self.folder, self.graph))
+        )
         ranker = ranker.allowing_self() if self.way.allow_self else ranker
         read_entities(ranker, watch, batch_size)
         made = Predictor(self.graph, ranker, self.way.retrieval(self.folder, ranker))
@@ -83,6 +87,7 @@ class Run:
         """Read the folder again, which has changed; the model is loaded when it is asked again."""
         self.folder = runs.open_run(self.path)
         vars(self).pop("predictor", None)
+        self.opened = ""
 
     def with_entities(self, more: EntityTable | str | Path) -> Run:
         """The same run that knows further entities by their text alone; nothing is trained.

@@ -42,7 +42,7 @@ from kgmlm.records import (
     read_settings,
     write_graph,
 )
-from kgmlm.upkeep import RERANKER, check_output, has_reranker, recover
+from kgmlm.upkeep import RERANKER, check_output, has_reranker, recover, steady
 
 if TYPE_CHECKING:
     import torch
@@ -281,6 +281,9 @@ class RunFolder:
                 chosen for.
             ConfigError: when the run has no such scores.
         """
+        return steady(self.path, partial(self._ranker, device, graph, scores, rerank))
+
+    def _ranker(self, device: str | None, graph: KnowledgeGraph | None, scores: str, rerank: bool) -> Ranker:
         from kgmlm.chosen import fingerprints
         from kgmlm.signals import beside
 

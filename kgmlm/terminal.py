@@ -8,8 +8,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +37,30 @@ def fail(message: str) -> None:
 IN_SEVERAL_PROCESSES = ("train",)  # the commands that `torchrun` and `accelerate launch` may start
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM has come; what is half-written goes, as after Ctrl-C."""
+
+    signal = signal.SIGTERM
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM interrupt like Ctrl-C; a second one ends the process at once."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def handled(function: Callable[..., None]) -> Callable[..., None]:
     """Turn what users can cause into one sentence and exit code 2."""
 
@@ -51,7 +78,9 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
                 fail(f"`kgmlm {function.__name__}` runs in one process; only `kgmlm train` runs in several")
             return
         try:
-            function(*args, **kwargs)
+            with _terminable():
+                function(*args, **kwargs)
+            sys.stdout.flush()  # here, where it is no mistake that the reader has gone
         except KgmlmError as error:
             fail(str(error))
         except BrokenPipeError:
@@ -66,10 +95,10 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
             what = str(error.strerror or error)
             fail(f"{where}: {what[:1].lower()}{what[1:]}" if where else what)
         except KeyboardInterrupt as error:
-            if number := getattr(error, "signal", None):  # training has said so, and how to continue
-                raise typer.Exit(128 + number) from None
-            print("kgmlm: interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
+            number = getattr(error, "signal", signal.SIGINT)
+            if not hasattr(error, "signal") or isinstance(error, _Terminated):
+                print("kgmlm: interrupted", file=sys.stderr)  # training says so itself, and how to continue
+            raise typer.Exit(128 + number) from None
 
     return wrapper
 
@@ -232,99 +261,9 @@ def print_predictions(
         stdout().print(table)
 
 
-def _pairs(values: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {v:,}" for k, v in values.items()) or "none"
-
-
-def _listed(items: list[str], most: int = 5) -> list[str]:
-    more = [f"and {len(items) - most:,} more"] if len(items) > most else []
-    return [*items[:most], *more] or ["none"]
-
-
-def _examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
-    """A line with the first of what is counted, none where nothing is."""
-    shown = [say(x) for x in found["examples"][:5]]
-    more = len(found["examples"]) - len(shown)
-    rest = [f"and {of - len(shown):,} more" if of is not None else "and others"] if more > 0 else []
-    return [f"such as {', '.join([*shown, *rest])}"] if shown else []
-
-
-def print_check(report: dict[str, Any]) -> None:
-    """The report of ``data check`` in lines for people."""
-    top, odd = report["ceiling"], report["listed"]
-    shared = _examples(
-        odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(_listed(x['entities'], 3))})"
-    )
-    lines: dict[str, str | list[str]] = {
-        "entities": [
-            f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
-            *_examples(odd["unseen"], str, odd["unseen"]["count"]),
-        ],
-        "relations": f"{report['relations']:,}",
-        "triples": _pairs(report["triples"]),
-        "with an unseen entity": _pairs(report["unseen_triples"]),
-        "duplicate triples": _pairs(report["duplicates"]),
-        "shared between splits": _pairs(report["shared"]),
-        "entities named by their label": f"{report['without_name']:,}",
-        "entities without a description": f"{report['without_description']:,}",
-        **(
-            {}
-            if report["types"] is None
-            else {
-                "entities with types": f"{report['types']['entities']:,}, of which "
-                f"{report['types']['unseen']:,} are unseen; {report['types']['types']:,} types"
-            }
-        ),
-        **{
-            f"{kind} names shared": [
-                f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "
-                f"MRR {top[kind]['mrr']:.4f}, Hits@1 {top[kind]['hits_at_1']:.4f}",
-                *(shared if kind == "surface" else []),
-            ]
-            for kind in ("bare", "surface")
-        },
-        **{
-            what: [
-                f"{odd[kind]['count']:,}",
-                *_examples(odd[kind], lambda same: " and ".join(map(repr, same))),
-            ]
-            for what, kind in (
-                ("alike but for Unicode form", "unicode_twins"),
-                ("alike but for case", "case_twins"),
-            )
-        },
-        "labels with blanks at an end": [f"{odd['blanks']['count']:,}", *_examples(odd["blanks"], repr)],
-        "self-loops": [
-            f"{odd['self_loops']['count']:,}",
-            *_examples(odd["self_loops"], lambda x: f"{x['relation']} {x['count']:,} ({x['example'][0]})"),
-        ],
-        **{f"{split} triples in training": _pairs(counts) for split, counts in report["leakage"].items()},
-        **{
-            f"{kind} relations": _listed(
-                [f"{' / '.join(o['relations'])} ({o['pairs']:,} pairs, {o['share']:.0%})" for o in found]
-            )
-            for kind, found in report["overlapping_relations"].items()
-        },
-        "longest names": _listed(report["longest_names"][:3]),
-    }
-    if "name_tokens" in report:
-        tokens = report["name_tokens"]
-        lines["tokens per name"] = (
-            f"mean {tokens['mean']:.2f}, at most {tokens['max']} ({tokens['longest'][0]['name']})"
-        )
-        lines["tokens of the span"] = f"{tokens['span']['tokens']}" + (
-            f", for '{tokens['span']['name']}'" if tokens["span"]["name"] is not None else ""
-        )
-        lines["names with unknown tokens"] = [
-            f"{tokens['unknown']['count']:,}",
-            *_examples(tokens["unknown"], repr, tokens["unknown"]["count"]),
-        ]
-    if report["notes"]:
-        lines["notes"] = _pairs(report["notes"])
-    if "mismatches" in report:
-        lines["against the card"] = "as expected" if not report["mismatches"] else "DIFFERENT"
+def print_lines(lines: Mapping[str, Sequence[str]], indent: str = "") -> None:
+    """Lines for people, beside their headings."""
     width = max(map(len, lines))
-    print(f"{report['dataset']}")
-    for key, value in lines.items():
-        for number, line in enumerate([value] if isinstance(value, str) else value):
-            print(f"  {'' if number else key:<{width}}  {line}")
+    for heading, values in lines.items():
+        for number, line in enumerate(values):
+            print(f"{indent}{'' if number else heading:<{width}}  {line}")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from kgmlm import files
-from kgmlm.kg import RunError
+from kgmlm.kg import KgmlmError, RunError
 from kgmlm.locks import locked
 from kgmlm.records import read_record
 
 ENDED = ("finished", "stopped early")
 TRAINED = (*ENDED, "max steps")  # as far as was asked
 RERANKER = "reranker"
+TRIES = 40  # of a reader whose run is being changed, for two seconds
+T = TypeVar("T")
 _HELD: set[tuple[Path, int]] = set()  # runs that this process writes, by thread
 
 
@@ -120,6 +124,41 @@ def recover(path: Path) -> None:
     if files.is_unsettled(path) or any(map(files.unsettled, inside)):
         with suppress(RunError, OSError), writing(path, "opening"):
             pass
+
+
+def steady(path: Path, read: Callable[[], T]) -> T:
+    """What is read of a run, all of it as it was at one time.
+
+    Readers take no lock, and a writer may replace the model, a signal or the weights while they read: then
+    they read again.
+
+    Raises:
+        RunError: when it changes as often as it is read.
+    """
+    for left in reversed(range(TRIES)):
+        before = _state(path)
+        try:
+            found = read()
+        except (KgmlmError, OSError):
+            if not left or (_state(path) == before and not files.unsettled(path)):
+                raise
+        else:
+            if _state(path) == before:
+                return found
+        time.sleep(0.05)
+    raise RunError(f"{path} changes as often as it is read; try again when what writes it has ended")
+
+
+def _state(path: Path) -> list[tuple[str, int, int]]:
+    """Which files a run scores by; one that is replaced is another."""
+    parts = (path / "model", path / "signals", path / RERANKER / "model")
+    there = [file for part in parts for file in (part, *part.glob("*"))]
+    found = []
+    for file in sorted(there):
+        with suppress(OSError):
+            stat = file.stat()
+            found.append((str(file), stat.st_ino, stat.st_mtime_ns))
+    return found
 
 
 def check_output(path: Path, overwrite: bool) -> None:

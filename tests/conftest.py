@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 from forking import Forker
+from typer.testing import CliRunner
 
+from kgmlm.cli import app
 from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
@@ -29,14 +33,14 @@ hypothesis.settings.register_profile("kgmlm", deadline=None)  # a busy machine i
 hypothesis.settings.load_profile("kgmlm")
 
 
-COMMANDS = {"forker", "cli", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train by them
+SLOW = {"command", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run commands in processes of their own are slow; others say so themselves."""
+    """Tests with fixtures that take seconds are slow; others say so themselves."""
     for item in items:
-        if COMMANDS & set(getattr(item, "fixturenames", ())):
+        if SLOW & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -118,16 +122,27 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
-    """Starts the command quickly."""
-    running = Forker()
-    yield running
-    running.close()
+def cli() -> Cli:
+    """The command in this process: what it prints, and its exit code."""
+
+    def call(
+        *arguments: str | Path, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        given = ["kgmlm", *map(str, arguments)]
+        with pytest.MonkeyPatch.context() as patched, chdir(cwd or Path.cwd()):
+            patched.setattr(sys, "argv", given)  # for the record of a run
+            done = CliRunner().invoke(
+                app, given[1:], env={"COLUMNS": "160", **environment}, catch_exceptions=False
+            )
+        return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
+
+    return call
 
 
 @pytest.fixture(scope="session")
-def cli(forker: Forker) -> Cli:
-    """The real command in a process of its own."""
+def command() -> Iterator[Cli]:
+    """The command in a process of its own."""
+    forker = Forker()
 
     def call(
         *arguments: str | Path, cwd: Path | None = None, **environment: str
@@ -136,7 +151,8 @@ def cli(forker: Forker) -> Cli:
             [*map(str, arguments)], cwd, {**os.environ, "COLUMNS": "160", **environment}, timeout=300
         )
 
-    return call
+    yield call
+    forker.close()
 
 
 TINY_SETTINGS = (
@@ -148,7 +164,7 @@ TINY_SETTINGS = (
 
 @pytest.fixture(scope="session")
 def toy_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the toy graph, trained for a few seconds by the real command."""
+    """A run on the toy graph, trained for a few seconds."""
     folder = tmp_path_factory.mktemp("runs") / "toy"
     done = cli(
         "train", "--dataset", "toy", "--model", "scratch", "--output", folder, "-q",
@@ -160,7 +176,7 @@ def toy_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_vector_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the toy graph with entity vectors, by the real command."""
+    """A run on the toy graph with entity vectors."""
     folder = tmp_path_factory.mktemp("runs") / "toy-vectors"
     done = cli(
         "train", "--dataset", "toy", "--model", "scratch", "--output", folder, "-q",

@@ -177,6 +177,14 @@ def table_of(rows: list[list[str]], columns: list[str]) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=columns)
 
 
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column, whose texts may be no UTF-8 after an earlier change."""
+    if not pa.types.is_large_string(column.type):
+        return list(column.to_pylist())
+    data = column.cast(pa.large_binary()).to_pylist()
+    return [None if value is None else value.decode("utf-8", "surrogatepass") for value in data]
+
+
 def changed_table(random: Random, table: pa.Table) -> pa.Table:
     """An Arrow table with other columns, types, values or rows."""
     for _ in range(random.choice((1, 1, 2))):
@@ -184,7 +192,7 @@ def changed_table(random: Random, table: pa.Table) -> pa.Table:
             break
         at = random.randrange(table.num_columns)
         name, column = table.column_names[at], table.column(at)
-        values = column.to_pylist()
+        values = values_of(column)
         how = random.randrange(11)
         try:
             if how == 0:

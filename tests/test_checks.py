@@ -6,12 +6,11 @@ from itertools import pairwise
 import pytest
 
 from kgmlm.cards import read_card
-from kgmlm.checks import ceiling, check_graph, name_groups
-from kgmlm.cli.data import check_tokens
+from kgmlm.checks import ceiling, check_graph, lines_of, name_groups
 from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.jobs.data import check_tokens
 from kgmlm.kg import EntityTable, both_sides
-from kgmlm.terminal import print_check
 from kgmlm.tokenization import SpanTokenizer
 
 Real = Callable[[str], KnowledgeGraph]
@@ -88,7 +87,7 @@ def test_what_is_odd_is_found() -> None:
     assert "mismatches" not in report
 
 
-def test_what_is_counted_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_counted_is_listed() -> None:
     rows = [
         ["caf\u00e9", "likes", "b"],
         ["cafe\u0301", "likes", "Bob"],
@@ -113,27 +112,30 @@ def test_what_is_counted_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         {"relation": "Likes", "count": 1, "example": ["bob", "Likes", "bob"]},
         {"relation": "knows", "count": 1, "example": ["b", "knows", "b"]},
     ]
-    print_check(check_graph(graph))
-    printed = capsys.readouterr().out
+    printed = str(lines_of(check_graph(graph)))
     for text in ("such as new", "'Bee' (b, e1)", "' a '", "'Bob' and 'bob'", "Likes 1 (bob)"):
         assert text in printed
 
 
-def test_lists_end_with_examples_for_people_and_are_longer_in_json(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lists_end_with_examples_for_people_and_are_longer_in_json() -> None:
     rows = [["a", "r", "b"]]
     graph = build_graph("new", {"train": rows, "test": [[f"e{i:03}", "r", "b"] for i in range(120)]})
     report = check_graph(graph)
     assert report["listed"]["unseen"]["count"] == 120
     assert len(report["listed"]["unseen"]["examples"]) == 100
-    print_check(report)
-    assert "such as e000, e001, e002, e003, e004, and 115 more" in capsys.readouterr().out
+    assert "such as e000, e001, e002, e003, e004, and 115 more" in lines_of(report)["entities"]
 
 
-def test_what_the_model_lacks_and_what_sets_the_span_are_said(
-    toy_tokenizer: SpanTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_lists_for_people_end_in_a_count(toy: KnowledgeGraph) -> None:
+    report = check_graph(toy)
+    report["overlapping_relations"]["inverse"] = [
+        {"relations": ["a", f"b{i}"], "pairs": 10, "share": 0.9} for i in range(9)
+    ]
+    lines = lines_of(report)["inverse relations"]
+    assert lines[4:] == ["a / b4 (10 pairs, 90%)", "and 4 more"]
+
+
+def test_what_the_model_lacks_and_what_sets_the_span_are_said(toy_tokenizer: SpanTokenizer) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -151,9 +153,8 @@ def test_what_the_model_lacks_and_what_sets_the_span_are_said(
     assert tokens["unknown"] == {"count": 1, "examples": ["\u6771 paris"]}
     assert tokens["span"] == {"tokens": 3, "name": "new new paris"}
     assert tokens["max"] == 3
-    print_check(report)
-    printed = capsys.readouterr().out
-    assert "such as '\u6771 paris'" in printed
-    assert "3, for 'new new paris'" in printed
+    lines = lines_of(report)
+    assert lines["names with unknown tokens"] == ["1", "such as '\u6771 paris'"]
+    assert lines["tokens of the span"] == ["3, for 'new new paris'"]
     own = check_tokens(graph, toy_tokenizer)
     assert own["unknown"]["count"] == 0, "byte-level tokenizers lack nothing"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from test_cli import loaded_by
 from typer.testing import CliRunner
 
 from kgmlm.cli import app
@@ -80,10 +79,4 @@ def test_the_page_is_printed_alone(other: str) -> None:
 
 
 def test_it_loads_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom kgmlm.cli import app\n"
-        "try:\n    app(['config'])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('torch', 'transformers', 'pykeen', 'pandas', 'accelerate') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert loaded_by([["config"]], ("torch", "transformers", "pykeen", "pandas", "accelerate")) == [[]]

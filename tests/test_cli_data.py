@@ -30,6 +30,7 @@ def test_data_check_counts(cli: Cli) -> None:
     assert "2 entities; ceiling on test" in people
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
 def test_the_documented_checks_are_what_check_prints(
     cli: Cli, real: Callable[[str], KnowledgeGraph], name: str

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Cli, refused
 
+import kgmlm
+from kgmlm.kg import RunError
 from kgmlm.runs import MIXTURE, open_run
 from kgmlm.signals.kge import KGE
 
@@ -71,44 +75,46 @@ def test_weights_are_chosen_again_on_all_of_validation(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_vector_run, run)
-    ranks = ("evaluate", run, "--split", "valid", "--json", "-q")
-    before = json.loads(cli(*ranks).stdout)
-    done = cli("tune", run, "--json", "-q")
-    assert done.returncode == 0, done.stderr
-    valid = json.loads(done.stdout)["text"]
+    before = kgmlm.evaluate(run, split="valid", progress=False)
+    valid = kgmlm.tune(run, progress=False)["text"]
     assert {"mrr", "mrr_one_weight", "mrr_likelihood", "mrr_vector", "hits_at_1"} <= valid.keys()
-    after = json.loads(cli(*ranks).stdout)
-    assert after["chosen_by"]["valid"]["text"] == valid
-    assert after["metrics"]["mrr"] >= before["metrics"]["mrr"], "chosen on what is asked here"
-    found = json.loads(cli("evaluate", run, "--scores", "likelihood", "--json", "-q").stdout)
-    assert found["chosen_by"] is None
+    after = kgmlm.evaluate(run, split="valid", progress=False)
+    assert after.values["chosen_by"]["valid"]["text"] == valid
+    assert after.metrics["mrr"] >= before.metrics["mrr"], "chosen on what is asked here"
+    assert kgmlm.evaluate(run, scores="likelihood", progress=False).values["chosen_by"] is None
     told = cli("tune", run, "--max-triples", "3")
     assert "text: validation MRR" in told.stdout
     assert "one weight for all" in " ".join(told.stdout.split())
     kept = (run / MIXTURE).read_bytes()
     (run / "graph" / "triples.parquet").write_bytes(b"")
-    refused(cli("tune", run), "triples.parquet has 0 bytes instead of")
+    with pytest.raises(RunError, match=r"triples\.parquet has 0 bytes instead of"):
+        kgmlm.tune(run, progress=False)
     assert (run / MIXTURE).read_bytes() == kept
 
 
-def test_weights_are_refused_for_signals_that_they_were_not_chosen_for(
-    cli: Cli, toy_run: Path, tmp_path: Path
-) -> None:
+def test_weights_are_refused_for_signals_that_they_were_not_chosen_for(toy_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     opened = open_run(run)
     opened.save_signal(KGE.fit(opened.graph, opened.settings.kge.model_copy(update={"epochs": 1})))
-    rank = ("rank", run, "--relation", "capital", "--head", "france", "-k", "1")
-    refused(cli(*rank), "not chosen for the kge", f"kgmlm tune {run}")
+
+    def rank(run: Path, **options: Any) -> None:
+        assert len(kgmlm.open_run(run, **options).rank(relation="capital", head="france", k=1)) == 1
+
+    stale = f"not chosen for the kge .*kgmlm tune {re.escape(str(run))}`"
+    with pytest.raises(RunError, match=stale):
+        rank(run)
     for scores in ("text", "likelihood", "kge"):
-        assert cli(*rank, "--scores", scores).returncode == 0, "what needs no other weights works"
-    assert cli("tune", run, "-q").returncode == 0
-    assert cli(*rank).returncode == 0
+        rank(run, scores=scores)  # what needs no other weights works
+    kgmlm.tune(run, progress=False)
+    rank(run)
     opened = open_run(run)
     opened.save_model(opened.untuned("cpu"))  # as if it were trained further
-    refused(cli(*rank), "not chosen for the kge", f"kgmlm tune {run}")
+    with pytest.raises(RunError, match=stale):
+        rank(run)
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)
     shutil.copy(run / MIXTURE, other / MIXTURE)
     (other / "model" / "kgmlm.json").unlink()
-    refused(cli("rank", other, *rank[2:]), "kgmlm.json is missing")
+    with pytest.raises(RunError, match=r"kgmlm\.json is missing"):
+        rank(other)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY_SETTINGS, Cli, refused
+from conftest import Cli, refused
 from safetensors.torch import load_file, save_file
-from trainings import losses
+from trainings import TINY, losses
 
+import kgmlm
 from kgmlm import digests
 from kgmlm.conversion import convert_run
 from kgmlm.kg import RunError
@@ -88,13 +89,12 @@ def test_what_is_damaged_stays_as_it_was(old: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_training_goes_on_to_the_same_losses(cli: Cli, tmp_path: Path) -> None:
+def test_an_interrupted_training_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     """A run of today, stopped midway and put back into the older format."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    more = ("--set", "vector.enabled=true", "--set", "vector.residual_rate=0.01", "-q")
-    base = ("train", "--dataset", "toy", "--model", "scratch", *TINY_SETTINGS, *more)
-    assert cli(*base, "--output", whole, "--max-steps", "9").returncode == 0
-    assert cli(*base, "--output", parted, "--max-steps", "5").returncode == 0
+    vectors = {"enabled": True, "residual_rate": 0.01}
+    for run, steps in ((whole, 9), (parted, 5)):
+        kgmlm.train("toy", "scratch", run, max_steps=steps, vector=vectors, progress=False, **TINY)
     config = parted / "config.toml"
     text = config.read_text("utf-8").replace("residual_rate", "offset_rate").replace("[kge]", "[structure]")
     text = text.replace("[reranking]", "[rescoring]").replace("distillation", "teaching")
@@ -105,13 +105,12 @@ def test_an_interrupted_training_goes_on_to_the_same_losses(cli: Cli, tmp_path: 
     state["0.offsets"] = state.pop("0.residuals")
     save_file(state, checkpoint / "state.safetensors")
     digests.write_manifest(checkpoint)
-    vectors = parted / "model" / "entity_vectors.safetensors"
-    save_file(load_file(vectors), vectors, metadata={"likelihood": "1.0", "vector": "5.0"})
+    file = parted / "model" / "entity_vectors.safetensors"
+    save_file(load_file(file), file, metadata={"likelihood": "1.0", "vector": "5.0"})
     (parted / MIXTURE).unlink()
     digests.write_manifest(parted / "model")
     rewritten(parted, format=1, files=None)
-    assert cli("convert", parted).returncode == 0
-    done = cli("train", "--resume", "--output", parted, "--max-steps", "9", "-q")
-    assert done.returncode == 0, done.stderr
+    convert_run(parted)
+    kgmlm.train(output=parted, resume=True, max_steps=9, progress=False)
     assert losses(parted) == losses(whole)
     assert len(losses(whole)) == 9

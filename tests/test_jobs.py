@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import kgmlm
 from kgmlm import cli, jobs
 from kgmlm.jobs.running import Interrupted, as_assignments
 from kgmlm.kg import ConfigError, EntityTable, RunError
+from kgmlm.modeling import SpanModel, load_model
+from kgmlm.ranks_file import made_by
 from kgmlm.run import Run
 from kgmlm.watching import Watcher
 
@@ -21,6 +26,23 @@ TINY: dict[str, Any] = {
     "preset": "plain", "scratch": {"hidden_size": 16, "heads": 2, "vocabulary": 300},
     "batch_size": 16, "epochs": 2, "eval_every": 1, "precision": "fp32",
 }  # fmt: skip
+
+
+class Hears(Watcher):
+    """Keeps what is told, and may do something at what is being done."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+        self.at: Callable[[str], None] = lambda what: None
+
+    def __call__(self, what: str, n: int, total: int) -> None:
+        self.at(what)
+
+    def step(self, step: int, loss: float) -> None:
+        self.at("training")
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +57,68 @@ def test_every_command_is_a_function_of_the_package() -> None:
     commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     functions = {name for name in kgmlm.__all__ if callable(getattr(kgmlm, name))}
     assert commands - functions <= {"data", "rank", "convert", "config"}, "rank is a method of a run"
+    of_data = typer.main.get_command(cli.app).commands["data"].commands  # type: ignore[attr-defined]
+    assert all(callable(getattr(kgmlm.data, name)) for name in of_data)
     assert jobs.__doc__
+
+
+def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
+    heard: list[str] = []
+    made = kgmlm.data.split("toy", tmp_path / "new", unseen_entities=0.1, progress=Hears(heard))
+    assert made.path == tmp_path / "new"
+    assert made.unseen["test"]["entities"] > 0
+    assert sum(made.as_json()["test_unseen"].values()) == sum(made.unseen["test"].values())
+    assert any(line.startswith("test: ") for line in heard)
+    found = kgmlm.data.check(made.path)
+    assert found.mismatches == {}
+    assert found.values["unseen"] == made.counts.unseen > 0
+    assert found.lines()["against the card"] == ["as expected"]
+    assert "<th>self-loops</th>" in found._repr_html_()
+    card = (made.path / "card.toml").read_text()
+    (made.path / "card.toml").write_text(card.replace("entities = 31", "entities = 32"))
+    assert kgmlm.data.check(made.path).mismatches == {"entities": {"card": 32, "found": 31}}
+    shown = kgmlm.data.show("toy", entity="France")
+    assert shown.entity is not None
+    assert shown.entity.label == "france"
+    assert shown.triples
+    assert all("france" in (head, tail) for head, _, tail in shown.triples)
+    whole = kgmlm.data.show("toy")
+    assert whole.card is not None
+    assert whole.as_json()["examples"] == [*whole.triples]
+    bad: list[dict[str, Any]] = [{}, {"random": True, "unseen_entities": 0.1}]
+    for wrong in (*bad, {"unseen_entities": 0.1, "valid": 0.1}):
+        with pytest.raises(ConfigError):
+            kgmlm.data.split("toy", tmp_path / "x", progress=False, **wrong)
+
+
+def test_built_in_datasets_are_listed_and_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = kgmlm.data.list()
+    assert listed.to_frame().loc["wn18rr", "entities"] == 40_943
+    assert listed.cards["toy"].license
+    assert "<table" in listed._repr_html_()
+    assert "train.txt" in {path.name for path in kgmlm.data.prepare("umls", progress=False)["umls"]}
+    assert kgmlm.data.prepare(str(tmp_path), progress=False) == {}, "a folder has nothing to fetch"
+    assert capsys.readouterr() == ("", "")
+    heard: list[tuple[str, int, int]] = []
+
+    def download(url: str, known: str, name: str, folder: Path, progressbar: Any) -> str:
+        """As pooch goes through a file of 5 bytes."""
+        progressbar.total = 5
+        for n in (4, 4):
+            progressbar.update(n)
+        progressbar.reset()
+        progressbar.update(5)
+        progressbar.close()
+        return str(folder / name)
+
+    monkeypatch.setattr("pooch.retrieve", download)
+    monkeypatch.delenv("KGMLM_MIRROR", raising=False)
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path))
+    kgmlm.data.prepare("wn18rr", progress=lambda *n: heard.append(n))
+    of_one = [(n, total) for what, n, total in heard if "WN18RR.tar.gz" in what]
+    assert of_one == [(4, 5), (1, 5)]
 
 
 def test_settings_are_given_by_name(trained: Run) -> None:
@@ -50,6 +133,7 @@ def test_settings_are_given_by_name(trained: Run) -> None:
         kgmlm.train("toy", "scratch", trained.path.parent / "other", epoch=5, progress=False)
 
 
+@pytest.mark.slow
 def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None:
     """A model from scratch has no reranker by itself; here one is asked for in the record."""
     path = tmp_path / "run"
@@ -81,6 +165,43 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
 
 
+@pytest.mark.slow
+def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
+    """In `kgmlm train` the reranker is a stage of a run, not a training that somebody asked for."""
+    path = tmp_path / "a run"
+    heard: list[str] = []
+    hears = Hears(heard)
+
+    kgmlm.train("toy", "scratch", path, progress=False, **{**TINY, "preset": "balanced"})
+    run = kgmlm.open_run(path).folder.drop_signal("kge")  # as if it had been killed after the text model
+    recipe = run.record["recipe"]
+    run.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
+
+    def ctrl_c(what: str) -> None:
+        if what == "validating":
+            raise KeyboardInterrupt
+
+    def sigterm(what: str) -> None:
+        if what == "training":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hears.at = ctrl_c
+    with pytest.raises(KeyboardInterrupt):
+        kgmlm.train(output=path, resume=True, progress=hears)
+    hears.at = sigterm
+    with pytest.raises(Interrupted):
+        kgmlm.train(output=path, resume=True, progress=hears)
+    assert (path / "reranker" / "run.json").is_file()
+    how = [line for line in heard if line.startswith("continue with: ")]
+    assert how == [f"continue with: kgmlm train --output '{path}' --resume"] * 2
+    hears.at = lambda what: None
+    kgmlm.train(output=path, resume=True, max_steps=1, progress=hears)
+    hint = "train further with: "
+    assert {line for line in heard if line.startswith(hint)} == {f"{hint}{how[0][15:]} --max-steps N"}
+    assert kgmlm.train(output=path, resume=True, progress=False).folder.chosen.use is not None
+
+
+@pytest.mark.slow
 def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "run"
     small = {**TINY, "preset": "balanced"}
@@ -93,6 +214,7 @@ def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
         kgmlm.train(output=path, resume=True, progress=False)
 
 
+@pytest.mark.slow
 def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     folder = tmp_path / "graph"
     folder.mkdir()
@@ -106,15 +228,11 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
         kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
 
 
+@pytest.mark.slow
 def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
     told: list[str] = []
-
-    class Hears(Watcher):
-        def tell(self, message: str) -> None:
-            told.append(message)
-
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
-    run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(), **small)
+    run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(told), **small)
     assert run.folder.record["status"] == "finished"
     assert any("s per step; the text model has 71% of the time" in line for line in told), told
     with pytest.raises(RunError, match="--minutes goes with a preset"):
@@ -137,9 +255,6 @@ def test_training_stops_and_continues(tmp_path: Path) -> None:
 def test_an_interruption_can_be_caught(tmp_path: Path) -> None:
     def interrupt(what: str, n: int, total: int) -> None:
         if what == "training" and n:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted) as caught:
@@ -165,6 +280,38 @@ def test_a_report_is_typed_shown_and_saved(trained: Run, tmp_path: Path) -> None
     assert "relations" in kgmlm.evaluate(trained, by_relation=True, progress=False).values
 
 
+def test_a_model_that_is_loaded_is_not_loaded_again(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(trained.path, tmp_path / "run")
+    loads: list[Path] = []
+
+    def load(folder: Path) -> SpanModel:
+        loads.append(folder)
+        return load_model(folder)
+
+    monkeypatch.setattr("kgmlm.opening.load_model", load)
+    run = kgmlm.open_run(path, device="cpu")
+    expected = kgmlm.evaluate(run, progress=False)
+    run.rank(head="France", relation="capital", k=1)
+    assert kgmlm.evaluate(run, split="valid", progress=False).metrics
+    other = tmp_path / "moon"
+    other.mkdir()
+    for split in ("train", "test"):
+        (other / f"{split}.tsv").write_text(f"crater {split}\tlocated_in\tmoon\n")
+    inductive = kgmlm.evaluate(run, graph=other, progress=False)
+    assert len(loads) == 1
+    afresh = kgmlm.evaluate(path, graph=other, device="cpu", progress=False)
+    assert inductive.metrics == afresh.metrics
+    assert kgmlm.evaluate(path, device="cpu", progress=False).metrics == expected.metrics
+    loads.clear()
+    kgmlm.tune(path, progress=False)  # by its path: the run that is open does not hear of it
+    loads.clear()
+    kgmlm.evaluate(run, progress=False)
+    assert len(loads) == 1, "what was tuned meanwhile is read again"
+    assert made_by(path / "ranks" / "test.parquet") == run.folder.made_by
+
+
 def test_a_run_is_evaluated_as_it_was_opened(trained: Run) -> None:
     opened = kgmlm.open_run(trained.path, scores="likelihood")
     by_name = kgmlm.evaluate(trained.path, scores="likelihood", progress=False)
@@ -183,6 +330,7 @@ def test_two_runs_are_compared(trained: Run, tmp_path: Path) -> None:
     assert "<table" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
     figures = kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)

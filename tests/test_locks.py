@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.kg import RunError
 from kgmlm.locks import lock_file, locked
-from kgmlm.upkeep import writing
+from kgmlm.watching import Bars
 
 
 def test_one_writes_and_the_second_gets_a_sentence(tmp_path: Path) -> None:
@@ -73,14 +74,55 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     train = ("train", "--dataset", "toy", "--model", "scratch", *TINY_SETTINGS)
-    with writing(run, "tune"):
+    with locked(run, "tune"):
         for command in ("tune", "rerank", "index", "convert"):
             refused(cli(command, run), "in use by another kgmlm process (tune, since ")
         refused(cli(*train, "--output", run, "--overwrite"), "in use by another")
         done = cli("rank", run, "--head", "france", "--relation", "capital", "-k", "1")
         assert done.returncode == 0, "reading needs no lock"
-    with writing(tmp_path / "new", "train"):
+    with locked(tmp_path / "new", "train"):
         refused(cli(*train, "--output", tmp_path / "new"), "in use by another")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.fixture
+def heeds_sigint() -> Iterator[None]:
+    """A shell has SIGINT ignored for what it starts in the background, such as these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("heeds_sigint")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_teacher_or_a_signal_is_trained_leaves_nothing(
+    cli: Cli, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    reached = []
+    taught = ("train", "--dataset", "toy", "--model", "scratch", "--output", tmp_path / "new", *TINY_SETTINGS,
+              "--set", "training.distillation=1")  # fmt: skip
+    added = ("tune", run, "--add", "kge", "--set", "kge.dimension=8")
+    for at, locked_run, command in (
+        ("training kge", tmp_path / "new", taught),
+        ("training kge", run, added),
+        ("validating", run, ("tune", run)),
+    ):
+
+        def send(bars: Bars, what: str, *count: int, at: str = at, locked_run: Path = locked_run) -> None:
+            if what == at:
+                reached.append(lock_file(locked_run).exists())
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(Bars, "__call__", send)
+        done = cli(*command)
+        assert done.returncode == 128 + number, done.stderr
+        assert done.stderr.endswith("kgmlm: interrupted\n")
+    assert reached == [True] * 3
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_SETTINGS, Cli
 from families import FAMILIES, build
+from trainings import TINY
 
+import kgmlm
 from kgmlm.config import MaskingSettings, TextSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TEXT_COLUMNS, EntityTable
@@ -178,18 +179,12 @@ def test_a_long_name_is_cut_to_the_span(make_ranker: Callable[..., Ranker], toy:
 
 
 @pytest.mark.slow
-def test_a_model_is_adapted_resumed_and_trained_further(cli: Cli, tmp_path: Path) -> None:
-    settings = (
-        "--dataset", "toy", *TINY_SETTINGS, "--set", "training.objective=masked", "--set",
-        "training.epochs=6", "--set", "training.eval_every=6", "-q",
-    )  # fmt: skip
+def test_a_model_is_adapted_resumed_and_trained_further(tmp_path: Path) -> None:
+    adapting = {**TINY, "objective": "masked", "epochs": 6, "eval_every": 6, "progress": False}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = cli("train", *settings, "--model", "scratch", "--output", whole)
-    assert done.returncode == 0, done.stderr
-    done = cli("train", *settings, "--model", "scratch", "--output", parts, "--max-steps", "7")
-    assert done.returncode == 0, done.stderr
-    done = cli("train", "--output", parts, "--resume", "-q")
-    assert done.returncode == 0, done.stderr
+    kgmlm.train("toy", "scratch", whole, **adapting)
+    kgmlm.train("toy", "scratch", parts, max_steps=7, **adapting)
+    kgmlm.train(output=parts, resume=True, progress=False)
     logs = [
         [json.loads(x) for x in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
         for run in (whole, parts)
@@ -198,9 +193,7 @@ def test_a_model_is_adapted_resumed_and_trained_further(cli: Cli, tmp_path: Path
     assert losses[0] == losses[1]
     assert np.mean(losses[0][-5:]) < np.mean(losses[0][:5])
     further = tmp_path / "further"
-    arguments = ("--dataset", "toy", *TINY_SETTINGS, "--max-steps", "2", "-q", "--output", further)
-    done = cli("train", *arguments, "--model", whole / "model")
-    assert done.returncode == 0, done.stderr
+    kgmlm.train("toy", whole / "model", further, max_steps=2, progress=False, **TINY)
     record = json.loads((further / "run.json").read_text("utf-8"))
     before = json.loads((whole / "run.json").read_text("utf-8"))
     assert record["began_from"]["command"] == before["command"]

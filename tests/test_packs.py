@@ -86,6 +86,16 @@ def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> N
     assert "kge" not in opened.ranker("cpu").signals
     assert "kge" not in opened.record["signals"]
     assert file.stat().st_size < kgmlm.pack(whole, tmp_path / "all.kgmlm", progress=False).stat().st_size
+    assert set(opened.chosen.by["valid"]) <= {"text"}, "other figures are those of the run"
+
+
+def test_what_was_chosen_beside_what_is_left_out_is_said(cli: Cli, whole: Path, tmp_path: Path) -> None:
+    told = " ".join(cli("pack", whole, "--no-kge", "--output", tmp_path / "x.kgmlm", "-q").stderr.split())
+    assert "chosen with KGE beside them" in told
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    assert cli("tune", copy, "--drop", "kge", "-q").returncode == 0, "as it says"
+    assert "KGE" not in cli("pack", copy, "--no-kge", "-q").stderr
+    assert "KGE" not in cli("pack", whole, "--output", tmp_path / "all.kgmlm", "-q").stderr
 
 
 def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
@@ -100,6 +110,7 @@ def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
     assert torch.equal(before.score(Reading(queries), pool), after.score(Reading(queries), pool))
 
 
+@pytest.mark.slow
 def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     done = cli("pack", whole, "--output", tmp_path / "models" / "golden.kgmlm")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +136,39 @@ def test_the_python_of_the_pages_works(cli: Cli, folder: Path, pages: list[str])
         assert done.returncode == 0, done.stderr
     code = "\n".join(block for page in pages for block in blocks(ROOT / page, "python"))
     assert 'model="bert-base-uncased"' in code
-    code = code.replace('model="bert-base-uncased"', SMALL)
-    shown = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )  # fmt: skip
-    assert shown.returncode == 0, shown.stderr
+    with chdir(folder):
+        exec(code.replace('model="bert-base-uncased"', SMALL), {"__name__": "__main__"})
+
+
+SMALLER = {
+    'model="bert-base-uncased"': SMALL,
+    "resume=True": "resume=True, max_steps=4",
+    "rerank(run)": "rerank(run, max_steps=3)",
+}
+
+
+def same_from_python() -> dict[str, str]:
+    """The table of docs/python.md: Python by command."""
+    return dict(
+        re.findall(r"^\| `(kgmlm .+?)` \| `(.+?)` \|$", (ROOT / "docs" / "python.md").read_text(), re.M)
+    )
+
+
+def test_each_command_of_the_readme_has_its_line_of_python() -> None:
+    assert set(commands(README)) <= set(same_from_python())
+
+
+@pytest.mark.slow
+def test_the_python_beside_each_command_works(folder: Path) -> None:
+    """As it stands but for the model and the size, one line after the other."""
+    names: dict[str, Any] = {"kgmlm": kgmlm}
+    with chdir(folder):
+        for code in same_from_python().values():
+            for of, small in SMALLER.items():
+                code = code.replace(of, small)
+            exec(code, names)
+    assert names["report"].metrics["mrr"] > 0
+    assert names["other"].path == Path("runs/other")
 
 
 @pytest.mark.parametrize("page", [README, *DOCS], ids=lambda p: p.name)

@@ -7,16 +7,18 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY_SETTINGS, Cli, refused, without_digests
 
+import kgmlm
 from kgmlm import digests
 from kgmlm.config import RerankingSettings, Settings, TextSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ModelError, Queries, Query
+from kgmlm.kg import ModelError, Queries, Query, RunError
 from kgmlm.ranker import Ranker
 from kgmlm.reranker import Best, Reranker, Use
 from kgmlm.runs import MIXTURE, open_run
@@ -191,36 +193,34 @@ def test_a_run_is_reranked_by_the_command(
     refused(cli("evaluate", other, "--rerank", 4), "no reranker", "kgmlm rerank")
 
 
-def test_what_was_killed_before_it_was_chosen_goes_on_with_choosing(
-    cli: Cli, toy_run: Path, tmp_path: Path
-) -> None:
+def test_what_was_killed_before_it_was_chosen_goes_on_with_choosing(toy_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
-    settings = ("--set", "training.batch_size=24", "--set", "training.epochs=1", "-q")
-    assert cli("rerank", run, *settings).returncode == 0
+    kgmlm.rerank(run, batch_size=24, epochs=1, progress=False)
     opened = open_run(run)
     chosen, trained = opened.chosen, (run / RERANKER / "metrics.jsonl").read_bytes()
     opened.save_chosen(replace(chosen, use=None))
     path = run / MIXTURE
     path.write_text(path.read_text().replace('"reranker"', '"another"'))
     digests.write_manifest(run / "model")
-    refused(cli("evaluate", run), "not chosen for the another and reranker", "kgmlm tune")
+    with pytest.raises(RunError, match=r"not chosen for the another and reranker.*kgmlm tune"):
+        kgmlm.evaluate(run, progress=False)
     opened.save_chosen(replace(chosen, use=None))
-    assert cli("rerank", run, "--resume", "-q").returncode == 0
+    kgmlm.rerank(run, resume=True, progress=False)
     assert open_run(run).chosen.use == chosen.use
     assert (run / RERANKER / "metrics.jsonl").read_bytes() == trained
-    refused(cli("rerank", run, "--resume"), "nothing to resume")
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.rerank(run, resume=True, progress=False)
 
 
-def test_interrupted_training_goes_on_to_the_same_losses(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+def test_interrupted_training_goes_on_to_the_same_losses(toy_run: Path, tmp_path: Path) -> None:
     runs = [tmp_path / "whole", tmp_path / "parted"]
-    settings = ("--set", "training.batch_size=24", "--set", "training.epochs=2", "-q")
+    settings: dict[str, Any] = {"batch_size": 24, "epochs": 2, "progress": False}
     for run in runs:
         shutil.copytree(toy_run, run)
-    assert cli("rerank", runs[0], *settings).returncode == 0
-    assert cli("rerank", runs[1], *settings, "--max-steps", 5).returncode == 0
-    done = cli("rerank", runs[1], "--resume", *settings)
-    assert done.returncode == 0, done.stderr
+    kgmlm.rerank(runs[0], **settings)
+    kgmlm.rerank(runs[1], max_steps=5, **settings)
+    kgmlm.rerank(runs[1], resume=True, **settings)
 
     def losses(run: Path) -> dict[int, float]:
         lines = (run / RERANKER / "metrics.jsonl").read_text("utf-8").splitlines()
@@ -228,10 +228,14 @@ def test_interrupted_training_goes_on_to_the_same_losses(cli: Cli, toy_run: Path
 
     assert losses(runs[1]) == losses(runs[0])
     assert len(losses(runs[0])) > 5
-    refused(cli("rerank", runs[0], "--resume"), "nothing to resume")
-    other = ("--set", "training.batch_size=30")
-    refused(cli("rerank", runs[0], "--resume", *other), "begun with other settings")
-    refused(cli("rerank", runs[0], "--resume", "--overwrite"), "exclude each other")
+    wrong: dict[str, dict[str, Any]] = {
+        "nothing to resume": {},
+        "begun with other settings": {"batch_size": 30},
+        "exclude each other": {"overwrite": True},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(RunError, match=message):
+            kgmlm.rerank(runs[0], resume=True, progress=False, **options)
 
 
 def test_the_objective_belongs_to_a_run(cli: Cli, tmp_path: Path) -> None:

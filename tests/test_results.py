@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+import kgmlm
 from kgmlm.cli import app
 from kgmlm.config import load_settings
 from kgmlm.ranks_file import read_ranks
@@ -127,9 +129,12 @@ def parse(command: str) -> None:
     load_settings(ROOT / given["config"] if given.get("config") else None, given.get("set_") or [])
 
 
+@pytest.mark.slow
 def test_every_evaluation_has_a_chain_of_todays_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EVAL))
     reproduce: Any = importlib.import_module("reproduce")
+    for kept in ("runs", "evaluations"):  # read once, not for each evaluation
+        monkeypatch.setattr(reproduce.store, kept, cache(getattr(reproduce.store, kept)))
     known = set()
     for name in LINES:
         shown = [c for c in reproduce.chain(name) if not c.startswith("#")]
@@ -173,7 +178,7 @@ def test_a_report_is_added(toy_run: Path, tmp_path: Path) -> None:
         shutil.copy(EVAL / name, copy)
     shutil.copytree(EVAL / "runs", copy / "runs")
     report, ranks = tmp_path / "report.json", tmp_path / "ranks.parquet"
-    script("-m", "kgmlm.cli", "evaluate", toy_run, "--output", report, "--ranks", ranks, "-q")
+    kgmlm.evaluate(toy_run, output=report, ranks=ranks, progress=False)
     told = json.loads(report.read_text("utf-8"))
     told["command"], told["run"]["command"] = "kgmlm evaluate runs/toy", "kgmlm train --dataset toy"
     report.write_text(json.dumps(told), "utf-8")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +18,6 @@ from kgmlm.prediction import Part, Prediction
 from kgmlm.scorer import PlainScorer
 from kgmlm.terminal import (
     handled,
-    print_check,
     print_metrics,
     print_predictions,
 )
@@ -50,6 +52,26 @@ def test_what_users_can_cause_is_one_sentence(
     assert message in printed.err
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
+
+
+def test_sigterm_interrupts_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    tidied = []
+
+    @handled
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            tidied.append(signal.getsignal(signal.SIGTERM))
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "kgmlm: interrupted\n"
+    assert tidied == [signal.SIG_DFL], "a second one ends the process"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:
@@ -97,22 +119,6 @@ def test_a_name_with_brackets_is_no_markup(toy: KnowledgeGraph, capsys: pytest.C
     for name in ("[/x]", "[red]graph"):
         print_metrics(evaluate(constant(toy), replace(toy, name=name), Protocol()))
         assert f"{name} test" in capsys.readouterr().out
-
-
-def test_long_lists_of_a_check_end_in_a_count(
-    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from kgmlm.checks import check_graph
-
-    report = check_graph(toy)
-    report["overlapping_relations"]["inverse"] = [
-        {"relations": ["a", f"b{i}"], "pairs": 10, "share": 0.9} for i in range(9)
-    ]
-    print_check(report)
-    printed = capsys.readouterr().out
-    assert "a / b4 (10 pairs, 90%)" in printed
-    assert "b5" not in printed
-    assert "and 4 more" in printed
 
 
 def test_an_explanation_is_readable_and_adds_up(

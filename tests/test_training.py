@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_SETTINGS, Cli, refused, vectors_of
+from conftest import TINY_SETTINGS, Cli, vectors_of
 from trainings import BASE, VECTORS, Validation, go, losses, settings
 
+import kgmlm
 from kgmlm.checkpoints import latest_checkpoint
 from kgmlm.config import Protocol
 from kgmlm.graph import KnowledgeGraph
@@ -173,6 +174,7 @@ def test_a_signal_in_the_last_validation_interrupts_nothing(toy: KnowledgeGraph,
     assert (outcome.status, outcome.signal) == ("finished", None)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_told_to_stop(cli: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     base = ("train", "--output", run)
@@ -180,14 +182,16 @@ def test_a_run_goes_on_where_it_was_told_to_stop(cli: Cli, tmp_path: Path) -> No
     done = cli(*base, *new, "--set", "training.max_steps=3")
     assert done.returncode == 0, done.stderr
     assert "--resume --max-steps N" in done.stderr
-    again = cli(*base, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert "max steps at step 3" in again.stderr
-    refused(cli(*base, "--resume", "--model", "another"), "'scratch', not 'another'")
-    refused(cli(*base, "--resume", "--dataset", "umls"), "another graph than 'umls'")
+    again = kgmlm.train(output=run, resume=True, progress=False).folder.record
+    assert (again["status"], again["step"]) == ("max steps", 3)
+    with pytest.raises(RunError, match="'scratch', not 'another'"):
+        kgmlm.train(output=run, resume=True, model="another", progress=False)
+    with pytest.raises(RunError, match="another graph than 'umls'"):
+        kgmlm.train("umls", output=run, resume=True, progress=False)
     further = cli(*base, *new, "--resume", "--set", "training.max_steps=5")
     assert "max steps at step 5" in further.stderr, further.stderr
-    assert "finished" in cli(*base, "--resume", "--max-steps", 999).stderr
+    ended = kgmlm.train(output=run, resume=True, max_steps=999, progress=False)
+    assert ended.folder.record["status"] == "finished"
 
 
 def test_training_stops_early(toy: KnowledgeGraph, tmp_path: Path) -> None:

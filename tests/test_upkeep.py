@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from kgmlm.kg import RunError
+from kgmlm.kg import Queries, Query, RunError
+from kgmlm.modeling import SpanModel, load_model
+from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
-from kgmlm.upkeep import ENDED, check_output, writing
+from kgmlm.upkeep import ENDED, check_output, steady, writing
 
 
 def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
@@ -46,6 +50,69 @@ def test_a_reader_touches_nothing_that_is_being_written(toy_run: Path, tmp_path:
         (run / "model").rename(run / ".model.kgmlm-old")
         open_run(run)
         assert (run / ".model.kgmlm-old").is_dir()
+
+
+@pytest.fixture
+def another(toy_run: Path, tmp_path: Path) -> Path:
+    """A model that the run is trained further to, with weights of its own."""
+    run = tmp_path / "another"
+    shutil.copytree(toy_run, run)
+    opened = open_run(run)
+    ranker = opened.untuned("cpu")
+    with torch.no_grad():
+        for weight in ranker.reader.model.parameters():
+            weight.mul_(1.01)
+    opened.save_model(ranker.but(mixture=ranker.mixture.evenly("likelihood", 0.5)))
+    return run
+
+
+def scores(ranker: Ranker) -> torch.Tensor:
+    (found,) = [part for _, part in ranker.rank(Queries.of([Query(0, 0, "tail")]))]
+    return found
+
+
+@pytest.mark.parametrize("moment", ["before the weights", "between the renames"])
+def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
+    toy_run: Path, another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It has read the old model when weights and model are replaced, or finds none for a moment."""
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    expected = scores(open_run(another).ranker("cpu"))
+    assert not torch.equal(scores(open_run(run).ranker("cpu")), expected)
+    reads = []
+
+    def replace(folder: Path) -> SpanModel:
+        reads.append(folder)
+        model = load_model(folder)
+        if len(reads) == 1 and moment == "before the weights":
+            (run / "model").rename(tmp_path / "before")
+            shutil.copytree(another / "model", run / "model")
+        return model
+
+    def wait(seconds: float) -> None:
+        (run / ".model.kgmlm-new").rename(run / "model")
+
+    monkeypatch.setattr("kgmlm.opening.load_model", replace)
+    monkeypatch.setattr("kgmlm.upkeep.time.sleep", wait if moment == "between the renames" else time.sleep)
+    with writing(run, "train"):
+        opened = open_run(run)
+        if moment == "between the renames":
+            shutil.copytree(another / "model", run / ".model.kgmlm-new")
+            (run / "model").rename(run / ".model.kgmlm-old")
+        assert torch.equal(scores(opened.ranker("cpu")), expected)
+    assert len(reads) == (2 if moment == "before the weights" else 1)
+
+
+def test_a_reader_gives_up_on_a_run_that_changes_all_the_time(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    numbers = iter(range(99))
+
+    def read() -> None:
+        (tmp_path / "model" / f"{next(numbers)}").touch()
+
+    with pytest.raises(RunError, match="changes as often as it is read"):
+        steady(tmp_path, read)
 
 
 def test_a_writer_removes_what_a_kill_has_left(toy_run: Path, tmp_path: Path) -> None:

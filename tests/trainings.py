@@ -19,6 +19,11 @@ BASE = [
     "training.batch_size=8", "training.epochs=6", "training.eval_every=2",
 ]  # fmt: skip
 
+# Arguments of kgmlm.train for the same.
+TINY: dict[str, Any] = {
+    "preset": "plain", "batch_size": 16, "scratch": {"hidden_size": 32, "heads": 2, "vocabulary": 400},
+}  # fmt: skip
+
 VECTORS = ("vector.enabled=true", "vector.max_length=24", "vector.memory=12")
 
 

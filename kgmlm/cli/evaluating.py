@@ -32,7 +32,7 @@ from kgmlm.terminal import handled, print_comparison, print_json, print_metrics
 @handled
 def evaluate(
     run: RunArgument,
-    split: Annotated[str | None, typer.Option(help="Whose triples to ask; test by default.")] = None,
+    split: Annotated[str | None, typer.Option(help="The split to evaluate; by default test.")] = None,
     protocol: Annotated[Path | None, typer.Option(help="A protocol as TOML.")] = None,
     graph: Annotated[
         str | None,
@@ -52,7 +52,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="Write the report there as JSON.")] = None,
     ranks: Annotated[Path | None, typer.Option(help="Per-query ranks, Parquet; else in RUN/ranks.")] = None,
     max_triples: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="A seeded sample of the split.")
+        int | None, typer.Option(min=1, max=MOST, help="Evaluate only this many triples, a seeded sample.")
     ] = None,
     by_relation: Annotated[bool, typer.Option("--by-relation", help="Report each relation, too.")] = False,
     scores: Scores = "all",

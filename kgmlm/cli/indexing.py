@@ -25,11 +25,12 @@ def index(
         typer.Option(
             min=0,
             max=MOST,
-            help="Of a token in a likelihood index; 0 is all. By default few where entities are many.",
+            help="Dimensions per token in a likelihood index; 0 is all. By default fewer for many entities.",
         ),
     ] = None,
     recall: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Search as hard as this recall@10 of exact scoring takes.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Search hard enough for this recall@10 against exact scoring."),
     ] = 0.99,
     device: Device = None,
     as_json: Json = False,

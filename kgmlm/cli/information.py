@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kgmlm.cli.options import Json, RunArgument
-from kgmlm.terminal import handled, print_json
+from kgmlm.terminal import handled, print_json, print_lines
 
 
 @handled
@@ -14,9 +14,5 @@ def info(run: RunArgument, as_json: Json = False) -> None:
     found = job(run)
     if as_json:
         print_json(found.as_json())
-        return
-    lines = found.lines()
-    width = max(map(len, lines))
-    for heading, told in lines.items():
-        for number, line in enumerate(told):
-            print(f"{'' if number else heading:<{width}}  {line}")
+    else:
+        print_lines(found.lines())

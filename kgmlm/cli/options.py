@@ -40,7 +40,7 @@ Scores = Annotated[
 Retrieve = Annotated[
     int | None,
     typer.Option(
-        min=1, max=MOST, help="Score only so many entities per query, found by an index (`kgmlm index`)."
+        min=1, max=MOST, help="Score only this many entities per query, found by an index (`kgmlm index`)."
     ),
 ]
 IndexKind = Annotated[
@@ -48,21 +48,24 @@ IndexKind = Annotated[
 ]
 Effort = Annotated[
     int | None,
-    typer.Option(min=1, max=MOST, help="How hard the index tries; by default as hard as when it was built."),
+    typer.Option(min=1, max=MOST, help="How hard the index searches; by default as hard as its build chose."),
 ]
 Rerank = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=MOST,
-        help="Rerank so many of the best, in runs with a reranker (`kgmlm rerank`); by default as many as "
-        "validation chose. 0 is none.",
+        help="How many of the best candidates are reranked, in runs with a reranker (`kgmlm rerank`); by "
+        "default as many as validation chose, 0 for none.",
     ),
 ]
 Candidates = Annotated[
     int | None,
     typer.Option(
-        min=1, max=MOST, help="Rerank at most so many; by default reranking.candidates.", show_default=False
+        min=1,
+        max=MOST,
+        help="Rerank at most this many candidates; by default reranking.candidates.",
+        show_default=False,
     ),
 ]
 ChosenOn = Annotated[
@@ -70,8 +73,8 @@ ChosenOn = Annotated[
     typer.Option(
         min=0,
         max=MOST,
-        help="Choose on a seeded sample of validation; 0 is all of it. By default all, and for the reranker "
-        "its training.eval_triples.",
+        help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but for "
+        "the reranker its training.eval_triples.",
         show_default=False,
     ),
 ]
@@ -80,14 +83,14 @@ Precision = Annotated[
     typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."),
 ]
 BatchSize = Annotated[
-    int, typer.Option(min=1, max=MOST, help="Queries, or candidates read again, a forward pass.")
+    int, typer.Option(min=1, max=MOST, help="Queries, or candidates to rerank, per forward pass.")
 ]
 AllowSelf = Annotated[
     bool,
     typer.Option(
         "--allow-self",
-        help="Let the entity that is asked about be its own answer also where no training triple of the "
-        "relation links an entity to itself.",
+        help="Let the query's entity be its own answer even where no training triple of the relation links "
+        "an entity to itself.",
     ),
 ]
 Typed = Annotated[
@@ -117,7 +120,8 @@ Dataset = Annotated[
     ),
 ]
 MaxSteps = Annotated[
-    int | None, typer.Option(min=1, max=MOST, help="Stop each stage there, as for a smoke test.")
+    int | None,
+    typer.Option(min=1, max=MOST, help="Stop each stage after this many steps, as for a smoke test."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]

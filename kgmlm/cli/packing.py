@@ -18,7 +18,9 @@ def pack(
         Path | None,
         typer.Option(help="The file to write; by default RUN.kgmlm beside the run.", show_default=False),
     ] = None,
-    no_kge: Annotated[bool, typer.Option("--no-kge", help="Leave out graph embeddings.")] = False,
+    no_kge: Annotated[
+        bool, typer.Option("--no-kge", help="Leave out graph embeddings; other weights stay as they are.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Pack a run into one file, with int8 weights, that every command opens like the run."""

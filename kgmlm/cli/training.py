@@ -33,19 +33,21 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0.1, max=MOST, help="Fit all stages into this time, by the time of their first steps."
+            min=0.1,
+            max=MOST,
+            help="Time for all stages; a few steps are timed first, and epochs chosen to fit.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings as TOML.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE over the settings, such as training.epochs=5."),
+        typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=5."),
     ] = None,
     teacher: Annotated[
         Path | None,
         typer.Option(
-            help="With training.distillation: learn from the KGE model of this run, or from its teacher, "
-            "instead of training one first.",
+            help="With training.distillation: learn from the KGE model (or the teacher) of this run instead "
+            "of training one first.",
             show_default=False,
         ),
     ] = None,
@@ -54,8 +56,8 @@ def train(
         float | None,
         typer.Option(
             min=0.0,
-            help="With --resume: end the run so many epochs from here on, over which the learning rate falls "
-            "to nothing (see training.schedule). Copy the run's folder first to train on from here later.",
+            help="With --resume: end the run after this many more epochs, in which the learning rate falls "
+            "to 0 (see training.schedule). Copy the run's folder first if you may train on from here.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,

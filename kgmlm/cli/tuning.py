@@ -38,8 +38,8 @@ def tune(
         Path | None,
         typer.Option(
             "--from",
-            help="With --add: take it from this run of the same graph (for kge, its teacher will do) instead "
-            "of training it; --add reranker takes a reranker.",
+            help="With --add: copy it from this run of the same graph instead of training it. For kge, the "
+            "run's teacher is taken where it has no KGE model; a reranker can only be copied.",
         ),
     ] = None,
     config: Annotated[
@@ -47,7 +47,7 @@ def tune(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="With --add: KEY=VALUE over the settings, such as kge.epochs=30."),
+        typer.Option("--set", help="With --add: KEY=VALUE: change one setting, such as kge.epochs=30."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="With --add: replace an older one.")] = False,
     candidates: Candidates = None,
@@ -60,9 +60,9 @@ def tune(
 ) -> None:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Signals are the likelihood, entity vectors, and what --add has trained beside the model; then, if the run
-    has a reranker, how many of the best it reads again and how much that counts. `rank` and `evaluate` go by
-    it from then on.
+    Signals are the likelihood, entity vectors, and what --add has trained beside the model. If the run has a
+    reranker, this then chooses how many of the best candidates are reranked, and how much that counts. `rank`
+    and `evaluate` use these weights from then on.
     """
     from kgmlm.jobs.tuning import tune as job
     from kgmlm.watching import Bars
@@ -96,7 +96,7 @@ def rerank(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE over the settings, such as training.epochs=0.5."),
+        typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=0.5."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Begin with another masked LM than the run's own.", show_default=False)
@@ -113,8 +113,8 @@ def rerank(
     """Train a second model that reads the best candidates of a run again, each together with its query.
 
     It begins with the run's own model and learns to tell true answers from wrong ones that the run ranks
-    high. How many candidates are reranked, and how much that counts, is chosen on validation. `rank` and
-    `evaluate` use it from then on, at a forward pass per candidate; --rerank 0 leaves it out.
+    high. Validation chooses how many candidates are reranked, and how much that counts. `rank` and `evaluate`
+    use it from then on, at the cost of one forward pass per candidate; --rerank 0 leaves it out.
     """
     from kgmlm.jobs.tuning import rerank as job
     from kgmlm.watching import Bars

@@ -17,18 +17,20 @@ from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
 from kgmlm.run import Run, path_of
-from kgmlm.upkeep import RERANKER, has_reranker
+from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from pykeen.evaluation import RankBasedMetricResults
 
+    from kgmlm.chosen import Chosen
     from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.scope import Scope
+    from kgmlm.shortlisting import Retrieval
 
 _SHOWN = {
     "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
@@ -157,12 +159,12 @@ def evaluate(
     watch = watcher_of(progress)
     own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
     scope, unchecked = _scope(folder, own, other, settings, way.reranks, allowed, watch)
-    ranker, result = _evaluate(folder, scope, settings, way, batch_size, by_relation, watch)
-    report = Report(result, whole_report(folder, ranker, result, way.precision, unchecked))
+    opened, result = _evaluate(run, folder, scope, settings, way, batch_size, by_relation, watch)
+    report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))
     if output:
         report.save(output)
     name = ranks_name(way, settings.split, other, as_path(protocol), candidates, max_triples)
-    _keep_ranks(folder, result, as_path(ranks), name, watch)
+    _keep_ranks(folder, opened.made_by, result, as_path(ranks), name, watch)
     _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
     return report
 
@@ -276,7 +278,33 @@ def _scope(
     return Scope.inductive(run.graph, other, protocol, earlier=earlier, **allowed), gone
 
 
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """A run's ranker, and which weights it has: the run may be trained further while it is evaluated."""
+
+    ranker: Ranker
+    retrieval: Retrieval | None
+    made_by: str
+    chosen: Chosen
+
+
+def _open(
+    run: Run | None, folder: runs.RunFolder, scope: Scope, way: Way, watch: Watcher, batch_size: int
+) -> _Opened:
+    """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
+    graph = scope.graph
+    if run is not None and run.opened not in ("", folder.made_by):
+        run.reopen()
+    if run is not None and (run.opened or graph is run.graph):
+        predictor = run.open(watch, batch_size)
+        ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
+        return _Opened(ranker, predictor.retrieval, run.opened, folder.chosen)
+    ranker = way.ranker(folder, graph)
+    return _Opened(ranker, way.retrieval(folder, ranker), folder.made_by, folder.chosen)
+
+
 def _evaluate(
+    given: Run | str | Path,
     run: runs.RunFolder,
     scope: Scope,
     protocol: Protocol,
@@ -284,22 +312,23 @@ def _evaluate(
     batch_size: int,
     by_relation: bool,
     watch: Watcher,
-) -> tuple[Ranker, Evaluation]:
+) -> tuple[_Opened, Evaluation]:
     """Rank, and say of a reranker why it is left out."""
     from kgmlm.evaluation import evaluate as evaluate_ranker
 
     quiet_transformers()
-    ranker = way.ranker(run, scope.graph)
+    same = given if isinstance(given, Run) and given.way == way else None
     untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
     with watch:
-        read_entities(ranker, watch, batch_size)
-        return ranker, evaluate_ranker(
-            ranker,
+        opened = steady(run.path, lambda: _open(same, run, scope, way, watch, batch_size))
+        read_entities(opened.ranker, watch, batch_size)
+        return opened, evaluate_ranker(
+            opened.ranker,
             scope,
             protocol,
-            retrieval=way.retrieval(run, ranker),
+            retrieval=opened.retrieval,
             batch_size=batch_size,
             by_relation=by_relation,
             advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
@@ -307,7 +336,11 @@ def _evaluate(
 
 
 def whole_report(
-    run: runs.RunFolder, ranker: Ranker, evaluation: Evaluation, precision: str, unchecked: Sequence[str] = ()
+    run: runs.RunFolder,
+    opened: _Opened,
+    evaluation: Evaluation,
+    precision: str,
+    unchecked: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The report of an evaluation, with all that its figures go by: run, parts of the score, versions.
 
@@ -317,6 +350,7 @@ def whole_report(
     from kgmlm import provenance
     from kgmlm.signals import SIGNALS
 
+    ranker = opened.ranker
     counting = ranker.mixture.signals
     keys = ("model", "began_from", "teacher", "seed", "step", "status", "minutes", "sources", "versions",
             "hardware", "command")  # fmt: skip
@@ -326,7 +360,7 @@ def whole_report(
         "unchecked": list(unchecked),
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
-        "chosen_by": dict(run.chosen.by) if len(counting) > 1 or ranker.reranking else None,
+        "chosen_by": dict(opened.chosen.by) if len(counting) > 1 or ranker.reranking else None,
         "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
@@ -377,11 +411,11 @@ def ranks_name(
 
 
 def _keep_ranks(
-    run: runs.RunFolder, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher
+    run: runs.RunFolder, made_by: str, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher
 ) -> None:
     """Write ranks where they are asked for, or into the run under a name, if it can be written."""
     try:
-        evaluation.write_ranks(path or run.path / "ranks" / name, run.made_by, follow=path is not None)
+        evaluation.write_ranks(path or run.path / "ranks" / name, made_by, follow=path is not None)
     except OSError as error:
         if path is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from kgmlm import files
 from kgmlm.cards import folder_card, write_card
-from kgmlm.datasets import check_new_folder, read_folder, write_splits
+from kgmlm.datasets import read_folder, write_splits
 from kgmlm.importing import Importer
 from kgmlm.kg import ConfigError, DataError
 from kgmlm.splits import describe_split, split_random
@@ -63,7 +63,7 @@ def import_graph(
             raise DataError(f"there is no file {path}")
         format or format_of(path)
     target = Path(output)
-    check_new_folder(target)
+    files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths)
     with watcher_of(progress) as watch, files.atomic_folder(target, follow=True) as folder:
         importer = Importer(folder, [language] if isinstance(language, str) else language)

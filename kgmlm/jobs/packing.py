@@ -27,7 +27,8 @@ def pack(
 
     Args:
         output: the file to write, ending in .kgmlm; None names it after the run, beside it.
-        kge: False leaves out graph embeddings.
+        kge: False leaves out graph embeddings. The weights of the other signals and the use of the reranker
+            stay as they were chosen with them.
 
     Returns:
         The file.
@@ -44,6 +45,11 @@ def pack(
     check_writable(target)
     folder.chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
     with watcher_of(progress) as watch:
+        if not kge and "kge" in folder.chosen.mixture.signals:
+            watch.tell(
+                "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
+                "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
+            )
         write_pack(folder.path, target, kge=kge, card={"dataset": folder.graph.name}, advance=watch)
     return target
 

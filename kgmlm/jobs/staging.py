@@ -6,7 +6,6 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from kgmlm.chosen import fingerprints
 from kgmlm.config import Stage
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import add_signal, rerank, tune
+from kgmlm.jobs.tuning import add_signal, train_reranker, tune
 from kgmlm.jobs.writing import in_several_processes
 from kgmlm.kg import NoRulesError, RunError
 from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of
@@ -34,10 +33,7 @@ PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time budget; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
 FEW = 50  # validation triples of a run that only --max-steps bounds
-BOUNDED: Mapping[str, Callable[[int], dict[str, Any]]] = {  # settings of signals under --max-steps
-    "kge": lambda steps: {"max_steps": steps},
-    "rules": lambda steps: {"length": 1, "constants": False},
-}
+BOUNDED = ("kge", "rules")  # signals whose training --max-steps bounds
 
 
 def choose_recipe(
@@ -182,16 +178,24 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
     return left
 
 
+def _bounds(name: str, steps: int) -> dict[str, Any]:
+    """Settings of a signal under ``--max-steps``."""
+    return {"max_steps": steps} if name == KGE.name else {"length": 1, "constants": False}
+
+
 def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
     """Whether ``--max-steps`` bounded the training of a signal beside a run's model, or of its teacher."""
     how = run.record.get("teacher") if teacher else run.record.get("signals", {}).get(name)
     trained_by = (how or {}).get("settings") or {}
     mine = getattr(run.settings, name).model_dump()
-    return any(key in trained_by and trained_by[key] != mine[key] for key in BOUNDED[name](1))
+    return any(key in trained_by and trained_by[key] != mine[key] for key in _bounds(name, 1))
 
 
-def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
+def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
     """Do what is left of a run's recipe after its text model.
+
+    Args:
+        further: the command that continues.
 
     Raises:
         Interrupted: when a signal stopped it; ``kgmlm train --resume`` continues.
@@ -202,7 +206,7 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
     if not recipe or (run.record["status"] == "max steps" and not max_steps):
         return
     if left and in_several_processes():
-        watch.tell(f"{' and '.join(left)}: in one process, by `kgmlm train --output {path} --resume`")
+        watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
     few = None if max_steps is None else FEW
     if signals := [stage for stage in left if stage in BOUNDED]:
@@ -216,13 +220,14 @@ def further_stages(path: Path, max_steps: int | None, watch: Watcher) -> None:
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
         epochs = recipe["reranker_epochs"]
         settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
-        found = rerank(
+        found = train_reranker(
             path,
-            set_=[] if begun else settings,
+            [] if begun else settings,
+            further,
             resume=begun,
             max_steps=max_steps,
             max_triples=few,
-            progress=watch,
+            watch=watch,
         )
         used = f"used, the {found['k']} best" if found["k"] else "not used"
         watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
@@ -236,7 +241,7 @@ def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Wat
         return
     taught = name == KGE.name and (run.path / runs.TEACHER).is_file()
     lent = taught and (max_steps is not None or not was_cut(run, name, teacher=True))
-    bounds = {} if lent or max_steps is None else BOUNDED[name](max_steps)
+    bounds = {} if lent or max_steps is None else _bounds(name, max_steps)
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
     try:
         add_signal(run, name, run.path if lent else None, None, given, cut, None, watch)

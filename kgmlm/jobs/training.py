@@ -14,7 +14,7 @@ from kgmlm import runs, upkeep
 from kgmlm.config import KGESettings, Settings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.jobs.running import Given, as_assignments, settings_of, train_watched
+from kgmlm.jobs.running import Given, Interrupted, as_assignments, settings_of, train_watched
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.writing import as_path, main_process
 from kgmlm.kg import ConfigError, RunError, counted
@@ -106,8 +106,24 @@ def train(
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
             _train(run, ranker, watch, options)
         if main_process():
-            further_stages(run.path, max_steps, watch)
+            _further(run.path, max_steps, watch)
         return Run(runs.open_run(path))
+
+
+def _continuing(path: Path) -> str:
+    """The command that continues a run."""
+    return f"kgmlm train --output {shlex.quote(str(path))} --resume"
+
+
+def _further(path: Path, max_steps: int | None, watch: Watcher) -> None:
+    """Do the stages after the text model; where one is interrupted, say how to continue."""
+    try:
+        further_stages(path, max_steps, _continuing(path), watch)
+    except Interrupted:
+        raise  # it has been said
+    except KeyboardInterrupt:
+        watch.tell(f"continue with: {_continuing(path)}")
+        raise
 
 
 def _check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
@@ -271,7 +287,7 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
         run,
         ranker,
         validation if "valid" in run.graph.splits else None,
-        f"kgmlm train --output {shlex.quote(str(run.path))} --resume",
+        _continuing(run.path),
         watch,
         **options | {"max_steps": options["max_steps"] or training.max_steps},
     )

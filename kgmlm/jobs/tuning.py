@@ -120,17 +120,47 @@ def rerank(
     """
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
-    folder = runs.open_run(path_of(run))
+    return train_reranker(
+        path_of(run),
+        [*set_, *as_assignments(settings)],
+        f"kgmlm rerank {shlex.quote(str(path_of(run)))} --resume",
+        config=as_path(config),
+        model=model,
+        max_steps=max_steps,
+        resume=resume,
+        overwrite=overwrite,
+        candidates=candidates,
+        max_triples=max_triples,
+        device=device,
+        watch=watcher_of(progress),
+    )
+
+
+def train_reranker(
+    path: Path,
+    assignments: Sequence[str],
+    further: str,
+    *,
+    config: Path | None = None,
+    model: str | Path | None = None,
+    max_steps: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    candidates: int | None = None,
+    max_triples: int | None = None,
+    device: str | None = None,
+    watch: Watcher,
+) -> dict[str, float]:
+    """:func:`rerank` as a part of any job that writes the run; ``further`` is the command that continues."""
+    folder = runs.open_run(path)
     _check_reranker(folder, replaced=resume or overwrite)
-    assignments = [*set_, *as_assignments(settings)]
-    trained_by = _reranker_settings(folder, as_path(config), assignments, resume)
+    trained_by = _reranker_settings(folder, config, assignments, resume)
     quiet_transformers()
-    watch = watcher_of(progress)
     if config or assignments:  # what is given now goes before what it was begun with
         max_steps = max_steps or trained_by.training.max_steps
     # What was killed between training and choosing continues with choosing.
     if not (resume and _is_trained(folder) and folder.chosen.use is None):
-        _train_reranker(folder, trained_by, model, max_steps, resume, overwrite, device, watch)
+        _train_reranker(folder, trained_by, model, max_steps, resume, overwrite, device, further, watch)
     precision = runs.open_run(folder.path / RERANKER).settings.training.precision
     reduced = "bf16" if precision == "bf16" else "fp32"
     found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only_reranking=True)
@@ -320,9 +350,10 @@ def _train_reranker(
     resume: bool,
     overwrite: bool,
     device: str | None,
+    further: str,
     watch: Watcher,
 ) -> None:
-    """Train the reranker of a run, in a run folder of its own."""
+    """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
     from kgmlm.first_stage import unit
     from kgmlm.reranker import Reranker, Use
     from kgmlm.reranking import Reranking
@@ -355,7 +386,7 @@ def _train_reranker(
         trained,
         ranker,
         validation,
-        f"kgmlm rerank {shlex.quote(str(opened.path))} --resume",
+        further,
         watch,
         first=first,
         device=device,

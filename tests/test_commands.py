@@ -1,0 +1,103 @@
+"""Each command once in a process of its own; what commands do and print is tested in this process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import TINY_SETTINGS, Cli, refused
+
+from kgmlm.cli import app
+from kgmlm.runs import open_run
+
+OLD = Path(__file__).parent / "golden" / "old-run"
+ASK = ("--head", "france", "--relation", "capital")
+TRAIN = (
+    "train",
+    "--dataset",
+    "toy",
+    "--model",
+    "scratch",
+    "--output",
+    "new",
+    "--max-steps",
+    "1",
+    *TINY_SETTINGS,
+)
+# What is typed, and a part of what is printed.
+CASES: dict[tuple[str, ...], str] = {
+    TRAIN: "max steps at step 1",
+    ("evaluate", "run"): "toy test",
+    ("rank", "run", *ASK, "-k", "2"): "(France, has the capital, ?)",
+    ("rerank", "run", "--max-steps", "1", "--max-triples", "2"): "reranking: validation MRR",
+    ("tune", "run"): "text: validation MRR",
+    ("index", "run"): "likelihood index of 31 entities",
+    ("info", "run"): "finished at step",
+    ("compare", "run", "run"): "95 % interval",
+    ("linearize", "run", *ASK): "France. country in western Europe",
+    ("config",): "[training]",
+    ("pack", "run", "--output", "packed.kgmlm"): "packed.kgmlm",
+    ("unpack", "run.kgmlm", "--output", "new"): "new",
+    ("convert", "old"): "is of format 2 now",
+    ("data", "list"): "wn18rr",
+    ("data", "prepare", "toy"): "toy: ready",
+    ("data", "check", "toy"): "as expected",
+    ("data", "show", "toy"): "capital",
+    ("data", "split", "toy", "--unseen-entities", "0.1", "--output", "new"): "unseen entit",
+}
+
+
+def paths(command: Any, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The words of each command."""
+    below = getattr(command, "commands", None)
+    return (
+        [words] if below is None else [p for name, sub in below.items() for p in paths(sub, (*words, name))]
+    )
+
+
+def test_each_command_has_a_case() -> None:
+    started = [next(p for p in paths(typer.main.get_command(app)) if case[: len(p)] == p) for case in CASES]
+    assert sorted(started) == sorted(paths(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
+def test_a_command_works(
+    command: Cli, cli: Cli, toy_run: Path, tmp_path: Path, case: tuple[str, ...]
+) -> None:
+    if "old" in case:
+        shutil.copytree(OLD, tmp_path / "old")
+    if "run" in case or "run.kgmlm" in case:
+        shutil.copytree(toy_run, tmp_path / "run")
+    if case[0] == "compare":
+        assert cli("evaluate", tmp_path / "run", "-q").returncode == 0
+    if "run.kgmlm" in case:
+        assert cli("pack", tmp_path / "run").returncode == 0
+    done = command(*case, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert CASES[case] in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if case is TRAIN:
+        assert str(open_run(tmp_path / "new").record["command"]).startswith("kgmlm train --dataset toy ")
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2(command: Cli, tmp_path: Path) -> None:
+    refused(command("evaluate", tmp_path / "none"), "does not exist")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["config"], ["data", "list", "--json"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_mistake(arguments: list[str]) -> None:
+    """As `kgmlm config | true`, with more to print than fits a buffer, and with less."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "kgmlm.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as started:
+        assert started.stdout is not None
+        started.stdout.close()
+        assert started.wait(60) == 0
+        assert started.stderr is not None
+        assert started.stderr.read() == b""
