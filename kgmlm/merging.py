@@ -112,7 +112,7 @@ class Examples:
         relations: ``(n,)``.
         labels: ``(n,)``.
         weights: ``(n,)`` how many triples each stands for.
-        halves: ``(n,)`` in which half each is.
+        folds: ``(n,)`` in which of four parts each is, at random.
     """
 
     evidence: IntArray
@@ -120,7 +120,7 @@ class Examples:
     relations: IntArray
     labels: BoolArray
     weights: FloatArray
-    halves: BoolArray
+    folds: IntArray
 
     @classmethod
     def of(cls, found: Merged, labels: BoolArray, keys: IntArray, share: float) -> Examples:
@@ -128,9 +128,9 @@ class Examples:
         draw = _mixed(keys)
         kept = labels | (draw < share)
         weights = np.where(labels, 1.0, 1 / share)
-        halves = draw * 2**20 % 2 >= 1
+        folds = (draw * 2**20).astype(np.int64) % 4
         features = found.values[:, :, : len(FEATURES)]
-        return cls(found.evidence, features, found.triples[:, 1], labels, weights, halves)[kept]
+        return cls(found.evidence, features, found.triples[:, 1], labels, weights, folds)[kept]
 
     @classmethod
     def joined(cls, several: Sequence[Examples]) -> Examples:
@@ -215,8 +215,8 @@ class Likely:
         offsets = _offsets(examples, relations, prior)
         # An example has a part in the offset of its own relation; that of the other half has not.
         own = np.empty(len(examples.labels))
-        for half in (False, True):
-            rows = examples.halves == half
+        for half in (0, 1):
+            rows = examples.folds // 2 == half
             other = _offsets(examples[~rows], relations, prior)
             own[rows] = other[examples.relations[rows]]
         lines: dict[str, Line] = {}
@@ -329,11 +329,11 @@ def _softmax_line(columns: FloatArray, examples: Examples, labeled: float) -> Li
 
 def held_out(examples: Examples, relations: int, truth: Truth) -> list[dict[str, float]]:
     """For each probability, how many candidates have it or more, how many of them validation should have, and
-    how many it has; each half by what was fitted to the other.
+    how many it has; each quarter by what was fitted to the others.
     """
     found = np.empty(len(examples.labels))
-    for half in (False, True):
-        own = examples.halves == half
+    for quarter in range(4):
+        own = examples.folds == quarter
         likely = Likely.fit(examples[~own], relations, truth.labeled)
         found[own] = likely(examples.evidence[own], examples.features[own], examples.relations[own])
     rows = []
