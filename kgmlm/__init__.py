@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.jobs import data
     from kgmlm.jobs.classifying import Classified, calibrate, classify, rank_relations
+    from kgmlm.jobs.completing import complete
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
+    from kgmlm.jobs.exporting import export
+    from kgmlm.jobs.importing import import_graph
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
     from kgmlm.jobs.packing import pack, unpack
@@ -37,7 +40,10 @@ _HOMES = {
     "calibrate": "kgmlm.jobs.classifying",
     "classify": "kgmlm.jobs.classifying",
     "compare": "kgmlm.jobs.evaluating",
+    "complete": "kgmlm.jobs.completing",
     "evaluate": "kgmlm.jobs.evaluating",
+    "export": "kgmlm.jobs.exporting",
+    "import_graph": "kgmlm.jobs.importing",
     "index": "kgmlm.jobs.indexing",
     "info": "kgmlm.jobs.information",
     "linearize": "kgmlm.jobs.showing",
@@ -66,8 +72,11 @@ __all__ = [
     "calibrate",
     "classify",
     "compare",
+    "complete",
     "data",
     "evaluate",
+    "export",
+    "import_graph",
     "index",
     "info",
     "linearize",

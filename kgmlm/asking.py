@@ -73,9 +73,9 @@ class Way:
             use = replace(ranker.reranking.use, k=self.rerank)
             ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
         ranker.reduce(self.precision == "bf16")
-        return ranker.constrained(*self._constraints(run, graph))
+        return ranker.constrained(*self.constraints(run, graph))
 
-    def _constraints(self, run: RunFolder, graph: KnowledgeGraph) -> list[Constraint]:
+    def constraints(self, run: RunFolder, graph: KnowledgeGraph) -> list[Constraint]:
         """What was asked for of a run's training, over a graph."""
         from kgmlm.constraints import Functional, Typed
         from kgmlm.signals import rows_of

@@ -423,19 +423,24 @@ def _write_table(
     pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
 
 
+def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
+    """Write the triples of each split into a folder."""
+    for split, triples in graph.splits.items():
+        columns, rows = ["head", "relation", "tail"], [list(x) for x in graph.labeled(triples)]
+        if len(false := graph.negatives.get(split, ())):
+            columns.append("label")
+            rows = [[*x, "1"] for x in rows] + [[*x, "-1"] for x in graph.labeled(np.asarray(false))]
+        _write_table(folder / split, columns, rows, False)
+
+
 def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists and is not empty; choose another --output")
+    files.check_new_folder(folder)
     with files.atomic_folder(folder, follow=True) as temporary:
-        for split, triples in graph.splits.items():
-            columns, rows = ["head", "relation", "tail"], [list(x) for x in graph.labeled(triples)]
-            if len(false := graph.negatives.get(split, ())):
-                columns.append("label")
-                rows = [[*x, "1"] for x in rows] + [[*x, "-1"] for x in graph.labeled(np.asarray(false))]
-            _write_table(temporary / split, columns, rows, False)
-        texts = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
-        _write_table(temporary / "entities", graph.entities.columns, texts)
+        write_splits(graph, temporary)
+        columns = graph.entities.columns
+        rows = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
+        _write_table(temporary / "entities", columns, rows)
         relations = [(r.label, r.name) for r in graph.relations]
         _write_table(temporary / "relations", ("label", "name"), relations)
         if card is not None:

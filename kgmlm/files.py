@@ -65,6 +65,16 @@ def check_writable(path: Path) -> None:
         )
 
 
+def check_new_folder(folder: Path) -> None:
+    """See, before long work, that a folder can be written there.
+
+    Raises:
+        DataError: when something is there already.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} exists and is not empty; choose another --output")
+
+
 @contextmanager
 def atomic_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
     """A path to write to, which takes the name ``path`` when the block ends well, and vanishes when not.

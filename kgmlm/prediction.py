@@ -216,6 +216,11 @@ class Predictor:
             explained.append(told)
         return explained
 
+    def because(self, query: Query, candidate: int) -> tuple[str, ...]:
+        """Sentences on why a candidate scores, by those signals that count and can give reasons."""
+        counting = [name for name in self.ranker.mixture.signals if name in self.ranker.signals]
+        return self._because(query, candidate, counting)
+
     def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
         """What those of some signals that can give reasons say for a candidate."""
         signals = [self.ranker.signals[name] for name in names]

@@ -41,6 +41,8 @@ CASES: dict[tuple[str, ...], str] = {
     ("compare", "run", "run"): "95 % interval",
     ("linearize", "run", *ASK): "France. country in western Europe",
     ("rules", "run"): "rules",
+    ("complete", "run", "--output", "new.parquet"): "triples with a probability",
+    ("export", "new.parquet", "--output", "new.nt"): "triples as ntriples",
     ("config",): "[training]",
     ("pack", "run", "--output", "packed.kgmlm"): "packed.kgmlm",
     ("unpack", "run.kgmlm", "--output", "new"): "new",
@@ -50,6 +52,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("data", "check", "toy"): "as expected",
     ("data", "show", "toy"): "capital",
     ("data", "split", "toy", "--unseen-entities", "0.1", "--output", "new"): "unseen entit",
+    ("data", "import", "triples.nt", "--output", "new"): "1 triple of 2 entities and 1 relation",
 }
 
 
@@ -72,12 +75,15 @@ def test_a_command_works(
 ) -> None:
     if "old" in case:
         shutil.copytree(OLD, tmp_path / "old")
-    if "run" in case or "run.kgmlm" in case:
+    if "run" in case or "run.kgmlm" in case or case[0] == "export":
         shutil.copytree(toy_run, tmp_path / "run")
     if case[0] == "rules":
         assert cli("tune", tmp_path / "run", "--add", "rules", "-q").returncode == 0
     if case[0] == "compare":
         assert cli("evaluate", tmp_path / "run", "-q").returncode == 0
+    if case[0] == "export":
+        assert cli("complete", tmp_path / "run", "--output", tmp_path / "new.parquet", "-q").returncode == 0
+    (tmp_path / "triples.nt").write_text("<http://a> <http://p> <http://b> .\n")
     if "run.kgmlm" in case:
         assert cli("pack", tmp_path / "run").returncode == 0
     done = command(*case, cwd=tmp_path)

@@ -60,6 +60,7 @@ def test_every_command_is_a_function_of_the_package() -> None:
         "rank and rules are methods of a run"
     )
     of_data = typer.main.get_command(cli.app).commands["data"].commands  # type: ignore[attr-defined]
+    of_data = of_data.keys() - {"import"}  # a word of Python's: kgmlm.import_graph
     assert all(callable(getattr(kgmlm.data, name)) for name in of_data)
     assert jobs.__doc__
 

@@ -11,10 +11,12 @@ from typing import Annotated
 import typer
 
 from kgmlm.cli.classifying import calibrate, classify
+from kgmlm.cli.completing import complete, export
 from kgmlm.cli.configuring import config
 from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
+from kgmlm.cli.importing import data_import
 from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
 from kgmlm.cli.packing import pack, unpack
@@ -29,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+data_app.command("import")(data_import)
 app.add_typer(data_app, name="data")
 for command in (
     train,
@@ -43,6 +46,8 @@ for command in (
     compare,
     linearize,
     rules,
+    complete,
+    export,
     config,
     pack,
     unpack,

@@ -1,0 +1,158 @@
+"""A list of new triples for other programs: N-Triples, TriG, CSV, JSON Lines, files for Neo4j.
+
+Knows a table with labels, names and probabilities, no graph and no run.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from kgmlm import files
+from kgmlm.kg import ConfigError
+
+BASE = "urn:kgmlm:"  # of IRIs for labels that are none
+DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
+REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
+_IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\x00-\x20<>\"{}|^`\\]+")
+_BLANK = re.compile(r"_:[A-Za-z0-9]+")
+
+
+def node(label: str, base: str = BASE) -> str:
+    """A label as a node of RDF: an IRI or a blank node as it is, others behind a base.
+
+    >>> node("http://ex.org/a"), node("_:b1"), node("body part")
+    ('<http://ex.org/a>', '_:b1', '<urn:kgmlm:body%20part>')
+    """
+    if _BLANK.fullmatch(label):
+        return label
+    return f"<{label}>" if _IRI.fullmatch(label) else f"<{base}{quote(label, safe='')}>"
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows as dictionaries, some at a time."""
+    for batch in table.to_batches(1 << 14):
+        yield from batch.to_pylist()
+
+
+def _statement(row: dict[str, Any], base: str) -> str:
+    return " ".join(node(row[name], base) for name in ("head", "relation", "tail"))
+
+
+def _literal(probability: float) -> str:
+    return f'"{probability!r}"^^<{DOUBLE}>'
+
+
+def _ntriples(table: pa.Table, file: TextIO, base: str) -> None:
+    """The triples alone, without their probabilities."""
+    file.writelines(f"{_statement(row, base)} .\n" for row in _rows(table))
+
+
+def _rdf_star(table: pa.Table, file: TextIO, base: str) -> None:
+    """N-Triples of RDF 1.2: each triple, a node that reifies it, and that node's probability."""
+    for number, row in enumerate(_rows(table), 1):
+        statement = _statement(row, base)
+        file.write(f"{statement} .\n_:new{number} <{REIFIES}> <<( {statement} )>> .\n")
+        file.write(f"_:new{number} <{base}probability> {_literal(row['probability'])} .\n")
+
+
+def _trig(table: pa.Table, file: TextIO, base: str) -> None:
+    """Each triple in a graph of its own, which has the probability."""
+    for number, row in enumerate(_rows(table), 1):
+        graph = f"<{base}new/{number}>"
+        file.write(f"{graph} {{ {_statement(row, base)} . }}\n")
+        file.write(f"{graph} <{base}probability> {_literal(row['probability'])} .\n")
+
+
+def _csv(table: pa.Table, file: TextIO, base: str) -> None:
+    """All columns, with a header."""
+    writer = csv.DictWriter(file, table.column_names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_rows(table))
+
+
+def _jsonl(table: pa.Table, file: TextIO, base: str) -> None:
+    """All columns, an object on each line."""
+    for row in _rows(table):
+        there = {name: value for name, value in row.items() if value is not None}
+        file.write(json.dumps(there, ensure_ascii=False) + "\n")
+
+
+FORMATS: dict[str, Callable[[pa.Table, TextIO, str], None]] = {
+    "ntriples": _ntriples,
+    "rdf-star": _rdf_star,
+    "trig": _trig,
+    "csv": _csv,
+    "jsonl": _jsonl,
+}
+SUFFIXES = {".nt": "ntriples", ".trig": "trig", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+FOLDER = "neo4j"  # the one format that is a folder
+
+
+def format_for(output: Path, format: str | None) -> str:
+    """Which format to write.
+
+    Raises:
+        ConfigError: when the name does not say it, or there is no such format.
+    """
+    known = (*FORMATS, FOLDER)
+    if format is None:
+        format = SUFFIXES.get(output.suffix.casefold())
+        if format is None:
+            raise ConfigError(
+                f"{output}: its name does not say the format ({', '.join(SUFFIXES)}); --format names one of "
+                f"{', '.join(known)}"
+            )
+    if format not in known:
+        raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
+    return format
+
+
+def write_export(table: pa.Table, output: Path, format: str, base: str = BASE) -> None:
+    """Write a list, whole or not at all.
+
+    Args:
+        table: labels, names and probabilities, as ``kgmlm complete`` lists them.
+        format: a key of :data:`FORMATS`, or "neo4j": a folder with nodes.csv and edges.csv.
+        base: of the IRIs of labels that are none.
+
+    Raises:
+        DataError: when the folder is there and has something in it.
+        ConfigError: when the base is no IRI.
+    """
+    if not _IRI.fullmatch(base):
+        raise ConfigError(f"'{base}' is no IRI that IRIs could begin with, such as {BASE}")
+    if format != FOLDER:
+        with (
+            files.atomic_file(output, follow=True) as path,
+            path.open("w", encoding="utf-8", newline="") as file,
+        ):
+            FORMATS[format](table, file, base)
+        return
+    files.check_new_folder(output)
+    with files.atomic_folder(output, follow=True) as folder:
+        _neo4j(table, folder)
+
+
+def _neo4j(table: pa.Table, folder: Path) -> None:
+    """``nodes.csv`` and ``edges.csv`` with the headers of `neo4j-admin database import`."""
+    nodes: dict[str, str] = {}
+    with (folder / "edges.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([":START_ID", ":END_ID", ":TYPE", "name", "probability:double"])
+        for row in _rows(table):
+            nodes.setdefault(row["head"], row["head_name"])
+            nodes.setdefault(row["tail"], row["tail_name"])
+            ends = (row["head"], row["tail"], row["relation"], row["relation_name"])
+            writer.writerow([*ends, repr(row["probability"])])
+    with (folder / "nodes.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["label:ID", "name", ":LABEL"])
+        writer.writerows([label, name, "Entity"] for label, name in nodes.items())

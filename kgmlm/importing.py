@@ -1,0 +1,290 @@
+"""Files of statements made a dataset folder; triples go through the disk, so that only texts are in memory.
+
+Shapes: n triples of a part, N entities.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kgmlm.cards import Card, Counts, write_card
+from kgmlm.filters import distinct_triples
+from kgmlm.kg import BoolArray, DataError, IntArray
+from kgmlm.statements import Kind
+from kgmlm.tables import header_columns
+
+_HEADS = 1 << 16  # head ids of one part on disk
+_BUFFERED = 1 << 19  # triples in memory before they go to disk
+_ROWS = 1 << 16  # rows of a table that are strings at one time
+# A property of Wikidata in RDF is named where it is an entity.
+_DIRECT = ("http://www.wikidata.org/prop/direct/", "http://www.wikidata.org/entity/")
+
+
+def name_of(label: str) -> str:
+    """Words for an IRI that no text names: its last part.
+
+    >>> name_of("http://dbpedia.org/resource/S%C3%A3o_Paulo"), name_of("http://schema.org/birthPlace")
+    ('São Paulo', 'birthPlace')
+    """
+    last = re.split(r"[/#]", label.rstrip("/#"))[-1]
+    return " ".join(unquote(last).replace("_", " ").split()) or label
+
+
+def words_of(label: str) -> str:
+    """Words for a relation that no text names.
+
+    >>> words_of("http://dbpedia.org/ontology/birthPlace"), words_of("P31")
+    ('birth place', 'P31')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])(.)", lambda found: f" {found[1].lower()}", name_of(label))
+
+
+class Texts:
+    """The best text of each entity and kind, by language, then by predicate, then by which came first.
+
+    Args:
+        languages: those that are wanted, the best first. ``mul`` (Wikidata's for any language) and texts
+            without a language come after them, other languages do not count.
+    """
+
+    def __init__(self, languages: Sequence[str]) -> None:
+        self.languages = [language.casefold() for language in languages]
+        self.best: dict[Kind, dict[int, tuple[int, int, str]]] = {"name": {}, "description": {}}
+        self.aliases: dict[int, dict[str, None]] = {}
+
+    def rank(self, language: str) -> int | None:
+        """How good a language is, 0 the best; None when it is not wanted. ``en`` wants ``en-GB``, too."""
+        language = language.casefold()
+        for at, wanted in enumerate(self.languages):
+            if language == wanted:
+                return 2 * at
+            if language.startswith(f"{wanted}-"):
+                return 2 * at + 1
+        return 2 * len(self.languages) + (language == "") if language in ("mul", "") else None
+
+    def add(self, entity: int, kind: Kind, value: str, language: str, order: int) -> bool:
+        """Keep a text, in single spaces, if it is the best so far; whether its language is wanted."""
+        rank = self.rank(language)
+        if rank is None:
+            return False
+        text = " ".join(value.encode(errors="replace").decode().split())  # JSON may hold halves of characters
+        if not text:
+            return True
+        if kind == "alias":
+            self.aliases.setdefault(entity, {})[text] = None
+            return True
+        best = self.best[kind].get(entity)
+        if best is None or (rank, order) < best[:2]:
+            self.best[kind][entity] = (rank, order, text)
+        return True
+
+    def of(self, entity: int, kind: Kind) -> str:
+        """The text of an entity; empty where there is none."""
+        return self.best[kind].get(entity, (0, 0, ""))[2]
+
+
+class Importer:
+    """A listener that makes a dataset folder: texts and labels in memory, triples in files by head.
+
+    Args:
+        folder: where it writes; nothing else is there.
+        languages: as of :class:`Texts`.
+    """
+
+    def __init__(self, folder: Path, languages: Sequence[str]) -> None:
+        self.folder = folder
+        self.texts = Texts(languages)
+        self.ids: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.told = 0
+        self._parts = folder / "parts"
+        self._buffer = array("q")
+
+    # --- what a listener is told
+
+    def triple(self, head: str, relation: str, tail: str) -> None:
+        """Keep a triple."""
+        ids = self.ids
+        self._buffer.extend([ids.setdefault(label, len(ids)) for label in (head, relation, tail)])
+        if len(self._buffer) >= 3 * _BUFFERED:
+            self._spill()
+
+    def text(self, subject: str, kind: Kind, value: str, language: str, order: int) -> None:
+        """Keep a text, where it is wanted."""
+        if not self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order):
+            self.counts["texts in other languages"] += 1
+
+    def left_out(self, why: str) -> None:
+        """Count it."""
+        self.counts[why] += 1
+
+    def new_blank(self) -> str:
+        """``_:b1`` and so on, through all files."""
+        self.counts["blank nodes"] += 1
+        return f"_:b{self.counts['blank nodes']}"
+
+    # --- triples on disk
+
+    def _spill(self) -> None:
+        """Append the triples in memory to their parts."""
+        if not self._buffer:
+            return
+        triples = np.frombuffer(self._buffer, np.int64).reshape(-1, 3)
+        self.told += len(triples)
+        self._parts.mkdir(exist_ok=True)
+        parts = triples[:, 0] // _HEADS
+        order = np.argsort(parts, kind="stable")
+        triples, parts = triples[order], parts[order]
+        starts = np.flatnonzero(np.diff(parts, prepend=-1))
+        for start, end in zip(starts, [*starts[1:], len(parts)], strict=True):
+            with (self._parts / str(parts[start])).open("ab") as file:
+                file.write(triples[start:end].tobytes())
+        self._buffer = array("q")
+
+    def _distinct(self) -> Iterator[IntArray]:
+        """All triples, each once, sorted; a part at a time."""
+        for part in sorted(self._parts.iterdir(), key=lambda path: int(path.name)):
+            yield distinct_triples(np.fromfile(part, np.int64))
+
+    # --- the folder
+
+    def write(self, card_of: tuple[str, str]) -> dict[str, Any]:
+        """Write the dataset; what is in it and what was left out.
+
+        Args:
+            card_of: the name of the dataset, and a sentence on where it is from.
+
+        Raises:
+            DataError: when no file had a triple.
+        """
+        self._spill()
+        if not self.told:
+            left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
+            raise DataError(f"no triple links two entities in what was read (left out: {left or 'nothing'})")
+        labels = list(self.ids)
+        self.ids = {}
+        entity_N, relation_N = (np.zeros(len(labels), np.bool_) for _ in range(2))
+        written = self._write_triples(labels, entity_N, relation_N)
+        shutil.rmtree(self._parts)
+        unnamed = self._write_entities(labels, entity_N)
+        unnamed_relations = self._write_relations(labels, relation_N)
+        entities, relations = int(entity_N.sum()), int(relation_N.sum())
+        name, origin = card_of
+        counts = Counts(entities=entities, relations=relations, unseen=0, train=written, valid=0, test=0)
+        license = "that of the original data"
+        card = Card(name=name, title=name, description=origin, license=license, citation="", counts=counts)
+        write_card(card, self.folder)
+        return {
+            "entities": entities,
+            "relations": relations,
+            "triples": written,
+            "repeated": self.told - written,
+            "entities without a name": unnamed,
+            "relations without a name": unnamed_relations,
+            "entities without a description": entities
+            - len(self.texts.best["description"].keys() & set(np.flatnonzero(entity_N).tolist())),
+            "left out": dict(self.counts - Counter({"blank nodes": self.counts["blank nodes"]})),
+            "blank nodes": self.counts["blank nodes"],
+        }
+
+    def _write_triples(self, labels: list[str], entity_N: BoolArray, relation_N: BoolArray) -> int:
+        """Write ``train``, and mark what it has."""
+        column = pa.array(labels, pa.large_string())
+        first = next(self._distinct())[0]
+        written = 0
+        tsv = header_columns([labels[i] for i in first]) is None
+        with _Table(self.folder / "train", ("head", "relation", "tail"), tsv) as table:
+            for triples in self._distinct():
+                entity_N[triples[:, [0, 2]]] = True
+                relation_N[triples[:, 1]] = True
+                written += len(triples)
+                for start in range(0, len(triples), _ROWS):
+                    table.write([column.take(pa.array(ids)) for ids in triples[start : start + _ROWS].T])
+        return written
+
+    def _write_entities(self, labels: list[str], entity_N: BoolArray) -> int:
+        """Write ``entities``; how many have no name but their label's."""
+        texts = self.texts
+        unnamed = 0
+        header = ("label", "name", "description", *(["aliases"] if texts.aliases else []))
+        with _Table(self.folder / "entities", header, header=True) as table:
+            for ids in _chunks(np.flatnonzero(entity_N)):
+                names = [texts.of(i, "name") for i in ids]
+                unnamed += sum(not name for name in names)
+                columns = [
+                    [labels[i] for i in ids],
+                    [name or name_of(labels[i]) for i, name in zip(ids, names, strict=True)],
+                    [texts.of(i, "description") for i in ids],
+                ]
+                if texts.aliases:
+                    columns.append(
+                        [
+                            json.dumps([x for x in texts.aliases.get(i, ()) if x != name], ensure_ascii=False)
+                            for i, name in zip(ids, names, strict=True)
+                        ]
+                    )
+                table.write([pa.array(column, pa.large_string()) for column in columns])
+        return unnamed
+
+    def _write_relations(self, labels: list[str], relation_N: BoolArray) -> int:
+        """Write ``relations``; how many have no name but their label's."""
+        ids = np.flatnonzero(relation_N).tolist()
+        names = {labels[i]: self.texts.of(i, "name") for i in ids}
+        direct, entity = _DIRECT
+        unnamed = {entity + x.removeprefix(direct): x for x, name in names.items() if not name}
+        for i in (i for i, label in enumerate(labels) if label in unnamed):
+            names[unnamed[labels[i]]] = self.texts.of(i, "name")
+        with _Table(self.folder / "relations", ("label", "name"), header=True) as table:
+            columns = [list(names), [name or words_of(label) for label, name in names.items()]]
+            table.write([pa.array(column, pa.large_string()) for column in columns])
+        return sum(not name for name in names.values())
+
+
+def _chunks(ids: IntArray) -> Iterator[list[int]]:
+    """Ids, a table's worth of rows at a time."""
+    for start in range(0, len(ids), _ROWS):
+        yield ids[start : start + _ROWS].tolist()
+
+
+class _Table:
+    """A table written a chunk at a time: TSV, or Parquet where TSV is not safe.
+
+    No field has a tab or a line break: IRIs cannot, and texts are cleaned of them.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], tsv: bool = True, header: bool = False) -> None:
+        self.schema = pa.schema([(name, pa.large_string()) for name in columns])
+        self.tsv = tsv
+        if tsv:
+            self.file: Any = path.with_name(f"{path.name}.tsv").open("w", encoding="utf-8", newline="")
+            if header:
+                self.file.write("\t".join(columns) + "\n")
+        else:
+            self.file = pq.ParquetWriter(path.with_name(f"{path.name}.parquet"), self.schema)
+
+    def __enter__(self) -> _Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, columns: Sequence[pa.Array]) -> None:
+        """Append rows."""
+        if not self.tsv:
+            self.file.write_table(pa.table(list(columns), schema=self.schema))
+            return
+        lines = pc.binary_join_element_wise(*columns, pa.scalar("\t", pa.large_string()))
+        self.file.writelines(f"{line}\n" for line in lines.to_pylist())

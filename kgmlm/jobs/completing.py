@@ -1,0 +1,390 @@
+"""List the triples that a graph lacks, best first; in parts that any number of processes make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kgmlm import files, runs
+from kgmlm.asking import Way, read_entities
+from kgmlm.enumerating import asked_queries
+from kgmlm.filters import FilterIndex
+from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import ConfigError, IntArray, Queries, Query, RunError, Target
+from kgmlm.listing import check_validation, estimate, listed, measured, write_list
+from kgmlm.locks import locked
+from kgmlm.parts import Parts, Shard
+from kgmlm.resolver import Resolver
+from kgmlm.run import Run, path_of
+from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+
+if TYPE_CHECKING:
+    from kgmlm.completing import Completer
+    from kgmlm.prediction import Predictor
+
+PART = 1024  # queries
+Made = Callable[[int], None]  # told how many queries a part had
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked, and how; the same plan has the same parts in any process.
+
+    Attributes:
+        run: the run's folder.
+        folder: where parts go.
+        relations: labels of those that are asked about; None is all.
+        known: the splits that are never listed.
+        part_size: queries of a part.
+    """
+
+    run: Path
+    folder: Path
+    way: Way
+    top: int
+    known: tuple[str, ...]
+    relations: tuple[str, ...] | None
+    batch_size: int
+    part_size: int
+
+    @cached_property
+    def opened(self) -> runs.RunFolder:
+        """The run."""
+        return runs.open_run(self.run)
+
+    @property
+    def graph(self) -> KnowledgeGraph:
+        """Its graph."""
+        return self.opened.graph
+
+    @cached_property
+    def asked(self) -> IntArray:
+        """Ids of the relations that are asked about."""
+        if self.relations is None:
+            return np.arange(len(self.graph.relations))
+        return np.array(sorted(self.graph.relations.index[label] for label in self.relations), np.int64)
+
+    @cached_property
+    def queries(self) -> Queries:
+        """All queries, in the order of the parts."""
+        from kgmlm.constraints import Possible
+
+        train, count = self.graph.splits["train"], len(self.graph.entities)
+        possible = Possible.anything(len(self.graph.relations))
+        possible = possible.met(*self.way.constraints(self.opened, self.graph))
+        return asked_queries(
+            train,
+            count,
+            self.asked,
+            lambda relation, tails: possible.askable(relation, tails, count),
+            self.way.typed,
+        )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The folder of parts, laid where it is not there yet."""
+        count = -(-len(self.queries) // self.part_size)
+        return Parts.open(self.folder, count, self.about())
+
+    def about(self) -> dict[str, Any]:
+        """What parts depend on."""
+        from kgmlm.chosen import fingerprints
+
+        graph = self.graph
+        digest = hashlib.sha256()
+        for split in dict.fromkeys(("train", "valid", *self.known)):
+            digest.update(np.ascontiguousarray(graph.triples(split)).tobytes())
+        for label in (*graph.entities.column("label"), *(r.label for r in graph.relations)):
+            digest.update(label.encode() + b"\0")
+        run = {**fingerprints(self.run), "weights": files.sha256(self.run / runs.MIXTURE)}
+        return {
+            "kgmlm": "parts of a completion, format 1",
+            "run": hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest(),
+            "graph": digest.hexdigest(),
+            "relations": None if self.relations is None else sorted(self.relations),
+            "known": list(self.known),
+            "top": self.top,
+            "typed": self.way.typed,
+            "functional": self.way.functional,
+            "scores": self.way.scores,
+            "precision": self.way.precision,
+            "batch_size": self.batch_size,
+            "queries": len(self.queries),
+            "part_size": self.part_size,
+        }
+
+    def of(self, number: int) -> Queries:
+        """The queries of a part."""
+        return self.queries[slice(number * self.part_size, (number + 1) * self.part_size)]
+
+    def completer(self, watch: Watcher) -> Completer:
+        """The opened model."""
+        from kgmlm.completing import Completer
+
+        quiet_transformers()
+        graph = self.graph
+        ranker = self.way.ranker(self.opened, graph)
+        read_entities(ranker, watch, self.batch_size)
+        false = [graph.negatives[split] for split in self.known if split in graph.negatives]
+        known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
+        index = FilterIndex(known, len(graph.entities))
+        return Completer(ranker, graph.context.answers, index, self.top, self.batch_size)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is listed of the parts; it changes none of them."""
+
+    min_probability: float = 0.5
+    lacking: float = 1.0
+    report: str | None = None
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: for a number out of range.
+        """
+        if not 0 <= self.min_probability <= 1:
+            raise ConfigError(f"a probability is from 0 to 1, not {self.min_probability}")
+        if not 0 < self.lacking < float("inf"):
+            raise ConfigError(f"the graph must lack some triples: lacking is above 0, not {self.lacking}")
+
+
+def complete(
+    run: Run | str | Path,
+    output: str | Path,
+    *,
+    min_probability: float = 0.5,
+    lacking: float = 1.0,
+    relations: Sequence[str] | None = None,
+    top: int = 10,
+    typed: bool = False,
+    functional: bool = False,
+    known: Sequence[str] | None = None,
+    report: str | None = None,
+    explain: bool = False,
+    scores: str = "all",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    device: str | None = None,
+    batch_size: int = 64,
+    part_size: int = PART,
+    workers: int = 1,
+    shard: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """List the triples that a run's graph lacks, the most probable first.
+
+    Every (entity, relation, side) that training has is asked. Parts are kept in ``OUTPUT.parts``: the same
+    call continues where it was. Probabilities are fitted to what the same queries list of hidden validation.
+
+    Args:
+        output: the Parquet file to write.
+        min_probability: list no triple below it.
+        lacking: how many true triples no known split has, in times those of validation: an assumption.
+        relations: labels or names of those that are asked about; None is all.
+        top: answers kept of each query.
+        typed: only entities whose types fit answer, and all whose types fit are asked about.
+        functional: nothing is asked for that training has, where it has one answer per entity.
+        known: the splits that are never listed, training always; None is all.
+        report: a split that is not among these, of which it is counted how many are listed.
+        explain: add the rules that predict a triple.
+        workers: processes that score, each with the model in memory.
+        shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
+
+    Returns:
+        The manifest: settings, counts, how probabilities were estimated, the report.
+
+    Raises:
+        RunError: when the parts of another run or of other settings are there, or a worker was killed.
+        ConfigError: for splits that do not go together.
+        DataError: when the graph has no validation triples.
+    """
+    target = Path(output)
+    files.check_writable(target)
+    part = Shard() if shard is None else Shard.parse(shard)
+    wanted = Wanted(min_probability, lacking, report, explain)
+    way = Way(scores, False, typed, functional, rerank=0, precision=precision, device=device)
+    folder = runs.open_run(path_of(run))
+    splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
+    where = target.with_name(f"{target.name}.parts")
+    plan = Plan(folder.path, where, way, top, splits, labels, batch_size, part_size)
+    _check(plan, wanted)
+    with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
+        seconds, scored = _score(plan, part, workers, watch)
+        made = {"queries scored": scored, "seconds": round(seconds, 1)}
+        if shard is None:
+            return _list(plan, target, wanted, watch) | made
+        return {"shard": shard, "parts": plan.parts.count, "missing": len(plan.parts.missing()), **made}
+
+
+def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
+    """The splits that are never listed, in the graph's order."""
+    graph.triples("valid")  # says how to make one
+    splits = set(graph.splits if known is None else ("train", *known))
+    for split in (*splits, *([report] if report else [])):
+        graph.triples(split)
+    if report in splits:
+        how = (
+            "name the others: --known train,valid"
+            if known is None
+            else f"leave it out of --known for {report}"
+        )
+        raise ConfigError(f"{report} is known, so nothing of it can be listed; {how}")
+    return tuple(split for split in graph.splits if split in splits)
+
+
+def _labels(graph: KnowledgeGraph, relations: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Labels of some relations, each once, by labels or names."""
+    if relations is None:
+        return None
+    find = Resolver(graph)
+    return tuple(graph.relations[r].label for r in sorted({find.relation(name) for name in relations}))
+
+
+def _score(plan: Plan, shard: Shard, workers: int, watch: Watcher) -> tuple[float, int]:
+    """Make the parts of a shard that are missing; how long it took, and how many queries were asked."""
+    missing = plan.parts.missing(shard)
+    whole = [n for n in range(plan.parts.count) if shard.has(n)]
+    sizes = {n: min(plan.part_size, len(plan.queries) - n * plan.part_size) for n in whole}
+    total, scored = sum(sizes.values()), sum(sizes[n] for n in missing)
+    if scored < total:
+        watch("asking queries", total - scored, total)
+        done = len(whole) - len(missing)
+        watch.tell(
+            f"{done:,} of {len(whole):,} parts are there; continuing" if missing else "all parts are there"
+        )
+    began = time.monotonic()
+    if missing:
+        made = _in_processes if workers > 1 and len(missing) > 1 else _here
+        for n in made(plan, missing, workers, watch):
+            watch("asking queries", n, total)
+    return time.monotonic() - began, scored
+
+
+def _here(plan: Plan, numbers: Sequence[int], workers: int, watch: Watcher) -> Iterator[int]:
+    """Make parts in this process; yields how many queries were asked."""
+    completer = plan.completer(watch)
+    for number in numbers:
+        queries = plan.of(number)
+        plan.parts.write(number, completer.part(queries))
+        yield len(queries)
+
+
+_worker: dict[str, Any] = {}  # the plan and the model of a worker process
+
+
+def _begin(plan: Plan, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    _worker.update(plan=plan, completer=plan.completer(Watcher()))
+
+
+def _make(number: int) -> int:
+    plan: Plan = _worker["plan"]
+    queries = plan.of(number)
+    plan.parts.write(number, _worker["completer"].part(queries))
+    return len(queries)
+
+
+def _in_processes(plan: Plan, numbers: Sequence[int], workers: int, watch: Watcher) -> Iterator[int]:
+    """Make parts in processes of their own; yields how many queries were asked."""
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    import torch
+
+    count = min(workers, len(numbers))
+    threads = max(1, torch.get_num_threads() // count)
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (plan, threads))
+    try:
+        for future in as_completed([pool.submit(_make, number) for number in numbers]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise RunError(
+            "a worker process ended, perhaps for lack of memory; the same command continues, best with fewer "
+            "--workers"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
+    """Merge all parts and write the list; its manifest."""
+    graph = plan.graph
+    predictor = _explainer(plan) if wanted.explain else None
+    signals = _signals(plan)
+    likely, truth, figures = estimate(plan.parts, graph, signals, plan.asked, plan.known, wanted.lacking)
+    best = listed(plan.parts, signals, likely, truth, wanted.min_probability)
+    manifest: dict[str, Any] = {
+        **plan.about(),
+        "made by": str(plan.run),
+        "min_probability": wanted.min_probability,
+        "listed": len(best),
+        "probabilities": figures,
+    }
+    if wanted.report is not None:
+        manifest["report"] = measured(best, graph, wanted.report, plan.asked)
+
+    def because(triple: IntArray, side: Target) -> str:
+        assert predictor is not None
+        h, r, t = triple.tolist()
+        query, candidate = (Query(h, r, "tail"), t) if side == "tail" else (Query(t, r, "head"), h)
+        return "; ".join(predictor.because(query, candidate))
+
+    write_list(
+        target, graph, best, signals, manifest, because if wanted.explain else None,
+        lambda n: watch("writing triples", n, len(best)),
+    )  # fmt: skip
+    return {"output": str(target)} | manifest
+
+
+def _signals(plan: Plan) -> tuple[str, ...]:
+    """The signals of the parts, as the first one has them."""
+    import pyarrow.parquet as pq
+
+    from kgmlm.merging import FEATURES
+
+    if not plan.parts.count:
+        return ()
+    names = pq.read_schema(plan.parts.path(0)).names
+    return tuple(names[names.index(FEATURES[-1]) + 1 :])
+
+
+def _explainer(plan: Plan) -> Predictor:
+    """What gives reasons."""
+    from kgmlm.prediction import Predictor
+
+    quiet_transformers()
+    return Predictor(plan.graph, plan.way.ranker(plan.opened, plan.graph))
+
+
+def _check(plan: Plan, wanted: Wanted) -> None:
+    """See, before long work, that there is what probabilities and reasons are made of.
+
+    Raises:
+        DataError: when there is nothing to estimate probabilities with.
+        ConfigError: when no signal of the run can say why.
+    """
+    from kgmlm.signals import SIGNALS, Reasoned
+
+    check_validation(plan.graph, plan.asked)
+    run = plan.opened
+    if wanted.explain and not any(
+        issubclass(SIGNALS[name], Reasoned) for name in run.chosen.mixture.signals if name in SIGNALS
+    ):
+        raise ConfigError(
+            f"{run.path} has no rules, which alone say why; `kgmlm tune {run.path} --add rules` mines some"
+        )

@@ -1,0 +1,46 @@
+"""Write a list of new triples for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kgmlm import files
+from kgmlm.exporting import BASE, FOLDER, format_for, write_export
+from kgmlm.listing import read_list
+
+
+def export(
+    triples: str | Path,
+    output: str | Path,
+    *,
+    format: str | None = None,
+    min_probability: float = 0.0,
+    base: str = BASE,
+) -> dict[str, Any]:
+    """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, JSON Lines, or files for Neo4j.
+
+    Args:
+        triples: the Parquet file.
+        output: the file to write; of neo4j a folder.
+        format: ntriples, rdf-star, trig, csv, jsonl or neo4j; None goes by the file's name.
+        min_probability: leave out triples below it.
+        base: what the IRIs of labels begin with that are none.
+
+    Returns:
+        What was written: ``output``, ``format``, ``triples``.
+
+    Raises:
+        DataError: when there is no such list.
+        ConfigError: when there is no such format.
+    """
+    import pyarrow.compute as pc
+
+    target = Path(output)
+    chosen = format_for(target, format)
+    if chosen != FOLDER:
+        files.check_writable(target)
+    table, _ = read_list(Path(triples))
+    table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
+    write_export(table, target, chosen, base)
+    return {"output": str(target), "format": chosen, "triples": len(table)}
