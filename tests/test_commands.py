@@ -41,6 +41,8 @@ CASES: dict[tuple[str, ...], str] = {
     ("compare", "run", "run"): "95 % interval",
     ("linearize", "run", *ASK): "France. country in western Europe",
     ("rules", "run"): "rules",
+    ("calibrate", "larger"): "log-loss",
+    ("classify", "larger", "triples.tsv"): "probability",
     ("complete", "run", "--output", "new.parquet"): "triples with a probability",
     ("export", "new.parquet", "--output", "new.nt"): "triples as ntriples",
     ("config",): "[training]",
@@ -81,8 +83,12 @@ def test_a_command_works(
         assert cli("tune", tmp_path / "run", "--add", "rules", "-q").returncode == 0
     if case[0] == "compare":
         assert cli("evaluate", tmp_path / "run", "-q").returncode == 0
+    if "larger" in case:
+        trained = (*TRAIN[:2], "europe", *TRAIN[3:6], tmp_path / "larger", *TRAIN[7:])
+        assert cli(*trained).returncode == 0
     if case[0] == "export":
         assert cli("complete", tmp_path / "run", "--output", tmp_path / "new.parquet", "-q").returncode == 0
+    (tmp_path / "triples.tsv").write_text("Italy\tborders\tFrance\n")
     (tmp_path / "triples.nt").write_text("<http://a> <http://p> <http://b> .\n")
     if "run.kgmlm" in case:
         assert cli("pack", tmp_path / "run").returncode == 0
