@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import store
 import torch
 import typer
 
@@ -202,7 +203,7 @@ def main(
         keys = ("run", "dataset", "split", "rung")
         new = {tuple(r.get(k) for k in keys) for r in rows}
         kept = [r for r in before if tuple(r.get(k) for k in keys) not in new]
-        output.write_text(json.dumps({"rows": [*kept, *rows]}, indent=2) + "\n", "utf-8")
+        store.write_rows(output, [*kept, *rows])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+import store
 import typer
 
 import kgmlm
@@ -131,7 +132,7 @@ def main(
         print(name, split, variant, shown, row.get("test", ""), row["cpu_minutes"], "min", flush=True)
         rows.append(row)
         if output is not None:
-            output.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
+            store.write_rows(output, rows)
 
 
 if __name__ == "__main__":

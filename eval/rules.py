@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import store
 import torch
 import typer
 
@@ -108,7 +109,7 @@ def main(
         before = json.loads(output.read_text("utf-8"))["rows"] if output.exists() else []
         new = {(r["dataset"], r["split"]) for r in rows}
         kept = [r for r in before if (r["dataset"], r["split"]) not in new]
-        output.write_text(json.dumps({"rows": [*kept, *rows]}, indent=2) + "\n", "utf-8")
+        store.write_rows(output, [*kept, *rows])
 
 
 if __name__ == "__main__":

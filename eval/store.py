@@ -25,3 +25,9 @@ def evaluations() -> dict[str, dict[str, Any]]:
 def runs() -> dict[str, dict[str, Any]]:
     """All runs by id."""
     return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted(RUNS.glob("*.toml"))}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSON, a line each."""
+    lines = ",\n".join(map(json.dumps, rows))
+    path.write_text(f'{{"rows": [\n{lines}\n]}}\n', "utf-8")
