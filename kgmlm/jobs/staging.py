@@ -8,6 +8,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,9 @@ def choose_recipe(
     if "valid" not in graph.splits:
         watch.tell("no validation triples: no weights are chosen, and the text model ranks alone")
         recipe = replace(recipe, stages=("text",))
+    if "index" in recipe.stages and find_spec("faiss") is None:
+        watch.tell("no index is built, since FAISS is not installed (`pip install kgmlm[cpu]`)")
+        recipe = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage != "index"))
     if minutes is not None:
         if in_several_processes():
             raise RunError("--minutes times the steps of one process")
