@@ -66,7 +66,7 @@ def choose_recipe(
         watch.tell("no validation triples: no weights are chosen, and the text model ranks alone")
         recipe = replace(recipe, stages=("text",))
     if "index" in recipe.stages and find_spec("faiss") is None:
-        watch.tell("no index is built, since FAISS is not installed (`pip install kgmlm[cpu]`)")
+        watch.tell("no index is built, since FAISS is not installed: pip install '.[cpu]'")
         recipe = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage != "index"))
     if minutes is not None:
         if in_several_processes():
