@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.jobs import data
-    from kgmlm.jobs.classifying import Classified, calibrate, classify, rank_relations
+    from kgmlm.jobs.classifying import calibrate, classify, rank_relations
     from kgmlm.jobs.completing import complete
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.exporting import export
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
     from kgmlm.jobs.packing import pack, unpack
+    from kgmlm.jobs.serving import serve
     from kgmlm.jobs.showing import linearize
     from kgmlm.jobs.training import train
     from kgmlm.jobs.tuning import rerank, tune
+    from kgmlm.judging import Classified
     from kgmlm.kg import EntityTable, KgmlmError
     from kgmlm.prediction import Predictor, open_predictor
     from kgmlm.run import Run, open_run
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Classified": "kgmlm.jobs.classifying",
+    "Classified": "kgmlm.judging",
     "Comparison": "kgmlm.jobs.evaluating",
     "EntityTable": "kgmlm.kg",
     "Info": "kgmlm.jobs.information",
@@ -54,6 +56,7 @@ _HOMES = {
     "open_run": "kgmlm.run",
     "rank_relations": "kgmlm.jobs.classifying",
     "rerank": "kgmlm.jobs.tuning",
+    "serve": "kgmlm.jobs.serving",
     "train": "kgmlm.jobs.training",
     "tune": "kgmlm.jobs.tuning",
 }
@@ -86,6 +89,7 @@ __all__ = [
     "pack",
     "rank_relations",
     "rerank",
+    "serve",
     "train",
     "tune",
     "unpack",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import Query, QueryError
@@ -46,7 +46,7 @@ class Resolver:
             )
             more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
             raise QueryError(f"'{text}' names {len(found)} entities; give a label: {listed}{more}")
-        raise QueryError(f"no entity has the label or name '{text}'{self._nearest(text, self._by_name)}")
+        raise QueryError(f"no entity has the label or name '{text}'{_meant(self.near(text))}")
 
     def relation(self, text: str) -> int:
         """Id of a relation by label or name.
@@ -68,14 +68,12 @@ class Resolver:
             raise QueryError(f"'{text}' names {len(found)} relations; give a label: {labels}")
         raise QueryError(
             f"no relation has the label or name '{text}'"
-            + self._nearest(text, [*by_name, *(r.label for r in relations)])
+            + _meant(_nearest(text, [*by_name, *(r.label for r in relations)]))
         )
 
-    @staticmethod
-    def _nearest(text: str, among: Any) -> str:
-        among = list({name.casefold(): name for name in among}.values())
-        near = difflib.get_close_matches(text.casefold(), among, n=3, cutoff=0.5)
-        return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    def near(self, text: str) -> list[str]:
+        """Names of entities that are like an unknown one."""
+        return _nearest(text, self._by_name)
 
     def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:
         """A query from a relation and exactly one of head and tail.
@@ -88,3 +86,12 @@ class Resolver:
         known = head if head is not None else tail
         assert known is not None
         return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
+
+
+def _nearest(text: str, among: Iterable[str]) -> list[str]:
+    distinct = list({name.casefold(): name for name in among}.values())
+    return difflib.get_close_matches(text.casefold(), distinct, n=3, cutoff=0.5)
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
-    from kgmlm.jobs.classifying import Classified
+    from kgmlm.judging import Classified
     from kgmlm.prediction import Prediction, Predictor
 
 

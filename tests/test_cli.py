@@ -85,10 +85,11 @@ def test_choices_are_listed_in_the_help() -> None:
     kinds = {"likelihood", "entity"}
     assert {key: found for key, found in choices.items() if not {str, Path} & found} == {
         ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
+        ("serve", "--index"): kinds,
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
         ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
         **{(c, "--precision"): {"fp32", "bf16"}
-           for c in ("evaluate", "tune", "classify", "calibrate", "complete")},
+           for c in ("evaluate", "tune", "classify", "calibrate", "complete", "serve")},
     }  # fmt: skip
 
 

@@ -43,6 +43,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("rules", "run"): "rules",
     ("calibrate", "larger"): "log-loss",
     ("classify", "larger", "triples.tsv"): "probability",
+    ("serve", "run", "--port", "0"): "run is served at http://127.0.0.1:",
     ("complete", "run", "--output", "new.parquet"): "triples with a probability",
     ("export", "new.parquet", "--output", "new.nt"): "triples as ntriples",
     ("config",): "[training]",
@@ -71,6 +72,21 @@ def test_each_command_has_a_case() -> None:
     assert sorted(started) == sorted(paths(typer.main.get_command(app)))
 
 
+def terminated(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command that runs until SIGTERM, which comes when it serves."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "kgmlm.cli", *arguments, "-q"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+    ) as started:  # fmt: skip
+        assert started.stderr is not None
+        said = ""
+        while "is served" not in said and started.poll() is None:
+            said += started.stderr.readline()
+        started.terminate()
+        out, err = started.communicate(timeout=60)
+    return subprocess.CompletedProcess(arguments, started.returncode, out, said + err)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
 def test_a_command_works(
     command: Cli, cli: Cli, toy_run: Path, tmp_path: Path, case: tuple[str, ...]
@@ -92,7 +108,7 @@ def test_a_command_works(
     (tmp_path / "triples.nt").write_text("<http://a> <http://p> <http://b> .\n")
     if "run.kgmlm" in case:
         assert cli("pack", tmp_path / "run").returncode == 0
-    done = command(*case, cwd=tmp_path)
+    done = terminated(*case, cwd=tmp_path) if case[0] == "serve" else command(*case, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert CASES[case] in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

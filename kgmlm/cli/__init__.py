@@ -22,6 +22,7 @@ from kgmlm.cli.information import info
 from kgmlm.cli.packing import pack, unpack
 from kgmlm.cli.ranking import linearize, rank
 from kgmlm.cli.rules import rules
+from kgmlm.cli.serving import serve
 from kgmlm.cli.training import train
 from kgmlm.cli.tuning import rerank, tune
 
@@ -48,6 +49,7 @@ for command in (
     rules,
     complete,
     export,
+    serve,
     config,
     pack,
     unpack,

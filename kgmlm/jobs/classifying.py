@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,10 +18,9 @@ from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from kgmlm.calibration import Calibration
     from kgmlm.graph import KnowledgeGraph
+    from kgmlm.judging import Classified
     from kgmlm.kg import BoolArray, FloatArray, IntArray
 
 Labeled = tuple[str, str, str]  # head, relation, tail, by label or name
@@ -101,6 +99,8 @@ def classify(
         DataError: when the file is no such table.
         RunError: when nothing is fitted and there is nothing to fit to.
     """
+    from kgmlm.judging import said
+
     _check_prior(prior)
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
@@ -111,13 +111,7 @@ def classify(
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
     asked = _Asking(opened.folder, graph, precision, batch_size, device, watch)
     known, features = asked.features(ids)
-    relations = np.where(ids[:, 1] < len(opened.folder.graph.relations), ids[:, 1], -1)
-    probabilities = np.full(len(ids), np.nan)
-    probabilities[~known] = calibration.probability(features[~known], relations[~known], prior=prior)
-    decided = known | calibration.decided(probabilities, relations, relation_thresholds)
-    return Classified(
-        graph, ids, known, features, relations, probabilities, decided, labels, prior, calibration
-    )
+    return said(calibration, graph, ids, known, features, prior, relation_thresholds, labels)
 
 
 def rank_relations(
@@ -142,6 +136,8 @@ def rank_relations(
         QueryError: for an unknown or ambiguous entity.
         RunError: as of :func:`classify`.
     """
+    from kgmlm.judging import said
+
     _check_prior(prior)
     opened = run if isinstance(run, Run) else open_run(run)
     find, graph = opened.resolver, opened.graph
@@ -156,125 +152,8 @@ def rank_relations(
     watch = watcher_of(progress)
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
     known, features = _Asking(opened.folder, graph, precision, batch_size, device, watch).features(ids)
-    found = np.full(len(ids), np.nan)
-    found[~known] = calibration.probability(features[~known], ids[~known, 1], prior=prior)
-    best = np.argsort(-np.where(known, 2.0, found), kind="stable")[:k]
-    decided = known | calibration.decided(found, ids[:, 1])
-    return Classified(
-        graph, ids[best], known[best], features[best], ids[best, 1], found[best], decided[best], None, prior,
-        calibration,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Classified:
-    """What a run says of n triples.
-
-    Attributes:
-        graph: whose ids they have.
-        triples: ``(n, 3)``.
-        known: ``(n,)`` which of them training has: they are true, and what the run says of them proves
-            nothing.
-        features: ``(n, 2, F)``, not a number for known ones.
-        relations: ``(n,)`` as the calibration counts them, -1 for new ones.
-        probabilities: ``(n,)``, not a number for known ones.
-        decided: ``(n,)`` which of them are called true.
-        labels: ``(n,)`` which of them are, where a file says so.
-        prior: the share of true triples that was assumed.
-        calibration: what the probabilities go by.
-    """
-
-    graph: KnowledgeGraph
-    triples: IntArray
-    known: BoolArray
-    features: FloatArray
-    relations: IntArray
-    probabilities: FloatArray
-    decided: BoolArray
-    labels: BoolArray | None
-    prior: float
-    calibration: Calibration
-
-    def __len__(self) -> int:
-        return len(self.triples)
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row per triple: its labels, ``probability``, ``true`` (what is decided), ``known``, and ``label``
-        where a file had one.
-        """
-        import pandas as pd
-
-        table = pd.DataFrame(self.graph.labeled(self.triples), columns=["head", "relation", "tail"])
-        table = table.assign(probability=self.probabilities, true=self.decided, known=self.known)
-        return table if self.labels is None else table.assign(label=self.labels)
-
-    def explained(self) -> list[dict[str, Any] | None]:
-        """What each probability is made of, None for known triples: for each side its features and what they
-        add to the log odds; what is added for the relation, and in all before it is calibrated.
-        """
-        from kgmlm.calibration import FEATURES, SIDES
-
-        model = self.calibration.models["both"]
-        adds = model.parts(self.features.reshape(len(self), -1)).reshape(self.features.shape)
-        offsets = model.offset(self.relations)
-        found: list[dict[str, Any] | None] = []
-        for n in range(len(self)):
-            if self.known[n]:
-                found.append(None)
-                continue
-            sides = {
-                side: {
-                    "score": float(self.features[n, i, FEATURES.index("score")]),
-                    "rank": float(1 / self.features[n, i, FEATURES.index("reciprocal_rank")]),
-                    "margin": float(self.features[n, i, FEATURES.index("margin")]),
-                    "softmax": float(np.exp(self.features[n, i, FEATURES.index("log_softmax")])),
-                    "adds": float(adds[n, i].sum()),
-                }
-                for i, side in enumerate(SIDES)
-            }
-            sums = model.intercept + adds[n].sum() + offsets[n]
-            found.append({**sides, "relation": {"adds": float(offsets[n])}, "sum": float(sums)})
-        return found
-
-    def as_json(self, explain: bool = False) -> list[dict[str, Any]]:
-        """The objects that ``kgmlm classify --json`` prints."""
-        parts = self.explained() if explain else [None] * len(self)
-        rows = []
-        for n, (head, relation, tail) in enumerate(self.graph.labeled(self.triples)):
-            known = bool(self.known[n])
-            row: dict[str, Any] = {
-                "head": head,
-                "relation": relation,
-                "tail": tail,
-                "probability": None if known else float(self.probabilities[n]),
-                "true": bool(self.decided[n]),
-                "known": known,
-            }
-            if self.labels is not None:
-                row["label"] = bool(self.labels[n])
-            rows.append(row if parts[n] is None else row | {"parts": parts[n]})
-        return rows
-
-    @property
-    def measured(self) -> dict[str, Any] | None:
-        """How the probabilities compare with labels, where there are any: as of
-        :func:`kgmlm.reliability.measured`, by the triples that training has not.
-        """
-        if self.labels is None or self.known.all():
-            return None
-        from kgmlm.reliability import measured
-
-        new = ~self.known
-        labels = self.labels[new]
-        found = measured(labels, self.probabilities[new], np.ones(len(labels)))
-        return found | {
-            "accuracy": float((self.decided[new] == labels).mean()),
-            "known": int(self.known.sum()),
-        }
-
-    def _repr_html_(self) -> str:
-        table: str = self.to_frame().to_html(index=False, float_format="{:.4f}".format)
-        return table
+    found = said(calibration, graph, ids, known, features, prior)
+    return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
 
 
 def _fitted(
@@ -349,28 +228,17 @@ class _Asking:
         """Which triples training has, and the features of the others."""
         from kgmlm.asking import read_entities
         from kgmlm.calibration import FEATURES, SIDES
-        from kgmlm.plausibility import features
-        from kgmlm.probabilities import is_known, temperature_of
+        from kgmlm.judging import features_of
+        from kgmlm.probabilities import is_known
 
-        answers = self.graph.context.answers
-        known = is_known(triples, answers)
-        found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
-        if known.all():
-            return known, found
+        if (known := is_known(triples, self.graph.context.answers)).all():
+            return known, np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
         quiet_transformers()
         ranker = self.folder.ranker(self.device, self.graph, rerank=False)
         ranker.reduce(self.precision == "bf16")
         with self.watch as watch:
             read_entities(ranker, watch, self.batch_size)
-            found[~known] = features(
-                ranker,
-                triples[~known],
-                answers,
-                temperature=temperature_of(ranker),
-                batch_size=self.batch_size,
-                advance=partial(watch, "classifying"),
-            )
-        return known, found
+            return features_of(ranker, self.graph, triples, self.batch_size, partial(watch, "classifying"))
 
 
 def _check_prior(prior: float) -> None:

@@ -1,0 +1,280 @@
+"""The service: its paths, what they answer, and how mistakes are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from kgmlm import __version__
+from kgmlm.kg import KgmlmError, RunError, readable
+from kgmlm.serving import models
+from kgmlm.serving.batching import Batcher, ClosedError, FullError
+from kgmlm.serving.guarding import TOO_LARGE, Guard, Metrics, problem
+from kgmlm.serving.session import AddTask, ClassifyTask, RankTask, Session, Task
+
+GONE = 499  # the client has left; nobody reads this
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is served.
+
+    Attributes:
+        token: what clients must know; None lets everybody in.
+        hosts: names that clients may call the machine by; None is any.
+        writable: whether entities may be added to the process.
+        batch_size: queries per batch.
+        window: seconds that the first query of a batch waits for others.
+        bound: queries that may wait.
+    """
+
+    token: str | None = None
+    hosts: frozenset[str] | None = LOOPBACK
+    writable: bool = False
+    batch_size: int = 64
+    window: float = 0.005
+    bound: int = 1024
+
+
+class _Gone(Exception):
+    """The client has left."""
+
+
+class Service:
+    """A session behind its queue.
+
+    Args:
+        information: of ``kgmlm info``.
+    """
+
+    def __init__(self, session: Session, options: Options, information: Mapping[str, Any]) -> None:
+        self.session, self.options, self.information = session, options, information
+        self.metrics = Metrics()
+        self.batcher: Batcher[Task, Any] = Batcher(
+            session.work,
+            most=options.batch_size,
+            window=options.window,
+            bound=options.bound,
+            seen=self.metrics.seen,
+        )
+        self.metrics.waiting.set_function(lambda: self.batcher.size)
+
+    async def ask(self, request: Request, task: Task, size: int) -> Any:
+        """The result of a task, unless the client leaves before.
+
+        Raises:
+            _Gone: when it has left.
+        """
+        asked = asyncio.create_task(self.batcher.ask(task, size))
+        left = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((asked, left), return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise _Gone
+            return await asked
+        finally:
+            asked.cancel()
+            left.cancel()
+            await asyncio.gather(asked, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has left; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def create_app(session: Session, options: Options, information: Mapping[str, Any]) -> FastAPI:
+    """The service as an ASGI application.
+
+    Args:
+        information: of ``kgmlm info``.
+    """
+    service = Service(session, options, information)
+
+    @asynccontextmanager
+    async def working(_: FastAPI) -> AsyncIterator[None]:
+        service.batcher.start()
+        yield
+        await service.batcher.close()
+
+    app = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        title="kgmlm",
+        version=__version__,
+        description="Link prediction on the graph of one run. Labels and names are data, never markup.",
+        lifespan=working,
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if options.token is not None else [],
+        responses={
+            code: {"model": models.Problem, "description": text}
+            for code, text in {
+                401: "The token is missing or wrong.",
+                413: "The body is too large.",
+                422: "The request is wrong.",
+                503: "Too many requests wait; Retry-After says when to come again.",
+            }.items()
+        },
+    )
+    _add_asking(app, service)
+    _add_reading(app, service)
+    _add_errors(app)
+    app.add_middleware(Guard, metrics=service.metrics, token=options.token, hosts=options.hosts)
+    return app
+
+
+def _add_asking(app: FastAPI, service: Service) -> None:
+    """What the model answers, in batches."""
+
+    @app.post("/rank", response_model=models.RankResponse, response_model_exclude_unset=True)
+    async def rank(request: Request, body: models.RankRequest) -> Any:
+        """The best answers of queries."""
+        task = RankTask(body.queries, body.k, body.novel, entities=body.entities)
+        return {"results": await service.ask(request, task, len(body.queries))}
+
+    @app.post("/explain", response_model=models.ExplainResponse)
+    async def explain(request: Request, body: models.RankRequest) -> Any:
+        """The best answers of queries, with what each score is made of."""
+        task = RankTask(body.queries, body.k, body.novel, explain=True, entities=body.entities)
+        return {"results": await service.ask(request, task, len(body.queries))}
+
+    @app.post(
+        "/classify",
+        response_model=models.ClassifyResponse,
+        response_model_exclude_unset=True,
+        responses={409: {"model": models.Problem, "description": "The run is not calibrated."}},
+    )
+    async def classify(request: Request, body: models.ClassifyRequest) -> Any:
+        """How probable it is that triples are true; of calibrated runs (`kgmlm calibrate`)."""
+        task = ClassifyTask(body.triples, body.prior, body.relation_thresholds, body.explain, body.entities)
+        return {"results": await service.ask(request, task, len(body.triples))}
+
+    @app.post(
+        "/entities",
+        status_code=201,
+        response_model=models.AddResponse,
+        responses={403: {"model": models.Problem, "description": "The service is not writable."}},
+    )
+    async def add(request: Request, body: models.AddRequest) -> Any:
+        """Add entities to this process, until it ends; the run on disk stays as it is."""
+        if not service.options.writable:
+            raise HTTPException(403, "entities are kept only by a service that was started with --writable")
+        labels = await service.ask(request, AddTask(body.entities), 1)
+        return {"labels": labels, "added": len(service.session.added)}
+
+
+def _add_reading(app: FastAPI, service: Service) -> None:
+    """What needs no model."""
+    session = service.session
+
+    @app.get("/entities", response_model=models.EntitiesResponse)
+    def entities(
+        q: Annotated[str, Query(min_length=1, max_length=models.LONGEST_NAME, description="What was typed.")],
+        k: Annotated[int, Query(ge=1, le=100)] = 10,
+    ) -> Any:
+        """Entities whose label or name is like what was typed, as far as it was."""
+        graph, hits = session.graph, session.find(q, k)
+        found = [(graph.entities[hit.entity], hit.match) for hit in hits if hit.entity < len(graph.entities)]
+        return {
+            "results": [
+                {"label": e.label, "name": e.surface, "description": e.description, "match": match}
+                for e, match in found
+            ]
+        }
+
+    @app.get("/relations", response_model=models.RelationsResponse)
+    def relations() -> Any:
+        """All relations."""
+        pairs = zip(session.graph.relations, session.counts_R.tolist(), strict=True)
+        return {"results": [{"label": r.label, "name": r.name, "triples": n} for r, n in pairs]}
+
+    @app.get(
+        "/entity/{label:path}",
+        response_model=models.EntityResponse,
+        responses={404: {"model": models.Problem, "description": "There is no such label."}},
+    )
+    def entity(
+        label: Annotated[str, Path(max_length=models.LONGEST_NAME)],
+        offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        limit: Annotated[int, Query(ge=1, le=models.MOST_K)] = 50,
+    ) -> Any:
+        """An entity by its label, and its triples page by page."""
+        found = session.page(label, offset, limit)
+        if found is None:
+            raise HTTPException(404, f"no entity has the label '{label}'")
+        return found
+
+    @app.get("/info", response_model=models.InfoResponse)
+    def info() -> Any:
+        """What is served."""
+        return {
+            **service.information,
+            "version": __version__,
+            "calibrated": session.calibration is not None,
+            "writable": service.options.writable,
+            "added": len(session.added),
+            "limits": models.Limits(),
+        }
+
+    @app.get("/healthz", response_model=models.Health)
+    async def healthz() -> Any:
+        """Whether the process answers; needs no token."""
+        return models.Health()
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """What Prometheus reads."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """One sentence each."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        what = str(first["msg"]).removeprefix("Value error, ")
+        return problem(422, readable(f"{where}: {what}" if where else what))
+
+    @app.exception_handler(KgmlmError)
+    async def mistaken(_: Request, error: KgmlmError) -> Response:
+        return problem(409 if isinstance(error, RunError) else 422, str(error))
+
+    @app.exception_handler(FullError)
+    async def full(_: Request, error: FullError) -> Response:
+        return problem(503, str(error), **{"Retry-After": str(error.after)})
+
+    @app.exception_handler(ClosedError)
+    async def closed(_: Request, __: ClosedError) -> Response:
+        return problem(503, "the service is ending", **{"Retry-After": "1"})
+
+    @app.exception_handler(_Gone)
+    async def gone(_: Request, __: _Gone) -> Response:
+        return Response(status_code=GONE)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        said = {
+            404: f"there is no {request.url.path}; /openapi.json lists what there is",
+            405: f"{request.url.path} does not take {request.method}",
+            413: TOO_LARGE,
+            400: "the body is not JSON that can be read",
+        }
+        own = error.detail if error.detail[:1].islower() else said.get(error.status_code, error.detail)
+        return problem(error.status_code, readable(own), **dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, __: Exception) -> Response:
+        return problem(500, "something is wrong in the service; its log says what")

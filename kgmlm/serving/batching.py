@@ -1,0 +1,170 @@
+"""Requests that come at the same time share forward passes: a bounded queue, and one thread that works.
+
+What waits is taken together: as much as fits a batch, as soon as the worker is free, but not before the
+oldest has waited for the window. A busy worker needs no window: what comes meanwhile waits anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Work = Callable[[Sequence[Task]], Sequence["Result | Exception"]]
+
+
+class FullError(Exception):
+    """No more may wait; ``after`` is in how many seconds to come again."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(f"too many requests wait; try again in {after} s")
+        self.after = after
+
+
+class ClosedError(Exception):
+    """The service ends, and takes nothing new."""
+
+
+@dataclass(eq=False)
+class _Waiting(Generic[Task, Result]):
+    task: Task
+    size: int
+    came: float
+    answer: asyncio.Future[Result] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is told of each batch and of who was not served; by default nobody hears it."""
+
+    batch: Callable[[int, float], None] = lambda size, seconds: None
+    dropped: Callable[[], None] = lambda: None
+    refused: Callable[[], None] = lambda: None
+
+
+class Batcher(Generic[Task, Result]):
+    """Gathers tasks of concurrent requests and works on them together, in one thread.
+
+    Args:
+        work: tasks to as many results; an exception in place of a result is raised to its request alone.
+        most: the largest sum of sizes per batch; a larger task is a batch of its own.
+        window: seconds that the first task waits for others.
+        bound: the largest sum of sizes that may wait.
+        seen: who counts.
+    """
+
+    def __init__(
+        self,
+        work: Work[Task, Result],
+        *,
+        most: int = 64,
+        window: float = 0.005,
+        bound: int = 1024,
+        seen: Seen | None = None,
+    ) -> None:
+        self.work, self.most, self.window, self.bound = work, most, window, bound
+        self.seen = seen or Seen()
+        self.waiting: deque[_Waiting[Task, Result]] = deque()
+        self.size = 0  # of all that waits
+        self._lasted = 0.0  # seconds per unit of size, of late
+        self._came = asyncio.Event()
+        self._closing = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kgmlm-model")
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work; in a running event loop."""
+        self._loop = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Take nothing new, and finish what waits."""
+        self._closing = True
+        self._came.set()
+        if self._loop is not None:
+            await self._loop
+        self._thread.shutdown()
+
+    async def ask(self, task: Task, size: int = 1) -> Result:
+        """The result of a task. Who is cancelled meanwhile leaves the queue.
+
+        Raises:
+            FullError: when too much waits already.
+            ClosedError: when the service ends.
+            Exception: what ``work`` has for this task in place of a result.
+        """
+        if self._closing:
+            raise ClosedError
+        if self.size + size > self.bound and self.waiting:
+            self.seen.refused()
+            raise FullError(max(1, round(self.size * self._lasted)))
+        loop = asyncio.get_running_loop()
+        mine = _Waiting[Task, Result](task, size, loop.time(), loop.create_future())
+        self.waiting.append(mine)
+        self.size += size
+        self._came.set()
+        try:
+            return await mine.answer
+        except asyncio.CancelledError:
+            self.seen.dropped()
+            if mine in self.waiting:
+                self.waiting.remove(mine)
+                self.size -= size
+            raise
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self.waiting:
+                if self._closing:
+                    return
+                self._came.clear()
+                await self._came.wait()
+            await self._gather(loop)
+            batch = self._take()
+            if not batch:
+                continue
+            began = loop.time()
+            results = await loop.run_in_executor(self._thread, self._worked, [w.task for w in batch])
+            lasted, size = loop.time() - began, sum(w.size for w in batch)
+            self._lasted = lasted / size
+            self.seen.batch(size, lasted)
+            for one, result in zip(batch, results, strict=True):
+                if one.answer.done():
+                    continue  # who asked has gone
+                if isinstance(result, Exception):
+                    one.answer.set_exception(result)
+                else:
+                    one.answer.set_result(result)
+
+    async def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until the window of the oldest has passed, or a batch is full."""
+        while self.waiting and self.size < self.most and not self._closing:
+            left = self.waiting[0].came + self.window - loop.time()
+            if left <= 0:
+                return
+            self._came.clear()
+            try:
+                await asyncio.wait_for(self._came.wait(), left)
+            except TimeoutError:
+                return
+
+    def _take(self) -> list[_Waiting[Task, Result]]:
+        taken: list[_Waiting[Task, Result]] = []
+        size = 0
+        while self.waiting and (not taken or size + self.waiting[0].size <= self.most):
+            one = self.waiting.popleft()
+            size += one.size
+            taken.append(one)
+        self.size -= size
+        return taken
+
+    def _worked(self, tasks: list[Task]) -> Sequence[Any]:
+        try:
+            return self.work(tasks)
+        except Exception as error:
+            return [error] * len(tasks)

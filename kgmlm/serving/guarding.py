@@ -1,0 +1,146 @@
+"""Who may ask, and what is counted: middleware around the service."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from kgmlm.serving.batching import Seen
+from kgmlm.serving.models import MOST_BYTES
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TOO_LARGE = f"a body has at most {MOST_BYTES:,} bytes"
+OPEN = ("/healthz", "/openapi.json", "/docs", "/static-offline-docs/")  # they tell nothing of the run
+DATA = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+SWAGGER = (  # its page has a script and styles in it
+    b"content-security-policy",
+    b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    b"img-src 'self' data:; frame-ancestors 'none'",
+)
+
+
+def problem(status: int, sentence: str, **headers: str) -> Response:
+    """An error as the service has it: one sentence."""
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+class Metrics:
+    """What Prometheus is told, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        kept: dict[str, Any] = {"registry": self.registry, "namespace": "kgmlm"}
+        seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        self.requests = Counter("requests", "Requests answered.", ["path", "status"], **kept)
+        self.seconds = Histogram(
+            "request_seconds", "Seconds from request to answer.", ["path"], buckets=seconds, **kept
+        )
+        self.batches = Histogram("batch_queries", "Queries per batch.", buckets=sizes, **kept)
+        self.working = Histogram("batch_seconds", "Seconds of work per batch.", buckets=seconds, **kept)
+        self.dropped = Counter("dropped", "Requests whose client left before the answer.", **kept)
+        self.refused = Counter("refused", "Requests refused since too many waited.", **kept)
+        self.waiting = Gauge("waiting_queries", "Queries that wait.", **kept)
+
+    @property
+    def seen(self) -> Seen:
+        """What a batcher tells."""
+        return Seen(self._batch, self.dropped.inc, self.refused.inc)
+
+    def _batch(self, size: int, seconds: float) -> None:
+        self.batches.observe(size)
+        self.working.observe(seconds)
+
+    def text(self) -> bytes:
+        """In the format that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class Guard:
+    """Lets in who may ask, counts, and marks what goes out as data.
+
+    Args:
+        token: what ``Authorization: Bearer`` must have; None lets everybody in.
+        hosts: names that the Host header may have; None is any. A page of another site, whose name was
+            made to lead to this machine, cannot ask then.
+    """
+
+    def __init__(
+        self, app: Application, metrics: Metrics, token: str | None, hosts: frozenset[str] | None
+    ) -> None:
+        self.app, self.metrics, self.hosts = app, metrics, hosts
+        self.token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                policy = SWAGGER if scope["path"] == "/docs" else NOTHING
+                message["headers"] = [*message.get("headers", ()), *DATA, policy]
+            await send(message)
+
+        size = 0
+
+        async def received() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MOST_BYTES:  # of a body that did not tell its length
+                raise HTTPException(413)
+            return message
+
+        try:
+            refusal = self._refusal(scope)
+            await (self.app if refusal is None else refusal)(scope, received, sent)
+        finally:
+            path = getattr(scope.get("route"), "path", None) or "other"
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = dict(reversed(scope["headers"]))
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > MOST_BYTES:
+            return problem(413, TOO_LARGE)
+        if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
+            return problem(
+                400, "this service answers only to the name of its own machine, unless it has a --token"
+            )
+        if self.token is None or any(_is_at(scope["path"], path) for path in OPEN):
+            return None
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if hmac.compare_digest(given.strip(), self.token) and kind.lower() == b"bearer":
+            return None
+        return problem(
+            401, "this service needs its token, as the header 'Authorization: Bearer ...'",
+            **{"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+
+
+def _is_at(path: str, prefix: str) -> bool:
+    return path.startswith(prefix) if prefix.endswith("/") else path == prefix
+
+
+def _host(header: bytes) -> str:
+    """The name of a Host header, without its port."""
+    name = header.decode("latin-1").strip().lower()
+    return name.partition("]")[0] + "]" if name.startswith("[") else name.partition(":")[0]

@@ -1,0 +1,279 @@
+"""What the service reads and answers, as Pydantic models, and the limits that they hold requests to.
+
+Names and labels are data: they come back as they are, in JSON and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+MOST_QUERIES = 256  # queries, or triples, of one request
+MOST_K = 1000  # candidates of a query, and rows of a page
+MOST_NEW = 100  # new entities of one request
+MOST_KEPT = 10_000  # new entities that a process keeps
+LONGEST_NAME = 1000  # characters
+LONGEST_DESCRIPTION = 10_000
+MOST_BYTES = 2**20  # of a request's body
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
+K = Annotated[int, Field(ge=1, le=MOST_K, description="The most candidates per query.")]
+
+
+class Body(BaseModel):
+    """What comes in: unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewEntity(Body):
+    """An entity that the graph has not; it is read by its text."""
+
+    name: Name = Field(description="What people call it.")
+    description: str = Field("", max_length=LONGEST_DESCRIPTION)
+    label: Name | None = Field(None, description="Its identifier; by default its name.")
+
+
+NewEntities = Annotated[
+    list[NewEntity],
+    Field(
+        max_length=MOST_NEW,
+        description="Entities for this request alone; they are candidates, and queries may name them.",
+    ),
+]
+
+
+class Asked(Body):
+    """One query: a relation, and a head (to rank tails) or a tail (to rank heads), as labels or names."""
+
+    head: Name | None = None
+    relation: Name
+    tail: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Self:
+        if (self.head is None) == (self.tail is None):
+            raise ValueError("give either a head (to rank tails) or a tail (to rank heads)")
+        return self
+
+
+class RankRequest(Body):
+    """Queries whose best answers are asked for."""
+
+    queries: list[Asked] = Field(min_length=1, max_length=MOST_QUERIES)
+    k: K = 10
+    novel: bool = Field(False, description="Leave out triples that the graph has.")
+    entities: NewEntities = []
+
+
+class Triple(Body):
+    """A triple by labels or names."""
+
+    head: Name
+    relation: Name
+    tail: Name
+
+
+class ClassifyRequest(Body):
+    """Triples whose probability is asked for."""
+
+    triples: list[Triple] = Field(min_length=1, max_length=MOST_QUERIES)
+    prior: float = Field(0.5, gt=0, lt=1, description="The share of true triples among those asked about.")
+    relation_thresholds: bool = Field(
+        False, description="Decide by a threshold of each relation, chosen on validation, instead of by .5."
+    )
+    explain: bool = Field(False, description="Say what each probability is made of.")
+    entities: NewEntities = []
+
+
+class AddRequest(Body):
+    """Entities that this process is to know from now on."""
+
+    entities: list[NewEntity] = Field(min_length=1, max_length=MOST_NEW)
+
+
+class Ranked(BaseModel):
+    """A candidate of a query, as `kgmlm rank --json` has it."""
+
+    rank: int
+    entity: str = Field(description="Its label.")
+    name: str
+    score: float
+    known: bool = Field(description="Whether the graph has the triple, in any split.")
+
+
+class Answer(BaseModel):
+    """The best answers of one query, best first; the query has labels, and null for what is asked."""
+
+    head: str | None
+    relation: str
+    tail: str | None
+    predictions: list[Ranked]
+
+
+class RankResponse(BaseModel):
+    """The answers of queries, in their order."""
+
+    results: list[Answer]
+
+
+class Part(BaseModel):
+    """What a signal adds to a score: ``adds = weight * value``."""
+
+    weight: float
+    value: float
+    adds: float
+
+
+class Token(BaseModel):
+    """A token of a candidate's name."""
+
+    token: str
+    text: str
+    id: int
+    position: int
+    log_likelihood: float
+
+
+class Explained(Ranked):
+    """A candidate with what its score is made of."""
+
+    parts: dict[str, Part]
+    tokens: list[Token]
+    because: list[str] = Field([], description="What rules say for it, the best first.")
+
+
+class ExplainedAnswer(Answer):
+    """The best answers of one query, explained."""
+
+    predictions: list[Explained]  # type: ignore[assignment]  # a list of what is more
+
+
+class ExplainResponse(BaseModel):
+    """The explained answers of queries, in their order."""
+
+    results: list[ExplainedAnswer]
+
+
+class Classified(BaseModel):
+    """A triple, as `kgmlm classify --json` has it."""
+
+    head: str
+    relation: str
+    tail: str
+    probability: float | None = Field(description="null where training has the triple")
+    true: bool
+    known: bool = Field(description="Whether training has the triple.")
+    parts: dict[str, Any] | None = None
+
+
+class ClassifyResponse(BaseModel):
+    """Triples, in their order."""
+
+    results: list[Classified]
+
+
+class FoundEntity(BaseModel):
+    """An entity that a search has found."""
+
+    label: str
+    name: str
+    description: str
+    match: float = Field(description="From 0 to 100; 100 where the text, or its beginning, is there.")
+
+
+class EntitiesResponse(BaseModel):
+    """What a search has found, the best first."""
+
+    results: list[FoundEntity]
+
+
+class AddResponse(BaseModel):
+    """What was added, and how many of the entities are not of the run."""
+
+    labels: list[str]
+    added: int
+
+
+class RelationRow(BaseModel):
+    """A relation and how many triples it has, in all splits."""
+
+    label: str
+    name: str
+    triples: int
+
+
+class RelationsResponse(BaseModel):
+    """All relations, in the order of the graph."""
+
+    results: list[RelationRow]
+
+
+class Named(BaseModel):
+    """A label and a name."""
+
+    label: str
+    name: str
+
+
+class TripleRow(BaseModel):
+    """A triple of the graph, and the split that has it."""
+
+    head: Named
+    relation: Named
+    tail: Named
+    split: str
+
+
+class EntityResponse(BaseModel):
+    """An entity and a page of its triples; ``total`` is how many it has."""
+
+    label: str
+    name: str
+    description: str
+    types: list[str]
+    total: int
+    offset: int
+    triples: list[TripleRow]
+
+
+class Limits(BaseModel):
+    """The most that requests may ask for."""
+
+    queries: int = MOST_QUERIES
+    k: int = MOST_K
+    entities: int = MOST_NEW
+    name_characters: int = LONGEST_NAME
+    description_characters: int = LONGEST_DESCRIPTION
+    body_bytes: int = MOST_BYTES
+
+
+class InfoResponse(BaseModel):
+    """What is served, as `kgmlm info --json` has it, without what concerns the machine alone."""
+
+    run: str
+    version: str
+    graph: dict[str, Any]
+    model: dict[str, Any]
+    signals: dict[str, Any]
+    reranking: dict[str, Any] | None
+    trained: dict[str, Any]
+    validation: dict[str, Any]
+    ranks: dict[str, Any]
+    calibrated: bool = Field(description="Whether /classify answers.")
+    writable: bool = Field(description="Whether POST /entities is allowed.")
+    added: int = Field(description="How many entities were added to this process.")
+    limits: Limits
+
+
+class Health(BaseModel):
+    """That the process answers, and its model is loaded."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Problem(BaseModel):
+    """What is wrong with a request, in one sentence."""
+
+    error: str

@@ -1,0 +1,98 @@
+"""One process that serves: its address, its signals."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from kgmlm.kg import ConfigError
+
+ENDING = 30  # seconds that open requests have after SIGTERM
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at an address, on which nobody listens yet.
+
+    Raises:
+        ConfigError: when the address is taken, or is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"there is no address {host}: {(error.strerror or str(error)).lower()}") from None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot serve at {host}:{port}: {why}; --port names another port") from None
+    return made
+
+
+def address(of: socket.socket) -> str:
+    """The address of a socket as a URL."""
+    host, port = of.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Ends by SIGTERM or Ctrl-C, after what is in flight; that is no error."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def end(number: int, frame: FrameType | None) -> None:
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, end) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run(app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning") -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Args:
+        ready: called when requests are taken.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level=log_level,
+        timeout_graceful_shutdown=ENDING,
+        server_header=False,
+        ws="none",
+        access_log=log_level in ("info", "debug"),
+    )
+    _Server(config, ready).run(sockets=[at])
