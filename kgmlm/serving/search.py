@@ -45,7 +45,7 @@ class Search:
             for text in dict.fromkeys(_plain(x) for x in row):
                 texts.append(text)
                 owners.append(entity)
-        order = sorted(range(len(texts)), key=lambda i: (texts[i], owners[i]))
+        order = sorted(range(len(texts)), key=texts.__getitem__)  # equal texts stay in the order of ids
         self.texts = [texts[i] for i in order]
         self.owners = np.array([owners[i] for i in order], np.int64)
         self.offsets, self.postings, self.sizes = _index(self.texts)
