@@ -17,7 +17,8 @@ import store
 
 Line = dict[str, Any]
 MARKS = ("<!-- results: python eval/tables.py -->", "<!-- end of results -->")
-COLUMNS = ("likelihood", "text", "KGE", "text + KGE", "text, reranked", "text + KGE, reranked")
+ALL = "text + KGE, rules, types"
+COLUMNS = ("likelihood", "text", "KGE", "text + KGE", ALL, "text, reranked", "text + KGE, reranked")
 BIG, SMALL = ("wn18rr", "fb15k237"), ("wn18rr-v1", "fb237-v1", "umls")
 METRICS = {"MRR": "mrr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
 LONG = {
@@ -45,7 +46,9 @@ def figure(value: float | None, digits: int = 4) -> str:
 def column(line: Line) -> str:
     """By what an evaluation ranks."""
     scores = set(line["scores"])
-    if "kge" in scores:
+    if scores & {"rules", "types"}:
+        found = ALL
+    elif "kge" in scores:
         found = "KGE" if scores == {"kge"} else "text + KGE"
     else:
         found = "text" if "vector" in scores or "reranked" in line else "likelihood"
@@ -207,7 +210,7 @@ def page() -> str:
 def readme_table() -> str:
     """The best of ours for each way to rank, and the best published, in a few rows."""
     lines, keys = list(store.evaluations().values()), ("mrr", "hits_at_10")
-    ways = {name: [name] for name in ("likelihood", "text", "text + KGE")}
+    ways = {name: [name] for name in ("likelihood", "text", "text + KGE", ALL)}
     ways["best of these, reranked"] = [name for name in COLUMNS if "reranked" in name]
     rows: dict[str, list[str]] = {}
     for name in BIG:
