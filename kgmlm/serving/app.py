@@ -267,7 +267,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         said = {
-            404: f"there is no {request.url.path}; /openapi.json lists what there is",
+            404: f"there is no path {request.url.path}; /openapi.json lists all paths",
             405: f"{request.url.path} does not take {request.method}",
             413: TOO_LARGE,
             400: "the body is not JSON that can be read",
