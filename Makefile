@@ -47,8 +47,11 @@ fast: $(VENV)/.tested
 whole: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_SEED=1 unless the environment says something else; see docs/soak.md.
+# SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_REQUESTS=20000 SOAK_SEED=1 unless the environment says something else;
+# see docs/soak.md.
 soak: $(VENV)/.tested
+	$(PIP) --editable '.[soak]'
+	$(BIN)/python tests/soak/serving.py
 	$(BIN)/python tests/soak/soak.py
 
 # Which changes of the code no test notices: ten minutes or more; see docs/mutation.md. `mutmut browse` shows them.

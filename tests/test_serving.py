@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -640,6 +641,28 @@ def test_a_process_ends_by_sigterm_after_what_is_in_flight(
     assert answers[0].status_code == 200
     assert answers[0].json()["results"][0]["head"] == "france"
     assert (served.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_500_answers_under_load_are_those_of_rank(
+    process: Callable[..., tuple[subprocess.Popen[str], str]], run: Run
+) -> None:
+    triples = run.graph.labeled(run.graph.splits["train"])[:25]
+    asked = [(h, r, None) for h, r, _ in triples] + [(None, r, t) for _, r, t in triples]
+    expected = [run.rank([query], k=5)["score"].tolist() for query in asked]
+    names = ("head", "relation", "tail")
+    queries = [{k: v for k, v in zip(names, query, strict=True) if v is not None} for query in asked]
+    _, url = process()
+    with httpx2.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(8) as clients:
+        bodies = [{"queries": [queries[i % len(queries)]], "k": 5} for i in range(500)]
+        answers = list(clients.map(lambda body: client.post("/rank", json=body), bodies))
+        batches = re.search(r"kgmlm_batch_queries_count (\d+)", client.get("/metrics").text)
+    assert {answer.status_code for answer in answers} == {200}
+    for i, answer in enumerate(answers):
+        scores = [row["score"] for row in answer.json()["results"][0]["predictions"]]
+        assert scores == pytest.approx(expected[i % len(queries)], abs=1e-4)
+    assert batches
+    assert int(batches[1]) < 500
 
 
 def test_unknown_names_are_searched_for(run: Run) -> None:

@@ -1,0 +1,167 @@
+"""A service under load and under malformed requests: `make soak`. See docs/soak.md.
+
+``SOAK_REQUESTS`` says how many questions are asked, and how many malformed requests are sent. All go to
+a process on this machine that this script starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.core.transport import Response
+from soak import call, runs, say
+
+import kgmlm
+
+CLIENTS = 8
+CLOSE = 1e-4  # scores alone and in batches differ by rounding
+WARM = 2_000  # requests before memory is measured
+GROWTH = 1.05
+
+
+class Bad(Exception):
+    """What should not have happened."""
+
+
+@contextmanager
+def served(run: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """A serving process on a free port: its URL, and the process."""
+    command = [sys.executable, "-m", "kgmlm.cli", "serve", str(run), "--port", "0", "-q", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if url := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            raise Bad(said)
+        yield url[0], psutil.Process(process.pid)
+        if process.poll() is not None:
+            raise Bad(f"the service has ended with {process.returncode}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def check(answer: dict[str, Any], expected: list[tuple[str, float]]) -> None:
+    """See that an answer is that of the run, where no other score is within rounding of one."""
+    got = [(row["entity"], row["score"]) for row in answer["predictions"]]
+    if any(abs(a - b) > CLOSE for (_, a), (_, b) in zip(got, expected, strict=True)):
+        raise Bad(f"{answer}: scores are not those of `kgmlm rank`, {expected}")
+    for i, (label, score) in enumerate(expected[:-1]):
+        near = any(abs(score - other) <= CLOSE for j, (_, other) in enumerate(expected) if j != i)
+        if not near and got[i][0] != label:
+            raise Bad(f"{answer}: ranks are not those of `kgmlm rank`, {expected}")
+
+
+async def ask(
+    url: str, queries: list[dict[str, str]], expected: list[list[tuple[str, float]]], count: int
+) -> None:
+    """Ask so many questions, some at a time, and check every answer."""
+    left = iter(range(count))
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+
+        async def client_asks() -> None:
+            for i in left:
+                at = i % len(queries)
+                answer = await client.post("/rank", json={"queries": [queries[at]], "k": 10})
+                if answer.status_code != 200:
+                    raise Bad(f"{queries[at]}: {answer.status_code} {answer.text}")
+                check(answer.json()["results"][0], expected[at])
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(client_asks())
+
+
+def load(run: Path, count: int) -> None:
+    """Answers are those of the run, and memory does not grow."""
+    opened = kgmlm.open_run(run)
+    triples = list(islice(opened.graph.labeled(opened.graph.splits["train"]), 200))
+    asked = [(h, r, None) for h, r, _ in triples] + [(None, r, t) for _, r, t in triples]
+    asked = list(dict.fromkeys(asked))
+    table = opened.rank(asked, k=10)
+    expected = []
+    for head, relation, tail in asked:
+        of = table[(table["relation"] == relation) & (table["head" if head else "tail"] == (head or tail))]
+        expected.append(list(zip(of["entity"], of["score"], strict=True)))
+    names = ("head", "relation", "tail")
+    queries = [{k: v for k, v in zip(names, query, strict=True) if v is not None} for query in asked]
+    with served(run) as (url, process):
+        asyncio.run(ask(url, queries, expected, min(WARM, count)))
+        before = process.memory_info().rss
+        asyncio.run(ask(url, queries, expected, count))
+        after = process.memory_info().rss
+    say(f"{count:,} questions: memory {before / 2**20:.0f} to {after / 2**20:.0f} MiB")
+    if after > before * GROWTH:
+        raise Bad("memory grows with the number of requests")
+
+
+def malformed(run: Path, count: int) -> None:
+    """No request breaks the service: no 500, no traceback, and it answers afterwards."""
+    with served(run, "--writable") as (url, _):
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        operations: list[Any] = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
+        each = max(1, count // (2 * len(operations)))
+        codes: dict[int, int] = {}
+        for operation in operations:
+            for mode in schemathesis.GenerationMode:
+                strategy = operation.as_strategy(generation_mode=mode)
+
+                @settings(
+                    max_examples=each,
+                    deadline=None,
+                    database=None,
+                    phases=[Phase.generate],
+                    suppress_health_check=list(HealthCheck),
+                )
+                @given(case=strategy)
+                def send(case: Any) -> None:
+                    answer: Response = case.call(base_url=url)
+                    codes[answer.status_code] = codes.get(answer.status_code, 0) + 1
+                    if answer.status_code >= 500 and answer.status_code != 503:
+                        raise Bad(f"{case.as_curl_command()}: {answer.status_code}")
+                    if "Traceback" in answer.text:
+                        raise Bad(f"{case.as_curl_command()}: a traceback")
+
+                try:
+                    send()
+                except Unsatisfiable:  # no request of this path can be wrong
+                    continue
+        if httpx2.get(f"{url}/healthz").status_code != 200:
+            raise Bad("the service does not answer any more")
+    told = ", ".join(f"{code}: {n:,}" for code, n in sorted(codes.items()))
+    say(f"{sum(codes.values()):,} requests by the schema, right and wrong: {told}")
+
+
+def main() -> None:
+    """Soak a service on the toy graph; an exception is a failure."""
+    count = int(os.environ.get("SOAK_REQUESTS", 20_000))
+    with tempfile.TemporaryDirectory(prefix="kgmlm-soak-") as folder:
+        _, run = runs(Path(folder))
+        load(run, count)
+        malformed(run, count // 2)
+        if call("info", run).returncode:
+            raise Bad("the run cannot be opened any more")
+
+
+if __name__ == "__main__":
+    main()
