@@ -24,7 +24,7 @@ from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sid
 from kgmlm.metrics import Ranks, rank_answers
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
-from kgmlm.report import (
+from kgmlm.slices import (
     about_candidates,
     about_constraints,
     about_own_entity,
