@@ -24,6 +24,9 @@ from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sid
 from kgmlm.metrics import Ranks, rank_answers
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
+from kgmlm.scope import Scope, within
+from kgmlm.scorer import Scorer
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.slices import (
     about_candidates,
     about_constraints,
@@ -35,9 +38,6 @@ from kgmlm.slices import (
     is_expected,
     metrics_of,
 )
-from kgmlm.scope import Scope, within
-from kgmlm.scorer import Scorer
-from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 
 
 @dataclass(frozen=True, eq=False)
