@@ -18,8 +18,8 @@ def report(
     ranks: Annotated[
         Path | None,
         typer.Option(
-            help="Ranks that `evaluate` wrote for this run; by default those that it has kept, if they are of "
-            "the run as it is now, else the run is evaluated.",
+            help="Ranks that `evaluate` wrote for this run; by default those that it has kept, if the run is "
+            "still the same, else the run is evaluated.",
             show_default=False,
         ),
     ] = None,

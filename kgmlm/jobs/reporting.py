@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # of the worst questions, and of typical ones
 MEASURED = 500  # true triples on which probabilities are measured
+UNRANKED = (
+    "No triples of the graph were kept back from training, so nothing says how well this run ranks; "
+    "`kgmlm data split` keeps some back."
+)
+NOTES = {
+    "test": "which training has not seen,",
+    "valid": "by which the run was chosen, so figures are a little too good,",
+    "train": "which the run has learned, so figures are too good,",
+}
 
 
 def report(
@@ -125,14 +134,10 @@ class _Work:
         ranked = None if found is None else Ranked.read(found, graph)
         ranker = run.open(self.watch, self.batch_size).ranker
         curves = story.curves(run.folder)
-        more: dict[str, Any] = {
-            "unranked": "The graph has no triples that were kept back from training, so nothing says how well "
-            "this run ranks; `kgmlm data split` keeps some back."
-        }
+        more: dict[str, Any] = {"unranked": UNRANKED}
         if ranked is not None:
-            worst, typical = (
-                questions(ranked, ranker, at) for at in (ranked.worst(SHOWN), ranked.typical(SHOWN))
-            )
+            chosen = (ranked.worst(SHOWN), ranked.typical(SHOWN))
+            worst, typical = (questions(ranked, ranker, at) for at in chosen)
             shown = figures.shown(graph, typical)
             more = {
                 "result": self._result(ranked),
@@ -140,16 +145,9 @@ class _Work:
                 "typical": shown,
                 "example": next((q for q in shown if q.head is not None), shown[0]),
                 "moved": _moved([*worst, *typical]),
-                "source": f"Ranks: {counted(len(ranked.ranks), 'question')} about {ranked.split} triples"
-                + (
-                    f", a sample of {len(ranked.triples):,}"
-                    if len(ranked.triples) < len(graph.splits[ranked.split])
-                    else ""
-                )
-                + ".",
             }
         probabilities = self._probabilities(ranker, "" if ranked is None else ranked.split)
-        key = "uncalibrated" if isinstance(probabilities, str) else "measured"
+        more["uncalibrated" if isinstance(probabilities, str) else "measured"] = probabilities
         return Contents(
             name=clipped(_name(run)),
             graph=clipped(graph.name),
@@ -166,7 +164,6 @@ class _Work:
                 (name, [clipped(line, 400) for line in lines])
                 for name, lines in lines_of(check_graph(run.folder.graph)).items()
             ],
-            **{key: probabilities},
             **more,
         )
 
@@ -178,14 +175,8 @@ class _Work:
 
         run = self.run
         scope = Scope.of(run.graph, run.folder.past(run.way.reranks)[0])
-        notes = {
-            "test": f" {'triple' if len(ranked.triples) == 1 else 'triples'} of the test split, which training has not seen,",
-            "valid": " validation triples, by which the run was chosen (so figures are a little too good),",
-            "train": " training triples, which the run has learned (so figures are too good),",
-        }
         return Result(
-            triples=f"{len(ranked.triples):,}",
-            of_split=notes[ranked.split],
+            asked=_asked(ranked),
             candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
             keys=figures.key_figures(ranked),
             sides=figures.side_table(ranked),
@@ -221,7 +212,9 @@ class _Work:
         if measured is None:
             return f"The {split} split has no triple that training lacks, to measure probabilities on."
         drawn = (
-            "corrupted ones" if (sample.kinds >= 0).any() else "those that the files of the graph say are false"
+            "corrupted ones"
+            if (sample.kinds >= 0).any()
+            else "those that the files of the graph say are false"
         )
         return Probabilities(figures.reliability_chart(measured), figures.reliability_table(measured), drawn)
 
@@ -323,9 +316,16 @@ def _reranked(ranker: Ranker) -> str:
         return ""
     use = ranker.reranking.use
     return (
-        f"Then a second model, the reranker, reads the {use.k:,} best answers together with the question; what "
-        f"it says is added with a weight of {use.weight:.3g}."
+        f"Then a second model, the reranker, reads the {use.k:,} best answers together with the question; "
+        f"what it says is added with a weight of {use.weight:.3g}."
     )
+
+
+def _asked(ranked: Ranked) -> str:
+    """Which triples were asked, as the subject of a sentence."""
+    of, found = len(ranked.graph.splits[ranked.split]), len(ranked.triples)
+    sample = f"a sample of {found:,} of the " if found < of else "the "
+    return f"{sample}{counted(of, f'{ranked.split} triple')}, {NOTES[ranked.split]}"
 
 
 def _moved(asked: Sequence[Question]) -> str:
@@ -333,8 +333,8 @@ def _moved(asked: Sequence[Question]) -> str:
     if not moved:
         return ""
     return (
-        f"{moved:,} of the {len(asked):,} answers below rank elsewhere when they are asked again: the ranks are of "
-        "an evaluation in another way than the run ranks by default."
+        f"{moved:,} of the {len(asked):,} answers below rank elsewhere when they are asked again: the ranks "
+        "are of an evaluation in another way than the run ranks by default."
     )
 
 
@@ -348,7 +348,7 @@ def _both(own: Run, other: Run) -> Any:
         recipe = record.get("recipe") or {}
         return [
             Cell(clipped(str(record["model"]))),
-            Cell(str(recipe.get("preset", "plain"))),
+            Cell(str(recipe.get("preset", "none"))),
             Cell(", ".join(chosen.mixture.signals)),
             Cell(f"{record['step']:,}"),
             number(story.minutes(run.folder), 1),
@@ -357,4 +357,8 @@ def _both(own: Run, other: Run) -> Any:
 
     names = ("began with", "preset", "signals", "steps", "minutes", "best validation MRR")
     rows = [(Cell(n), a, b) for n, a, b in zip(names, column(own), column(other), strict=True)]
-    return Table.of("Both runs", ("", "this run", "the other"), rows)
+    return Table.of(
+        f"This run, {clipped(_name(own))}, and the other, {clipped(_name(other))}",
+        ("", "this run", "the other"),
+        rows,
+    )

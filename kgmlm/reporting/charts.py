@@ -110,21 +110,20 @@ def line_chart(
     table: Table,
     *,
     labels: tuple[str, str],
-    from_zero: bool = True,
     unit: bool = False,
 ) -> Chart:
-    """Lines over two axes.
+    """Lines over two axes, which begin at zero.
 
     Args:
         labels: of the axes.
-        from_zero: let the upright axis begin at zero.
         unit: both axes are from 0 to 1, and where they are equal a line is drawn.
     """
     xs = [x for s in series for x, _ in s.points]
     ys = [y for s in series for _, y in s.points]
-    x_values = [0.0, 0.25, 0.5, 0.75, 1.0] if unit else ticks(0, max(xs))
-    y_values = x_values if unit else ticks(0 if from_zero else min(ys), max(ys))
-    x_span, y_span = (x_values[0], x_values[-1]), (y_values[0], y_values[-1])
+    last = 1.0 if unit else max(xs) or 1.0
+    x_values = [0.0, 0.25, 0.5, 0.75, 1.0] if unit else [x for x in ticks(0, last) if x <= last]
+    y_values = x_values if unit else ticks(min(0, *ys), max(ys))
+    x_span, y_span = (0.0, last), (y_values[0], y_values[-1])
 
     def place(x: float, y: float) -> Point:
         return _scale(*x_span, LEFT, RIGHT, x), _scale(*y_span, BOTTOM, TOP, y)

@@ -15,7 +15,7 @@ from kgmlm.mixture import Mixture
 from kgmlm.reliability import Bins
 from kgmlm.reporting.charts import Chart, Interval, Series, bar_chart, interval_chart, line_chart
 from kgmlm.reporting.ranked import Question, Ranked, filled
-from kgmlm.reporting.tables import SIGNALS, Cell, Table, clipped, number, percent
+from kgmlm.reporting.tables import SIGNALS, Cell, Table, clipped, number, percent, weight
 from kgmlm.scope import Scope
 
 METRICS = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10"}
@@ -47,14 +47,19 @@ def key_figures(ranked: Ranked) -> list[tuple[str, str, str]]:
     }
     return [
         ("MRR", f"{both['inverse_harmonic_mean_rank']:.3f}",
-         f"mean of 1/rank: 1 is perfect, guessing has {guessed['mrr']:.3f}"),
+         f"mean of 1/rank: 1 is perfect, guessing has {_least(guessed['mrr'])}"),
         ("Hits@1", percent(both["hits_at_1"]).text,
-         f"of the answers come first; guessing has {percent(guessed['hits_at_1']).text}"),
+         f"of the answers come first; guessing has {_least(guessed['hits_at_1'])}"),
         ("Hits@10", percent(both["hits_at_10"]).text,
-         f"are among the first ten; guessing has {percent(guessed['hits_at_10']).text}"),
+         f"are among the first ten; guessing has {_least(guessed['hits_at_10'])}"),
         ("Median rank", f"{both['median_rank']:,g}",
          f"half of the answers rank no worse; guessing has {guessed['median']:,.0f}"),
     ]  # fmt: skip
+
+
+def _least(value: float) -> str:
+    """A score of guessing, which among many candidates is nearly nothing."""
+    return f"{value:.3f}" if value >= 0.001 else "under 0.001"
 
 
 def side_table(ranked: Ranked) -> Table:
@@ -177,7 +182,7 @@ def reliability_table(found: Measured) -> Table:
     told, low_high = found.figures, found.figures.get("ece_95", (None, None))
     rows = [
         (Cell("calibration error (ECE): 0 is perfect"), number(told["ece"])),
-        (Cell("its 95 % interval"), Cell(" to ".join(number(x).text for x in low_high))),
+        (Cell("its 95 % interval"), Cell(" to ".join(number(x).text for x in low_high), right=True)),
         (Cell("decided rightly at a probability of .5"), percent(told["accuracy"])),
         (Cell("AUC: how often a true triple has a higher one than a false one"), number(told.get("auc"))),
         (Cell("Brier score: 0 is perfect, always saying .5 has .25"), number(told["brier"])),
@@ -190,14 +195,14 @@ def reliability_table(found: Measured) -> Table:
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
     """The weights of signals: one for all relations, and those by relation and side where they differ."""
     names = list(mixture.tables)
-    rows = [(Cell(name), number(mixture.averages[name], 3), Cell(SIGNALS.get(name, ""))) for name in names]
+    rows = [(Cell(name), weight(mixture.averages[name]), Cell(SIGNALS.get(name, ""))) for name in names]
     found = [Table.of("Signals", ("signal", "weight", "what it says"), rows)]
     tables = {name: mixture.tables[name].tolist() for name in names}
     differing = [n for n in names if any(row != tables[n][0] or row[0] != row[1] for row in tables[n])]
     if differing:
         columns = [f"{name}, {side}" for name in differing for side in ("tails", "heads")]
         per = [
-            (Cell(clipped(r.name)), *(number(w, 3) for name in differing for w in tables[name][i]))
+            (Cell(clipped(r.name)), *(weight(w) for name in differing for w in tables[name][i]))
             for i, r in enumerate(graph.relations)
         ]
         found.append(Table.of("Weights by relation and side", ("relation", *columns), per, sortable=True))
@@ -214,7 +219,7 @@ def difference_chart(differences: Sequence[Difference]) -> Chart:
     rows, intervals = [], []
     for d in ordered:
         name = f"{METRICS[d.metric]}, {names[d.side]}"
-        between = Cell(f"{_signed(d.low)} to {_signed(d.high)}")
+        between = Cell(f"{_signed(d.low)} to {_signed(d.high)}", right=True)
         difference = Cell(_signed(d.difference), d.difference)
         rows.append((Cell(name), number(d.a), number(d.b), difference, between, number(d.p, 4)))
         intervals.append(Interval(name, d.difference, d.low, d.high, SIDES.index(d.side)))

@@ -28,13 +28,12 @@ class Result:
     """What an evaluation says.
 
     Attributes:
-        triples, of_split, candidates: how many of what, in words.
+        asked, candidates: how many of what, in words.
         keys: name, value and note of the figures that are seen first.
         unseen: None where training has all entities.
     """
 
-    triples: str
-    of_split: str
+    asked: str
     candidates: str
     keys: Sequence[tuple[str, str, str]]
     sides: Table
@@ -70,7 +69,6 @@ class Contents:
         unranked, uncalibrated: why there is no result, and no measured probabilities.
         example: a question that the introduction shows.
         moved: a sentence where ranks are no longer what they were when they were evaluated.
-        source: where the ranks are from.
     """
 
     name: str
@@ -94,7 +92,6 @@ class Contents:
     example: ShownQuestion | None = None
     moved: str = ""
     compared: Compared | None = None
-    source: str = ""
 
     @property
     def sections(self) -> list[tuple[str, str]]:

@@ -70,7 +70,7 @@ class Ranked:
         h, r, t = (c.to_numpy(np.int64) for c in columns)
         tail_B = (table["target"] == "tail").to_numpy()
         order = np.lexsort((t, r, h, tail_B))
-        asked = np.stack([h, r, t], axis=1)[order]
+        asked: IntArray = np.stack([h, r, t], axis=1)[order].astype(np.int64)
         heads, tails = asked[~tail_B[order]], asked[tail_B[order]]
         if not np.array_equal(heads, tails):
             raise DataError(f"{path} has not both questions of each triple, for its head and for its tail")

@@ -23,7 +23,10 @@ def facts(run: RunFolder) -> list[tuple[str, list[str]]]:
     graph, record, settings = run.graph, run.record, run.settings
     splits = ", ".join(f"{len(t):,} {name}" for name, t in graph.splits.items())
     entities, relations = counted(len(graph.entities), "entity"), counted(len(graph.relations), "relation")
-    model = "a small BERT, trained from scratch" if record["model"] == "scratch" else str(record["model"])
+    model = {True: "the model of the run before it", False: str(record["model"])}[
+        bool(record.get("began_from"))
+    ]
+    model = "a small BERT with random weights (scratch)" if record["model"] == "scratch" else model
     found = [
         ("Graph", [f"{clipped(graph.name)}: {entities}, {relations}", f"{splits} triples"]),
         ("Model", [
@@ -47,7 +50,7 @@ def facts(run: RunFolder) -> list[tuple[str, list[str]]]:
 def _preset(run: RunFolder) -> list[str]:
     """The preset with its stages, and its reasons as ``config.toml`` has them above the settings."""
     if not run.record.get("recipe"):
-        return ["plain: the text model alone, with the settings that were given"]
+        return ["none: the settings are those that were given"]
     notes = []
     for line in (run.path / "config.toml").read_text("utf-8").splitlines():
         if not line.startswith("# "):

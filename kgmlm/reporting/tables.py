@@ -1,4 +1,4 @@
-"""Tables of a report: what is shown in a cell, and what it is sorted by. Texts of graphs are data, cut short."""
+"""Tables of a report: what is shown in a cell, and what it is sorted by. Long names are cut short."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ SIGNALS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what a column is sorted by where that is a number."""
+    """What is shown, and what a column is sorted by where that is a number; numbers are at the ``right``."""
 
     text: str
     key: float | None = None
+    right: bool = False
 
     @property
     def number(self) -> bool:
         """Whether it stands at the right."""
-        return self.key is not None or self.text == "–"
+        return self.right or self.key is not None or self.text == "–"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,15 @@ def number(value: float | None, digits: int = 3) -> Cell:
         return Cell("–")
     shown = f"{value:,.{digits}f}"
     return Cell(shown.replace("-", "−"), float(value))
+
+
+def weight(value: float) -> Cell:
+    """A weight, which may be large or small, with as many digits as it needs.
+
+    >>> weight(160.0).text, weight(0.0625).text
+    ('160', '0.0625')
+    """
+    return Cell(f"{value:.3g}".replace("-", "−"), value)
 
 
 def percent(share: float | None) -> Cell:
