@@ -85,7 +85,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     >>> ticks(0, 0.93), ticks(3, 3)
     ([0.0, 0.25, 0.5, 0.75, 1.0], [3.0, 3.5, 4.0])
     """
-    if high <= low:
+    if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
         high = low + (abs(low) or 1.0) / 4
     power = 10.0 ** math.floor(math.log10((high - low) / about))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if (high - low) / (m * power) <= about)
@@ -120,7 +120,7 @@ def line_chart(
     """
     xs = [x for s in series for x, _ in s.points]
     ys = [y for s in series for _, y in s.points]
-    last = 1.0 if unit else max(xs) or 1.0
+    last = 1.0 if unit else max(1.0, *xs)
     x_values = [0.0, 0.25, 0.5, 0.75, 1.0] if unit else [x for x in ticks(0, last) if x <= last]
     y_values = x_values if unit else ticks(min(0, *ys), max(ys))
     x_span, y_span = (0.0, last), (y_values[0], y_values[-1])
