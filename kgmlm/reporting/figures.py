@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,19 +47,19 @@ def key_figures(ranked: Ranked) -> list[tuple[str, str, str]]:
     }
     return [
         ("MRR", f"{both['inverse_harmonic_mean_rank']:.3f}",
-         f"mean of 1/rank: 1 is perfect, guessing has {_least(guessed['mrr'])}"),
+         f"mean of 1/rank: 1 is perfect, guessing has {_least(guessed['mrr'], number)}"),
         ("Hits@1", percent(both["hits_at_1"]).text,
-         f"of the answers come first; guessing has {_least(guessed['hits_at_1'])}"),
+         f"of the answers come first; guessing has {_least(guessed['hits_at_1'], percent)}"),
         ("Hits@10", percent(both["hits_at_10"]).text,
-         f"are among the first ten; guessing has {_least(guessed['hits_at_10'])}"),
+         f"are among the first ten; guessing has {_least(guessed['hits_at_10'], percent)}"),
         ("Median rank", f"{both['median_rank']:,g}",
          f"half of the answers rank no worse; guessing has {guessed['median']:,.0f}"),
     ]  # fmt: skip
 
 
-def _least(value: float) -> str:
+def _least(value: float, shown: Callable[[float], Cell]) -> str:
     """A score of guessing, which among many candidates is nearly nothing."""
-    return f"{value:.3f}" if value >= 0.001 else "under 0.001"
+    return shown(value).text if value >= 0.001 else f"under {shown(0.001).text}"
 
 
 def side_table(ranked: Ranked) -> Table:
