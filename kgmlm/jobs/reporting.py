@@ -88,7 +88,7 @@ def report(
         asked = split or next((s for s in ("test", "valid") if s in opened.graph.splits), None)
         found = None
         if asked is not None or given is not None:
-            found = work.ranks(given, asked or "", Path(folder) / "a.parquet")
+            found = work.ranks(opened, given, asked or "", Path(folder) / "a.parquet")
         with watch:
             contents = work.contents(found)
         if other is not None:
@@ -114,13 +114,35 @@ class _Work:
     batch_size: int
     watch: Watcher
 
-    def ranks(self, given: Path | None, split: str, spare: Path) -> Path:
-        """A file of ranks: one that is given, or kept in the run, or made now.
+    def ranks(self, run: Run, given: Path | None, split: str, spare: Path) -> Path:
+        """A file of ranks of a run: one that is given, or kept in it, or made now.
 
         Args:
-            spare: where one can be written that the run does not keep.
+            spare: where it is written if it is made; the run may be read-only.
+
+        Raises:
+            RunError: when a given file is of other weights than the run has.
         """
-        return _ranks(self.run, given, split, self.max_triples, self.batch_size, spare, self.watch)
+        now = run.folder.made_by
+        if given is not None:
+            found = ranks_file.find_ranks(given)
+            ranks_file.read_ranks(found)  # says what is wrong with it, first
+            if (made_by := ranks_file.made_by(found)) and made_by != now:
+                raise RunError(
+                    f"{found} has ranks of other weights than {run.path} has now; "
+                    f"`kgmlm evaluate {run.path}` makes them again"
+                )
+            return found
+        kept = run.path / "ranks" / ranks_name(run.way, split, max_triples=self.max_triples)
+        own = run.graph is run.folder.graph  # else it has further entities
+        if own and now and kept.is_file() and ranks_file.made_by(kept) == now:
+            self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
+            return kept
+        evaluated = evaluate(
+            run, split=split, max_triples=self.max_triples, batch_size=self.batch_size, progress=self.watch
+        )
+        evaluated.evaluation.write_ranks(spare, now)
+        return spare
 
     def contents(self, found: Path | None) -> Contents:
         """All that the page shows of this run."""
@@ -249,44 +271,10 @@ class _Work:
         if own is None:
             raise DataError(f"{self.run.path} has no triples kept back from training to compare runs on")
         split = Ranked.read(own, self.run.graph).split
-        path = _ranks(other, None, split, self.max_triples, self.batch_size, spare, self.watch)
+        path = self.ranks(other, None, split, spare)
         tables = (ranks_file.read_ranks(p) for p in (path, own))
         found = comparison.compare(*tables, sides=("tail", "head", "both"))
         return Compared(clipped(_name(other)), figures.difference_chart(found), _both(self.run, other))
-
-
-def _ranks(
-    run: Run,
-    given: Path | None,
-    split: str,
-    max_triples: int | None,
-    batch_size: int,
-    spare: Path,
-    watch: Watcher,
-) -> Path:
-    """As of :meth:`_Work.ranks`.
-
-    Raises:
-        RunError: when a given file is of other weights than the run has.
-    """
-    now = run.folder.made_by
-    if given is not None:
-        found = ranks_file.find_ranks(given)
-        ranks_file.read_ranks(found)  # says what is wrong with it, first
-        if (made_by := ranks_file.made_by(found)) and made_by != now:
-            raise RunError(
-                f"{found} has ranks of other weights than {run.path} has now; "
-                f"`kgmlm evaluate {run.path}` makes them again"
-            )
-        return found
-    kept = run.path / "ranks" / ranks_name(run.way, split, max_triples=max_triples)
-    own = run.graph is run.folder.graph  # else it has further entities
-    if own and now and kept.is_file() and ranks_file.made_by(kept) == now:
-        watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
-        return kept
-    evaluated = evaluate(run, split=split, max_triples=max_triples, batch_size=batch_size, progress=watch)
-    evaluated.evaluation.write_ranks(spare, now)
-    return spare
 
 
 def _name(run: Run) -> str:
