@@ -30,6 +30,7 @@ demo: $(VENV)/.installed
 	$(BIN)/kgmlm train --dataset umls --model scratch --config eval/recipes/umls-scratch.toml --output $(DEMO) --overwrite
 	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
 	$(BIN)/kgmlm rank $(DEMO) --head virus --relation causes -k 5 --explain
+	$(BIN)/kgmlm report $(DEMO) --output $(DEMO)/report.html
 
 # Lint, types, import contracts and the tests that are not marked slow, side by side: about a minute.
 check: $(VENV)/.tested

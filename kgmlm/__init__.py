@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
     from kgmlm.jobs.packing import pack, unpack
+    from kgmlm.jobs.reporting import report
     from kgmlm.jobs.serving import serve
     from kgmlm.jobs.showing import linearize
     from kgmlm.jobs.training import train
@@ -55,6 +56,7 @@ _HOMES = {
     "unpack": "kgmlm.jobs.packing",
     "open_run": "kgmlm.run",
     "rank_relations": "kgmlm.jobs.classifying",
+    "report": "kgmlm.jobs.reporting",
     "rerank": "kgmlm.jobs.tuning",
     "serve": "kgmlm.jobs.serving",
     "train": "kgmlm.jobs.training",
@@ -88,6 +90,7 @@ __all__ = [
     "open_run",
     "pack",
     "rank_relations",
+    "report",
     "rerank",
     "serve",
     "train",

@@ -24,7 +24,10 @@ from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sid
 from kgmlm.metrics import Ranks, rank_answers
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
-from kgmlm.report import (
+from kgmlm.scope import Scope, within
+from kgmlm.scorer import Scorer
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank
+from kgmlm.slices import (
     about_candidates,
     about_constraints,
     about_own_entity,
@@ -35,9 +38,6 @@ from kgmlm.report import (
     is_expected,
     metrics_of,
 )
-from kgmlm.scope import Scope, within
-from kgmlm.scorer import Scorer
-from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 
 
 @dataclass(frozen=True, eq=False)

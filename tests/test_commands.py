@@ -39,6 +39,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("index", "run"): "likelihood index of 31 entities",
     ("info", "run"): "finished at step",
     ("compare", "run", "run"): "95 % interval",
+    ("report", "run", "--max-triples", "2"): "the report is in report.html",
     ("linearize", "run", *ASK): "France. country in western Europe",
     ("rules", "run"): "rules",
     ("calibrate", "larger"): "log-loss",

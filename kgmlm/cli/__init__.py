@@ -21,6 +21,7 @@ from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
 from kgmlm.cli.packing import pack, unpack
 from kgmlm.cli.ranking import linearize, rank
+from kgmlm.cli.reporting import report
 from kgmlm.cli.rules import rules
 from kgmlm.cli.serving import serve
 from kgmlm.cli.training import train
@@ -45,6 +46,7 @@ for command in (
     index,
     info,
     compare,
+    report,
     linearize,
     rules,
     complete,
