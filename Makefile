@@ -50,6 +50,7 @@ whole: $(VENV)/.tested
 # SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_SEED=1 unless the environment says something else; see docs/soak.md.
 soak: $(VENV)/.tested
 	$(BIN)/python tests/soak/soak.py
+	$(BIN)/python tests/soak/cluster.py
 
 # Which changes of the code no test notices: ten minutes or more; see docs/mutation.md. `mutmut browse` shows them.
 mutants: $(VENV)/.tested
