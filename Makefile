@@ -54,6 +54,7 @@ soak: $(VENV)/.tested
 	$(PIP) --editable '.[soak]'
 	$(BIN)/python tests/soak/serving.py
 	$(BIN)/python tests/soak/soak.py
+	$(BIN)/python tests/soak/cluster.py
 
 # Which changes of the code no test notices: ten minutes or more; see docs/mutation.md. `mutmut browse` shows them.
 mutants: $(VENV)/.tested

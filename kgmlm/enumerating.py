@@ -64,3 +64,20 @@ def asked_queries(
     return Queries(
         *(np.concatenate([getattr(q, x) for q in found]) for x in ("entity_B", "relation_B", "tail_B"))
     )
+
+
+def sampled(queries: Queries, count: int, seed: int = 0) -> Queries:
+    """A seeded sample of queries in their order: of each relation and side its share, and at least one.
+
+    Args:
+        count: how many, about; all of them where there are no more.
+    """
+    if count >= len(queries):
+        return queries
+    rng = np.random.default_rng(seed)
+    kinds = 2 * queries.relation_B + queries.tail_B
+    rows = []
+    for kind in np.unique(kinds):
+        own = np.flatnonzero(kinds == kind)
+        rows.append(rng.choice(own, max(1, round(count * len(own) / len(queries))), replace=False))
+    return queries[np.sort(np.concatenate(rows))]

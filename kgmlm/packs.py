@@ -3,6 +3,9 @@
 A pack is a zip of a run folder without what only training needs. Matrices are int8 with a scale per row, the
 rest of the weights float16; texts and triples are Parquet. It is opened by unpacking it once into the cache,
 where it is a run folder like any other. Every file has a checksum; nothing in it is code.
+
+Rounding moves scores, so a run's probabilities are not kept. Those of a pack are fitted to what the pack
+itself scores, and say so by the digests of its files.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -32,8 +36,9 @@ _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
 _KGE = "signals/kge.safetensors"
 _GRAPH = ("entities", "relations", "triples", "negatives")
 _NAMES = "graph/name_tokens.safetensors"
-_CHOSEN = ("model/mixture.json", "model/probabilities.json")  # for the signals that there were
-_TEXTS = ("run.json", "config.toml", *_CHOSEN, "model/config.json", "model/tokenizer.json",
+_CHOSEN = "model/mixture.json"
+_PROBABILITIES = "model/probabilities.json"
+_TEXTS = ("run.json", "config.toml", _CHOSEN, "model/config.json", "model/tokenizer.json",
           "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
 
 
@@ -80,7 +85,7 @@ def write_pack(
     card: dict[str, Any] | None = None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
 ) -> int:
-    """Write a run as one file, whole or not at all; returns its bytes.
+    """Write a run as one file without probabilities, whole or not at all; returns its bytes.
 
     Args:
         kge: False leaves out graph embeddings and their weight.
@@ -109,15 +114,47 @@ def write_pack(
                     entries[f"graph/{table.name}"] = _compressed(table)
             entries[_NAMES] = (folder / _NAMES).read_bytes()
     if not kge:
-        entries["model/mixture.json"] = _without_kge(entries["model/mixture.json"])
-        entries.pop("model/probabilities.json", None)  # they went by other weights
+        entries[_CHOSEN] = _without_kge(entries[_CHOSEN])
+    return _write(output, entries, card or {})
+
+
+def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, Any]]) -> int:
+    """Write a pack again, with probabilities in it; returns its bytes.
+
+    Args:
+        output: may be the pack itself.
+        fit: from the folder of the run that the pack holds to its probabilities, as JSON.
+
+    Raises:
+        RunError: when the pack is damaged.
+    """
+    with TemporaryDirectory() as scratch:
+        found = fit(unpack(pack, Path(scratch) / "run"))
+    with _opened(pack) as archive:
+        contents = _contents(pack, archive)
+        entries = {name: _read(pack, archive, name) for name in contents.files if name != _PROBABILITIES}
+    found["chosen_for"] |= _own_signals(contents)
+    entries[_PROBABILITIES] = json.dumps(found, indent=1).encode()
+    return _write(output, entries, contents.card)
+
+
+def _own_signals(contents: _Contents) -> dict[str, str]:
+    """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
+    from kgmlm.signals import SIGNALS
+
+    there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
+    return {name: digest.sha256 for name, digest in there.items() if digest is not None}
+
+
+def _write(output: Path, entries: Mapping[str, bytes], card: Mapping[str, Any]) -> int:
+    """Write a pack of files and the list of them."""
     with files.atomic_file(output, follow=True) as temporary:
         known = {}
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for name, data in entries.items():
                 archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
                 known[name] = digests.Digest.of_bytes(data).model_dump()
-            contents = {"format": FORMAT, "kgmlm": __version__, "name": output.stem, "card": card or {}}
+            contents = {"format": FORMAT, "kgmlm": __version__, "name": output.stem, "card": dict(card)}
             whole = json.dumps(contents | {"files": known}, indent=1)
             archive.writestr(zipfile.ZipInfo(CONTENTS), whole, zipfile.ZIP_DEFLATED)
     return output.stat().st_size
@@ -167,13 +204,13 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
                 else:
                     target.write_bytes(data)
             try:
-                _settle(folder, cached)
+                _settle(folder, contents, cached)
             except (KeyError, TypeError, ValueError, OSError) as error:
                 raise _damaged(pack, f"{type(error).__name__}: {error}") from None
     return output
 
 
-def _settle(folder: Path, cached: bool) -> None:
+def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
     """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
     reranker = folder / RERANKER
     runs = [folder, *([reranker] if reranker.is_dir() else [])]
@@ -198,16 +235,30 @@ def _settle(folder: Path, cached: bool) -> None:
         record["unpacked"] = cached  # of the pack that it is, and so not written to
         files.write_json(run / "run.json", record)
         digests.write_manifest(run / "model")
-        from kgmlm.chosen import WEIGHTS, fingerprints
+        from kgmlm.chosen import fingerprints
 
         now = fingerprints(run)
-        for file in (run / name for name in _CHOSEN if (run / name).is_file()):
-            chosen = json.loads(file.read_bytes())
-            before = chosen["chosen_for"].items()
-            chosen["chosen_for"] = {k: now.get(k, v) for k, v in before if k in now or k == WEIGHTS}
-            file.unlink()
-            files.write_json(file, chosen)
+        if (run / _CHOSEN).is_file():
+            chosen = json.loads((run / _CHOSEN).read_bytes())
+            chosen["chosen_for"] = {k: now[k] for k in chosen["chosen_for"] if k in now}
+            files.write_json(run / _CHOSEN, chosen)
+        _settle_probabilities(run / _PROBABILITIES, _own_signals(contents), now)
         digests.write_manifest(run / "model")
+
+
+def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Say of which unpacked signals probabilities are; leave out those that were fitted to other scores."""
+    if not file.is_file():
+        return
+    from kgmlm.chosen import WEIGHTS
+
+    found = json.loads(file.read_bytes())
+    fitted = {name: sha for name, sha in found["chosen_for"].items() if name != WEIGHTS}
+    if fitted != packed:
+        file.unlink()
+        return
+    found["chosen_for"] |= {name: now[name] for name in fitted}
+    files.write_json(file, found)
 
 
 def _portable(record: bytes) -> bytes:
@@ -312,7 +363,7 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
         contents = _Contents.model_validate(found)
     except (ValueError, ValidationError, RecursionError) as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
-    if missing := {"run.json", "config.toml", "model/mixture.json", _MODEL} - contents.files.keys():
+    if missing := {"run.json", "config.toml", _CHOSEN, _MODEL} - contents.files.keys():
         raise _damaged(pack, f"it has no {min(missing)}")
     for name in contents.files:
         if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:

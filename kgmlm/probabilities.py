@@ -10,6 +10,7 @@ Shapes: n triples, R relations.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,12 +26,13 @@ from kgmlm.filters import FilterIndex, distinct_triples
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, FloatArray, IntArray, RunError
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, Negatives, features
+from kgmlm.provenance import command
 from kgmlm.ranker import Ranker
 from kgmlm.reliability import measured, reweighted
 from kgmlm.runs import RunFolder
 from kgmlm.scorer import Scorer
 from kgmlm.upkeep import RERANKER
-from kgmlm.watching import Advance, Watcher
+from kgmlm.watching import Advance, Watcher, quiet_transformers
 
 FILE = "model/probabilities.json"
 TRIPLES = 1000  # validation triples that are enough
@@ -227,6 +229,50 @@ def figures(calibration: Calibration, sample: Sample, held: FloatArray) -> dict[
     }
 
 
+def fitted(
+    run: RunFolder,
+    *,
+    most: int = TRIPLES,
+    missing: float = MISSING,
+    seed: int = 0,
+    precision: str = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    watch: Watcher = silent,
+) -> tuple[Calibration, dict[str, Any]]:
+    """What is fitted to a run's validation triples, as of what the run is now, and its figures there.
+
+    Args:
+        most, missing, seed: as of :func:`calibrate`.
+        precision: "fp32" or "bf16".
+
+    Raises:
+        RunError: when there are no validation triples, or too few.
+    """
+    if "valid" not in run.graph.splits:
+        raise RunError(
+            f"{run.path} has no validation triples to fit probabilities to; `kgmlm data split --random` "
+            "makes some before training"
+        )
+    quiet_transformers()
+    ranker = run.ranker(device, rerank=False)
+    ranker.reduce(precision == "bf16")
+    with watch:
+        found, sample, held = calibrate(
+            ranker, run.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
+        )
+    valid = figures(found, sample, held)
+    by = {
+        "command": command(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "precision": precision,
+        "seed": seed,
+        "missing": missing,
+        "valid": valid,
+    }
+    return found.model_copy(update={"chosen_for": fingerprint(run.path), "chosen_by": by}), valid
+
+
 def fingerprint(run: Path) -> dict[str, str]:
     """What probabilities go by: the signals of a run, their weights, not its reranker."""
     signals = {name: sha for name, sha in fingerprints(run).items() if name != RERANKER}
@@ -234,12 +280,11 @@ def fingerprint(run: Path) -> dict[str, str]:
 
 
 def save(run: RunFolder, calibration: Calibration) -> None:
-    """Keep probabilities with a run, as of what it is now."""
-    whole = calibration.model_copy(update={"chosen_for": fingerprint(run.path)})
+    """Keep with a run what was fitted to it."""
     folder = run.model_folder
     keep = partial(digests.write_manifest, folder)
     with digests.replacing(run.path / FILE, digests.read_manifest(folder), keep) as temporary:
-        files.write_json(temporary, whole.model_dump(mode="json"))
+        files.write_json(temporary, calibration.model_dump(mode="json"))
 
 
 def read(run: RunFolder) -> Calibration | None:

@@ -13,9 +13,11 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import tomli_w
@@ -34,13 +36,15 @@ from damaging import (
     table_of,
 )
 
-from kgmlm import comparison, ranks_file, tables
+from kgmlm import comparison, probabilities, ranks_file, tables
+from kgmlm.calibration import FEATURES, SIDES, Examples, fit
 from kgmlm.chosen import Chosen
 from kgmlm.cli.ranking import read_queries
 from kgmlm.config import KGESettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
+from kgmlm.jobs.information import info
 from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
@@ -116,6 +120,14 @@ class Fuzzer:
         kge = KGE.fit(opened.graph, KGESettings(dimension=4, epochs=1))
         opened = opened.save_signal(kge)
         opened.save_chosen(Chosen(opened.chosen.mixture.evenly("kge", 1.0)))
+        rng = np.random.default_rng(0)
+        labels = np.arange(200) % 2 == 0
+        features = rng.normal(size=(200, len(SIDES), len(FEATURES))) + labels[:, None, None]
+        relations = rng.integers(0, len(opened.graph.relations), 200)
+        examples = Examples(features, relations, labels, np.ones(200), np.arange(200) % 4 < 2)
+        of = probabilities.fingerprint(run)
+        by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
+        probabilities.save(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
         ranker = open_run(run).ranker("cpu")
         for kind in INDEXES:
             save_index(opened, build_index(ranker, opened.graph, kind))
@@ -263,7 +275,7 @@ class Fuzzer:
         random: Random,
         *names: str,
         change: Callable[[Random, bytes], bytes],
-        index: str | None = None,
+        use: Callable[[Path], None] | None = None,
     ) -> None:
         """A run with one file changed. Where it has digests, verifying finds every change of what has one."""
         name = random.choice(names)
@@ -277,7 +289,7 @@ class Fuzzer:
             covered = name != "run.json" and path.name != "kgmlm.json" and run.name == "signed"
             if covered and after != before and self._verifies(run):
                 raise Unfair(f"{name} was changed, and the run verifies")
-            self._use(run, index)
+            (use or self._use)(run)
         finally:
             path.write_bytes(before)
 
@@ -289,7 +301,7 @@ class Fuzzer:
             return False
         return True
 
-    def _use(self, run: Path, index: str | None) -> None:
+    def _use(self, run: Path, index: str | None = None) -> None:
         opened = open_run(run)
         ranker = opened.ranker("cpu")
         predictor = Predictor(opened.graph, ranker)
@@ -307,7 +319,22 @@ class Fuzzer:
         suffix = random.choice(list(changes))
         names = sorted(f"{folder}/{p.name}" for p in (self.folder / "signed" / folder).glob(f"*{suffix}"))
         names = [name for name in names if not name.endswith("kgmlm.json")]
-        self._in_run(random, *names, change=changes[suffix], index=kind)
+        self._in_run(random, *names, change=changes[suffix], use=partial(self._use, index=kind))
+
+    def _probabilities(self, random: Random) -> None:
+        self._in_run(random, probabilities.FILE, change=changed_json, use=self._judge)
+
+    def _judge(self, run: Path) -> None:
+        for lines in info(run).lines().values():
+            for line in lines:
+                sentence(line)
+        found = probabilities.read(open_run(run))
+        if found is None:
+            raise Unfair("there are no probabilities")
+        features = np.random.default_rng(0).normal(size=(9, len(SIDES), len(FEATURES)))
+        said = found.probability(features, np.arange(9) - 1)
+        if not ((said >= 0) & (said <= 1)).all():
+            raise Unfair(f"the run says {said.tolist()}")
 
     def _checkpoint(self, random: Random) -> None:
         with self._dataset() as folder:
@@ -332,7 +359,7 @@ class Fuzzer:
             outcome = train(*resume_run(run, "cpu"), max_steps=2, resume=True)
             if outcome.step != 2:
                 raise Unfair(f"resumed, training is at step {outcome.step}")
-            self._use(run, None)
+            self._use(run)
 
 
 def _forget_digests(run: Path) -> None:
@@ -373,6 +400,7 @@ def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
         "tokenizer": _of_run("model/tokenizer.json", "model/tokenizer_config.json", change=changed_json),
         "manifest": _of_run("model/kgmlm.json", change=changed_json),
         "index": Fuzzer._index,
+        "probabilities": Fuzzer._probabilities,
         "checkpoint": Fuzzer._checkpoint,
     }
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import zipfile
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
 
 import kgmlm
 from kgmlm.datasets import load_graph
+from kgmlm.digests import Digest
 from kgmlm.probabilities import FILE
 from kgmlm.runs import open_run
 
@@ -161,19 +166,110 @@ def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path:
     refused(cli("classify", run, asked), "probabilities.json")
 
 
-def test_a_pack_keeps_its_probabilities(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_a_pack_has_the_probabilities_of_its_own_scores_or_none(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
     run = copied(run, tmp_path)
     asked = table(tmp_path / "asked.tsv", *new(run))
-    cache = {"KGMLM_CACHE": str(tmp_path / "cache")}
-    assert cli("pack", run, "--output", tmp_path / "plain.kgmlm").returncode == 0
-    done = cli("classify", tmp_path / "plain.kgmlm", asked, "--json", "-q", **cache)
-    assert "fitted now and not kept" in done.stderr
+    plain, whole, again = (tmp_path / f"{name}.kgmlm" for name in ("plain", "whole", "again"))
     assert cli("calibrate", run, "-q").returncode == 0
-    assert cli("pack", run, "--output", tmp_path / "whole.kgmlm").returncode == 0
-    packed = cli("classify", tmp_path / "whole.kgmlm", asked, "--json", "-q", **cache)
-    assert packed.returncode == 0, packed.stderr
-    assert "not kept" not in packed.stderr
-    refused(cli("calibrate", tmp_path / "whole.kgmlm", **cache), "is a pack", "kgmlm unpack")
+    assert kgmlm.info(run).probabilities is not None
+    assert cli("pack", run, "--output", plain, "-q").returncode == 0
+    assert kgmlm.info(plain).probabilities is None, "those of the run are of other scores"
+    now = cli("classify", plain, asked, "--json", "-q")
+    assert "fitted now and not kept" in now.stderr
+    assert cli("pack", run, "--calibrate", "--output", whole, "-q").returncode == 0
+    kept = cli("classify", whole, asked, "--json", "-q")
+    assert "not kept" not in kept.stderr
+    assert kept.stdout == now.stdout != cli("classify", run, asked, "--json", "-q").stdout
+    about = kgmlm.info(whole)
+    assert about.probabilities is not None
+    assert about.probabilities["command"] == f"kgmlm pack {run} --calibrate --output {whole} -q"
+    assert "ECE on halves 0." in about.lines()["probabilities"][0]
+    assert about.signals == kgmlm.info(plain).signals
+    assert open_run(whole, verify=True).chosen.of == open_run(plain).chosen.of
+    # A pack is calibrated as its run is, and keeps its files as they are.
+    assert cli("pack", plain, "--calibrate", "--output", again, "-q").returncode == 0
+    names = [{i.filename: i.CRC for i in zipfile.ZipFile(path).infolist()} for path in (whole, again)]
+    assert names[0].keys() == names[1].keys()
+    assert {k for k in names[0] if names[0][k] != names[1][k]} == {FILE, "pack.json"}, "the command differs"
+    assert cli("classify", again, asked, "--json", "-q").stdout == kept.stdout
+    assert cli("pack", again, "--calibrate", "--output", again, "-q").returncode == 0, "in its own place"
+    assert (
+        cli("classify", kgmlm.unpack(again, tmp_path / "new").path, asked, "-q", "--json").stdout
+        == kept.stdout
+    )
+
+
+def test_what_a_pack_cannot_be_calibrated_with_is_one_sentence(
+    cli: Cli, run: Path, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    plain, other = tmp_path / "plain.kgmlm", tmp_path / "other.kgmlm"
+    assert cli("pack", run, "--output", plain, "-q").returncode == 0
+    before = plain.read_bytes()
+    refused(cli("calibrate", plain), "is a pack", f"kgmlm pack {plain} --calibrate --output NEW.kgmlm")
+    refused(cli("pack", plain, "--output", other), "--calibrate adds probabilities")
+    refused(cli("pack", plain, "--calibrate"), "--output names the file")
+    refused(cli("pack", plain, "--calibrate", "--no-kge", "--output", other), "--no-kge is for runs")
+    refused(cli("pack", toy_run, "--calibrate", "--output", other, "-q"), "at least 20 validation triples")
+    refused(cli("pack", kgmlm.open_run(plain).path, "--calibrate", "--output", other), "is a pack already")
+    plain.write_bytes(before[:-100])
+    refused(cli("pack", plain, "--calibrate", "--output", other), "is damaged")
+    assert not other.exists()
+
+
+def test_probabilities_of_other_files_than_the_packs_are_left_out(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a pack that somebody has put together."""
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    file = kgmlm.pack(run, tmp_path / "a.kgmlm", calibrate=True, progress=False)
+
+    def changed(contents: dict[str, Any], name: str) -> bytes:
+        found = json.loads(zipfile.ZipFile(file).read(FILE))
+        found["chosen_for"] = contents | {"weights": found["chosen_for"]["weights"]}
+        with zipfile.ZipFile(file) as archive:
+            entries = {i.filename: archive.read(i) for i in archive.infolist()}
+        entries[FILE] = json.dumps(found).encode()
+        about = json.loads(entries["pack.json"])
+        about["files"][FILE] = Digest.of_bytes(entries[FILE]).model_dump()
+        entries["pack.json"] = json.dumps(about).encode()
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for key, data in entries.items():
+                archive.writestr(key, data)
+        return entries["model/model.safetensors"]
+
+    right = hashlib.sha256(changed({}, "none.kgmlm")).hexdigest()
+    changed({"likelihood": "0" * 64}, "other.kgmlm")
+    changed({"likelihood": right}, "same.kgmlm")
+    found = [kgmlm.info(tmp_path / f"{name}.kgmlm").probabilities for name in ("none", "other", "same")]
+    assert found[:2] == [None, None]
+    assert found[2] is not None
+    assert found[2]["ece"] is not None
+
+
+def test_what_a_run_is_says_what_probabilities_it_has(cli: Cli, run: Path, tmp_path: Path) -> None:
+    run = copied(run, tmp_path)
+    assert kgmlm.info(run).lines()["probabilities"] == ["none; `kgmlm calibrate` fits them"]
+    figures = kgmlm.calibrate(run, progress=False)
+    told = json.loads(cli("info", run, "--json").stdout)["probabilities"]
+    assert {key: told[key] for key in ("ece", "auc", "ece_95", "positives", "negatives")} == {
+        key: figures[key] for key in ("ece", "auc", "ece_95", "positives", "negatives")
+    }
+    assert told["method"] == figures["calibrator"]
+    assert datetime.fromisoformat(told["fitted"]).tzinfo is not None
+    (line,) = kgmlm.info(run).lines()["probabilities"]
+    assert f"to {figures['positives']} true and {figures['negatives']} false" in line
+    # A file that says nothing sensible of itself is shown as far as it goes.
+    found = json.loads((run / FILE).read_bytes())
+    odd = {"at": 5, "command": [], "valid": {"ece": "x", "ece_95": [1], "positives": True}}
+    for by in ({}, {"valid": 3}, odd):
+        (run / FILE).write_text(json.dumps({**found, "chosen_by": by}))
+        assert "ECE on halves unknown" in kgmlm.info(run).lines()["probabilities"][0]
+    (run / FILE).write_text("{")
+    assert "refused: " in cli("info", run).stdout
 
 
 def test_known_negatives_are_read_used_and_kept(cli: Cli, run: Path, tmp_path: Path) -> None:

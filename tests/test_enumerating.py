@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.enumerating import asked_queries, seen_queries, triple_keys
+from kgmlm.enumerating import asked_queries, sampled, seen_queries, triple_keys
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import Query, Target
 
 N, R = 6, 3
@@ -43,3 +46,20 @@ def test_keys_tell_triples_apart(triples: np.ndarray) -> None:
     order = np.argsort(keys, kind="stable")
     rows = [(r, h, t) for h, r, t in triples[order].tolist()]
     assert rows == sorted(rows)
+
+
+def test_a_sample_has_of_each_relation_and_side_its_share(toy: KnowledgeGraph) -> None:
+    train, count = toy.splits["train"], len(toy.entities)
+    every = seen_queries(train, count, np.arange(len(toy.relations)))
+    some = sampled(every, 20)
+    assert [(q.entity, q.relation, q.target) for q in some] == [
+        (q.entity, q.relation, q.target) for q in sampled(every, 20)
+    ]
+    there = [(q.entity, q.relation, q.target) for q in every]
+    places = [there.index((q.entity, q.relation, q.target)) for q in some]
+    assert places == sorted(set(places)), "in the same order, none twice"
+    kinds = Counter((q.relation, q.target) for q in every)
+    drawn = Counter((q.relation, q.target) for q in some)
+    assert drawn == {kind: max(1, round(20 * n / len(every))) for kind, n in kinds.items()}
+    assert places != [there.index((q.entity, q.relation, q.target)) for q in sampled(every, 20, seed=1)]
+    assert sampled(every, len(every)) is every

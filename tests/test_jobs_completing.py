@@ -18,12 +18,14 @@ import pytest
 from conftest import Cli, refused
 
 import kgmlm
-from kgmlm import files, parts
+from kgmlm import files, parts, workers
+from kgmlm.asking import Way
 from kgmlm.enumerating import triple_keys
 from kgmlm.jobs import completing
 from kgmlm.kg import ConfigError, DataError, KgmlmError, RunError
 from kgmlm.listing import estimate, read_list
 from kgmlm.runs import open_run
+from kgmlm.watching import Watcher
 
 SMALL: dict[str, Any] = {"part_size": 10, "min_probability": 0.0, "progress": False, "known": ["valid"]}
 TIMES = ("seconds", "queries scored", "output")
@@ -289,12 +291,37 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
 def test_a_worker_that_dies_is_one_sentence(
     toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completing, "_begin", _die)
+    monkeypatch.setattr(workers, "_begin", _die)
     with pytest.raises(RunError, match="the same command continues"):
         completed(toy_run, tmp_path / "new", workers=2)
     monkeypatch.undo()
     assert not (tmp_path / "new").exists()
     completed(toy_run, tmp_path / "new")
+
+
+def test_a_worker_that_does_not_see_the_parts_says_so(toy_run: Path, tmp_path: Path) -> None:
+    """As on a machine without the shared disk; it makes no folder of its own there."""
+    way = Way(device="cpu")
+    plan = completing.Plan(toy_run, tmp_path / "new.parts", way, 10, ("train", "valid"), None, 64, 10)
+    with pytest.raises(RunError, match=r"is not seen on .* storage that all machines share"):
+        plan.sent().begin(Watcher())
+    assert not plan.folder.exists()
+    assert plan.parts.count == 8
+    make = plan.sent().begin(Watcher())
+    assert make(3) == 10
+    before = plan.parts.path(3).stat().st_mtime_ns
+    assert make(3) == 10
+    assert plan.parts.path(3).stat().st_mtime_ns == before, "it is there already"
+
+
+def test_the_run_of_a_pack_is_what_workers_open(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    file = kgmlm.pack(toy_run, tmp_path / "toy.kgmlm", progress=False)
+    made = completed(file, tmp_path / "new", workers=2)
+    assert made["made by"] == str(file)
+    assert made["listed"] > 100
 
 
 def _die(plan: Any, threads: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -50,8 +50,32 @@ Reported = Annotated[
         show_default=False,
     ),
 ]
+Sample = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=MOST,
+        help="Ask only so many queries, a seeded sample by relation and side, to see speed and precision "
+        "first; 0 is all.",
+    ),
+]
 Workers = Annotated[
     int, typer.Option(min=1, max=1024, help="Processes that score, each with the model in memory.")
+]
+Engines = Annotated[
+    Literal["local", "ray"],
+    typer.Option(
+        "--engine",
+        help="Who scores: processes of this machine, or actors of a Ray cluster, each with one CPU (with "
+        "--device cuda also one GPU).",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the Ray cluster, of which this machine is a node; by default Ray is started here.",
+        show_default=False,
+    ),
 ]
 Sharded = Annotated[
     str | None,
@@ -83,7 +107,10 @@ def complete(
     device: Device = None,
     batch_size: BatchSize = 64,
     part_size: Annotated[int, typer.Option(min=1, max=MOST, help="Queries of a part.")] = 1024,
+    sample: Sample = 0,
     workers: Workers = 1,
+    engine: Engines = "local",
+    address: Address = None,
     shard: Sharded = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -114,7 +141,10 @@ def complete(
         device=device,
         batch_size=batch_size,
         part_size=part_size,
+        sample=sample,
         workers=workers,
+        engine=engine,
+        address=address,
         shard=shard,
         progress=Bars(quiet),
     )

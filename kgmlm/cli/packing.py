@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import Quiet, RunArgument
+from kgmlm.cli.options import BatchSize, Device, Quiet, RunArgument
 from kgmlm.terminal import handled
 
 
@@ -21,13 +21,28 @@ def pack(
     no_kge: Annotated[
         bool, typer.Option("--no-kge", help="Leave out graph embeddings; other weights stay as they are.")
     ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities to what the pack scores and keep them in it; RUN may then be a pack.",
+        ),
+    ] = False,
+    device: Device = None,
+    batch_size: BatchSize = 64,
     quiet: Quiet = False,
 ) -> None:
-    """Pack a run into one file, with int8 weights, that every command opens like the run."""
+    """Pack a run into one file, with int8 weights, that every command opens like the run.
+
+    A run's own probabilities are left out, since rounded weights score a little differently.
+    """
     from kgmlm.jobs.packing import pack as job
     from kgmlm.watching import Bars
 
-    made = job(run, output, kge=not no_kge, progress=Bars(quiet))
+    made = job(
+        run, output, kge=not no_kge, calibrate=calibrate, batch_size=batch_size, device=device,
+        progress=Bars(quiet),
+    )  # fmt: skip
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 
 

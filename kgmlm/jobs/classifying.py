@@ -12,7 +12,7 @@ import numpy as np
 
 from kgmlm import runs
 from kgmlm.jobs.writing import writes_run
-from kgmlm.kg import ConfigError, EntityTable, QueryError, RunError
+from kgmlm.kg import ConfigError, EntityTable, QueryError
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
@@ -59,9 +59,12 @@ def calibrate(
         raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
     folder = runs.open_run(path_of(run))
     watch = watcher_of(progress)
-    found, figures = _fitted(folder, max_triples, missing, seed, precision, batch_size, device, watch)
-    from kgmlm.probabilities import save
+    from kgmlm.probabilities import fitted, save
 
+    found, figures = fitted(
+        folder, most=max_triples, missing=missing, seed=seed, precision=precision, batch_size=batch_size,
+        device=device, watch=watch,
+    )  # fmt: skip
     save(folder, found)
     return figures
 
@@ -156,51 +159,20 @@ def rank_relations(
     return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
 
 
-def _fitted(
-    folder: runs.RunFolder,
-    most: int,
-    missing: float,
-    seed: int,
-    precision: str,
-    batch_size: int,
-    device: str | None,
-    watch: Watcher,
-) -> tuple[Calibration, dict[str, Any]]:
-    """What is fitted to a run's validation triples, and its figures there."""
-    if "valid" not in folder.graph.splits:
-        raise RunError(
-            f"{folder.path} has no validation triples to fit probabilities to; `kgmlm data split --random` "
-            "makes some before training"
-        )
-    from kgmlm import probabilities
-    from kgmlm.provenance import command
-
-    quiet_transformers()
-    ranker = folder.ranker(device, rerank=False)
-    ranker.reduce(precision == "bf16")
-    with watch:
-        found, sample, held = probabilities.calibrate(
-            ranker, folder.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
-        )
-    figures = probabilities.figures(found, sample, held)
-    by = {"command": command(), "precision": precision, "seed": seed, "missing": missing, "valid": figures}
-    return found.model_copy(update={"chosen_by": by}), figures
-
-
 def _calibration(
     folder: runs.RunFolder, precision: str, batch_size: int, device: str | None, watch: Watcher
 ) -> Calibration:
     """What was fitted to a run, or is now, and then kept where the run can be written."""
-    from kgmlm.probabilities import read
+    from kgmlm.probabilities import fitted, read
 
     found = read(folder)
     if found is not None:
         return found
     path = folder.path
     if find_pack(path) is not None or is_unpacked(path) or not os.access(path / "model", os.W_OK):
-        how = "`kgmlm calibrate` keeps those of a run, and `kgmlm unpack` makes a run of a pack"
+        how = "`kgmlm calibrate` keeps those of a run, `kgmlm pack PACK --calibrate --output NEW` of a pack"
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
-        return _fitted(folder, TRIPLES, MISSING, 0, precision, batch_size, device, watch)[0]
+        return fitted(folder, precision=precision, batch_size=batch_size, device=device, watch=watch)[0]
     watch.tell(f"{path} has no probabilities yet: fitting them on validation, as `kgmlm calibrate` does")
     precise: Literal["fp32", "bf16"] = "bf16" if precision == "bf16" else "fp32"
     calibrate(path, precision=precise, batch_size=batch_size, device=device, progress=watch)

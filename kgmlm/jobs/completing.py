@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,23 +17,24 @@ import numpy as np
 
 from kgmlm import files, runs
 from kgmlm.asking import Way, read_entities
-from kgmlm.enumerating import asked_queries
+from kgmlm.enumerating import asked_queries, sampled
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, IntArray, Queries, Query, RunError, Target
 from kgmlm.listing import check_validation, estimate, listed, measured, write_list
 from kgmlm.locks import locked
-from kgmlm.parts import Parts, Shard
+from kgmlm.packs import find_pack
+from kgmlm.parts import MANIFEST, Parts, Shard
 from kgmlm.resolver import Resolver
 from kgmlm.run import Run, path_of
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.workers import Engine, check_engine, made_here, made_in_processes, made_on_ray
 
 if TYPE_CHECKING:
     from kgmlm.completing import Completer
     from kgmlm.prediction import Predictor
 
 PART = 1024  # queries
-Made = Callable[[int], None]  # told how many queries a part had
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,12 @@ class Plan:
     """What is asked, and how; the same plan has the same parts in any process.
 
     Attributes:
-        run: the run's folder.
+        run: the run's folder, or its pack.
         folder: where parts go.
         relations: labels of those that are asked about; None is all.
         known: the splits that are never listed.
         part_size: queries of a part.
+        sample: so many queries, of each relation its share; 0 is all.
     """
 
     run: Path
@@ -55,6 +58,7 @@ class Plan:
     relations: tuple[str, ...] | None
     batch_size: int
     part_size: int
+    sample: int = 0
 
     @cached_property
     def opened(self) -> runs.RunFolder:
@@ -81,13 +85,14 @@ class Plan:
         train, count = self.graph.splits["train"], len(self.graph.entities)
         possible = Possible.anything(len(self.graph.relations))
         possible = possible.met(*self.way.constraints(self.opened, self.graph))
-        return asked_queries(
+        queries = asked_queries(
             train,
             count,
             self.asked,
             lambda relation, tails: possible.askable(relation, tails, count),
             self.way.typed,
         )
+        return sampled(queries, self.sample) if self.sample else queries
 
     @cached_property
     def parts(self) -> Parts:
@@ -105,7 +110,8 @@ class Plan:
             digest.update(np.ascontiguousarray(graph.triples(split)).tobytes())
         for label in (*graph.entities.column("label"), *(r.label for r in graph.relations)):
             digest.update(label.encode() + b"\0")
-        run = {**fingerprints(self.run), "weights": files.sha256(self.run / runs.MIXTURE)}
+        path = self.opened.path
+        run = {**fingerprints(path), "weights": files.sha256(path / runs.MIXTURE)}
         return {
             "kgmlm": "parts of a completion, format 1",
             "run": hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest(),
@@ -120,6 +126,7 @@ class Plan:
             "batch_size": self.batch_size,
             "queries": len(self.queries),
             "part_size": self.part_size,
+            **({"sample": self.sample} if self.sample else {}),
         }
 
     def of(self, number: int) -> Queries:
@@ -138,6 +145,55 @@ class Plan:
         known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
         index = FilterIndex(known, len(graph.entities))
         return Completer(ranker, graph.context.answers, index, self.top, self.batch_size)
+
+    def begin(self, watch: Watcher) -> Callable[[int], int]:
+        """What makes a part that is not there, and says how many queries it has.
+
+        Raises:
+            RunError: when the folder of the parts is not seen here.
+        """
+        if not (self.folder / MANIFEST).is_file():
+            raise RunError(
+                f"{self.folder} is not seen on {platform.node()}: workers need the run and the output at the "
+                "same paths, on storage that all machines share"
+            )
+        parts, completer = self.parts, self.completer(watch)
+
+        def make(number: int) -> int:
+            queries = self.of(number)
+            if not parts.path(number).is_file():
+                parts.write(number, completer.part(queries))
+            return len(queries)
+
+        return make
+
+    def sent(self) -> Plan:
+        """The same for machines that have other working folders, GPUs of their own, and nothing open."""
+        way = replace(self.way, device="cuda" if self.on_gpu else self.way.device or "cpu")
+        return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), way=way)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+        return (self.way.device or "").startswith("cuda")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who makes parts; it changes none of them."""
+
+    workers: int = 1
+    engine: Engine = "local"
+    address: str | None = None
+
+    def made(self, plan: Plan, numbers: Sequence[int], watch: Watcher) -> Generator[int]:
+        """Make parts; yields how many queries each has."""
+        if self.engine == "ray":
+            gpus = int(plan.on_gpu)
+            return made_on_ray(plan.sent(), numbers, self.workers, watch, address=self.address, gpus=gpus)
+        if self.workers > 1 and len(numbers) > 1:
+            return made_in_processes(plan, numbers, self.workers)
+        return made_here(plan, numbers, watch)
 
 
 @dataclass(frozen=True)
@@ -179,7 +235,10 @@ def complete(
     device: str | None = None,
     batch_size: int = 64,
     part_size: int = PART,
+    sample: int = 0,
     workers: int = 1,
+    engine: Engine = "local",
+    address: str | None = None,
     shard: str | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> dict[str, Any]:
@@ -199,18 +258,25 @@ def complete(
         known: the splits that are never listed, training always; None is all.
         report: a split that is not among these, of which it is counted how many are listed.
         explain: add the rules that predict a triple.
+        sample: ask only so many queries, a seeded sample of each relation and side; 0 asks all. Precision and
+            speed are those to expect of all, what is found is less.
         workers: processes that score, each with the model in memory.
+        engine: "local", processes of this machine; or "ray", actors of a Ray cluster, one CPU each and, where
+            ``device`` is "cuda", one GPU. All need the run and the output at the same paths.
+        address: HOST:PORT of the cluster; None is one of this machine alone.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
 
     Returns:
         The manifest: settings, counts, how probabilities were estimated, the report.
 
     Raises:
-        RunError: when the parts of another run or of other settings are there, or a worker was killed.
+        RunError: when the parts of another run or of other settings are there, a process was killed, or no
+            cluster answers.
         ConfigError: for splits that do not go together.
         DataError: when the graph has no validation triples.
     """
     target = Path(output)
+    check_engine(engine, address)
     files.check_writable(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
@@ -218,10 +284,11 @@ def complete(
     folder = runs.open_run(path_of(run))
     splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
     where = target.with_name(f"{target.name}.parts")
-    plan = Plan(folder.path, where, way, top, splits, labels, batch_size, part_size)
+    source = find_pack(path_of(run)) or folder.path
+    plan = Plan(source, where, way, top, splits, labels, batch_size, part_size, sample)
     _check(plan, wanted)
     with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
-        seconds, scored = _score(plan, part, workers, watch)
+        seconds, scored = _score(plan, part, Crew(workers, engine, address), watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
         if shard is None:
             return _list(plan, target, wanted, watch) | made
@@ -252,7 +319,7 @@ def _labels(graph: KnowledgeGraph, relations: Sequence[str] | None) -> tuple[str
     return tuple(graph.relations[r].label for r in sorted({find.relation(name) for name in relations}))
 
 
-def _score(plan: Plan, shard: Shard, workers: int, watch: Watcher) -> tuple[float, int]:
+def _score(plan: Plan, shard: Shard, crew: Crew, watch: Watcher) -> tuple[float, int]:
     """Make the parts of a shard that are missing; how long it took, and how many queries were asked."""
     missing = plan.parts.missing(shard)
     whole = [n for n in range(plan.parts.count) if shard.has(n)]
@@ -266,59 +333,10 @@ def _score(plan: Plan, shard: Shard, workers: int, watch: Watcher) -> tuple[floa
         )
     began = time.monotonic()
     if missing:
-        made = _in_processes if workers > 1 and len(missing) > 1 else _here
-        for n in made(plan, missing, workers, watch):
-            watch("asking queries", n, total)
+        with closing(crew.made(plan, missing, watch)) as made:
+            for n in made:
+                watch("asking queries", n, total)
     return time.monotonic() - began, scored
-
-
-def _here(plan: Plan, numbers: Sequence[int], workers: int, watch: Watcher) -> Iterator[int]:
-    """Make parts in this process; yields how many queries were asked."""
-    completer = plan.completer(watch)
-    for number in numbers:
-        queries = plan.of(number)
-        plan.parts.write(number, completer.part(queries))
-        yield len(queries)
-
-
-_worker: dict[str, Any] = {}  # the plan and the model of a worker process
-
-
-def _begin(plan: Plan, threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    _worker.update(plan=plan, completer=plan.completer(Watcher()))
-
-
-def _make(number: int) -> int:
-    plan: Plan = _worker["plan"]
-    queries = plan.of(number)
-    plan.parts.write(number, _worker["completer"].part(queries))
-    return len(queries)
-
-
-def _in_processes(plan: Plan, numbers: Sequence[int], workers: int, watch: Watcher) -> Iterator[int]:
-    """Make parts in processes of their own; yields how many queries were asked."""
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    import torch
-
-    count = min(workers, len(numbers))
-    threads = max(1, torch.get_num_threads() // count)
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (plan, threads))
-    try:
-        for future in as_completed([pool.submit(_make, number) for number in numbers]):
-            yield future.result()
-    except BrokenProcessPool:
-        raise RunError(
-            "a worker process ended, perhaps for lack of memory; the same command continues, best with fewer "
-            "--workers"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
@@ -386,5 +404,5 @@ def _check(plan: Plan, wanted: Wanted) -> None:
         issubclass(SIGNALS[name], Reasoned) for name in run.chosen.mixture.signals if name in SIGNALS
     ):
         raise ConfigError(
-            f"{run.path} has no rules, which alone say why; `kgmlm tune {run.path} --add rules` mines some"
+            f"{plan.run} has no rules, which alone say why; `kgmlm tune {plan.run} --add rules` mines some"
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from kgmlm import ranks_file, runs
+from kgmlm.kg import RunError
 from kgmlm.metrics import Ranks
 from kgmlm.provenance import ancestors
 from kgmlm.run import Run, path_of
@@ -27,6 +30,9 @@ class Info:
         reranking: how many of the best are reranked, and how much that counts; None where nothing is.
         trained: status, step, minutes and command; earlier runs, latest first.
         validation: the best MRR in training, and the figures that the weights were chosen by.
+        probabilities: when and by which command they were fitted, to how many validation triples, and how
+            well each half's come true by what the other half gave (``ece``, ``auc``, ...); only ``refused``,
+            a sentence, where they are damaged or of other scores; None where there are none.
         ranks: MRR and Hits@10 of each kept file of ranks.
         bytes: on disk.
     """
@@ -38,6 +44,7 @@ class Info:
     reranking: Mapping[str, Any] | None
     trained: Mapping[str, Any]
     validation: Mapping[str, Any]
+    probabilities: Mapping[str, Any] | None
     ranks: Mapping[str, Mapping[str, float]]
     bytes: int
 
@@ -65,12 +72,26 @@ class Info:
         lines["validation"] += [
             f"{stage}: MRR {found['mrr']:.4f}" for stage, found in self.validation["chosen"].items() if found
         ]
+        lines["probabilities"] = [self._said_of_probabilities()]
         lines["ranks"] = [
             f"{name}: MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}"
             for name, found in self.ranks.items()
         ] or ["none; `kgmlm evaluate` makes them"]
         lines["on disk"] = [f"{self.bytes / 2**20:.1f} MiB in {self.path}"]
         return lines
+
+    def _said_of_probabilities(self) -> str:
+        p = self.probabilities
+        if p is None:
+            return "none; `kgmlm calibrate` fits them"
+        if "refused" in p:
+            return f"refused: {p['refused']}"
+        ece = "unknown" if p["ece"] is None else f"{p['ece']:.3f}"
+        low, high = p["ece_95"] or (None, None)
+        interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
+        when = "" if p["fitted"] is None else f"fitted {datetime.fromisoformat(p['fitted']):%Y-%m-%d %H:%M} "
+        counts = f"{p['positives'] or 0:,} true and {p['negatives'] or 0:,} false"
+        return f"{when}to {counts} triples of validation by {p['method']}; ECE on halves {ece}{interval}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -127,9 +148,46 @@ def info(run: Run | str | Path) -> Info:
             "best_mrr": record.get("best_valid_mrr"),
             "chosen": chosen["chosen_by"].get("valid", {}),
         },
+        probabilities=_probabilities(folder),
         ranks=_ranks(path),
         bytes=sum(p.stat().st_size for p in path.rglob("*") if p.is_file() and not p.is_symlink()),
     )
+
+
+_FIGURES = ("positives", "negatives", "ece", "accuracy", "auc", "brier", "log_loss")
+
+
+def _probabilities(folder: runs.RunFolder) -> dict[str, Any] | None:
+    """What a run's probabilities were fitted to, and how well they come true."""
+    from kgmlm.probabilities import read
+
+    try:
+        found = read(folder)
+    except RunError as error:
+        return {"refused": str(error)}
+    if found is None:
+        return None
+    by, valid = found.chosen_by, found.chosen_by.get("valid")
+    valid = valid if isinstance(valid, dict) else {}  # nobody checks what a file says of itself
+    low, high = of if isinstance(of := valid.get("ece_95"), list) and len(of) == 2 else (None, None)
+    return {
+        "fitted": _time(by.get("at")),
+        "command": by["command"] if isinstance(by.get("command"), str) else None,
+        "method": found.models["both"].calibrator.kind,
+        **{key: _number(valid.get(key)) for key in _FIGURES},
+        "ece_95": None if _number(low) is None or _number(high) is None else [low, high],
+    }
+
+
+def _time(value: Any) -> str | None:
+    try:
+        return datetime.fromisoformat(value).isoformat()
+    except (TypeError, ValueError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def _ranks(path: Path) -> dict[str, dict[str, float]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from kgmlm import runs
 from kgmlm.chosen import fingerprints
 from kgmlm.files import check_writable
-from kgmlm.kg import RunError
-from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_pack
+from kgmlm.kg import ConfigError, RunError
+from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.packs import unpack as unpack_into
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -19,39 +21,78 @@ def pack(
     output: str | Path | None = None,
     *,
     kge: bool = True,
+    calibrate: bool = False,
+    batch_size: int = 64,
+    device: str | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> Path:
     """Pack a run into one file that every command opens like the run.
 
-    Weights are int8 with a scale per row; what only training needs is left out.
+    Weights are int8 with a scale per row; what only training needs is left out. So are the run's
+    probabilities, since rounding moves scores.
 
     Args:
+        run: a run, or with ``calibrate`` a pack to be written again with probabilities.
         output: the file to write, ending in .kgmlm; None names it after the run, beside it.
         kge: False leaves out graph embeddings. The weights of the other signals and the use of the reranker
             stay as they were chosen with them.
+        calibrate: fit probabilities to what the pack scores, as :func:`kgmlm.calibrate` does, and keep them
+            in it.
+        batch_size, device: of the calibration.
 
     Returns:
         The file.
 
     Raises:
-        RunError: when training has left no model yet, or weights do not fit the signals.
+        RunError: when training has left no model yet, weights do not fit the signals, or there are too few
+            validation triples to calibrate.
     """
-    folder = runs.open_run(path_of(run))
-    if is_unpacked(folder.path):
-        raise RunError(f"{path_of(run)} is a pack already")
-    target = Path(output) if output is not None else folder.path.with_name(folder.path.name + SUFFIX)
+    path = path_of(run)
+    source = find_pack(path)
+    if source is None:
+        folder = runs.open_run(path)
+        if is_unpacked(folder.path):
+            raise RunError(f"{path} is a pack already; give the file that it is in")
+        target = Path(output) if output is not None else folder.path.with_name(folder.path.name + SUFFIX)
+    else:
+        if not calibrate:
+            raise RunError(f"{path} is a pack already; --calibrate adds probabilities to it")
+        if not kge:
+            raise ConfigError(f"--no-kge is for runs; {path} is a pack, which keeps its signals")
+        if output is None:
+            raise ConfigError(f"{path} is a pack; --output names the file to write")
+        target = Path(output)
     if target.suffix != SUFFIX:
         raise RunError(f"a pack ends in {SUFFIX}, not as {target}")
     check_writable(target)
+    watch = watcher_of(progress)
+    with TemporaryDirectory() as scratch:
+        if source is None:
+            source = Path(scratch) / target.name if calibrate else target
+            _pack(folder, source, kge, watch)
+        if calibrate:
+            write_calibrated(source, target, lambda run: _probabilities(run, batch_size, device, watch))
+    return target
+
+
+def _pack(folder: runs.RunFolder, target: Path, kge: bool, watch: Watcher) -> None:
+    """Pack a run as it is."""
     folder.chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
-    with watcher_of(progress) as watch:
+    with watch:
         if not kge and "kge" in folder.chosen.mixture.signals:
             watch.tell(
                 "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
                 "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
             )
         write_pack(folder.path, target, kge=kge, card={"dataset": folder.graph.name}, advance=watch)
-    return target
+
+
+def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watcher) -> dict[str, Any]:
+    """What is fitted to the run in a folder, as JSON."""
+    from kgmlm.probabilities import fitted
+
+    found, _ = fitted(runs.open_run(run), batch_size=batch_size, device=device, watch=watch)
+    return found.model_dump(mode="json")
 
 
 def unpack(pack: str | Path, output: str | Path) -> Run:

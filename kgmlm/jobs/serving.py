@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm.jobs.information import info
 from kgmlm.kg import ConfigError, RunError
+from kgmlm.packs import is_unpacked
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, watcher_of
 
@@ -127,7 +128,8 @@ def _calibration(run: Run, watch: Watcher) -> Calibration | None:
     """What probabilities go by, where they were fitted to the run as it is; where not, that is told."""
     from kgmlm.probabilities import read
 
-    why = f"{run.path} has no probabilities; `kgmlm calibrate {run.path}` fits them"
+    how = "pack PACK --calibrate --output NEW" if is_unpacked(run.path) else f"calibrate {run.path}"
+    why = f"{run.path} has no probabilities; `kgmlm {how}` fits them"
     try:
         found = read(run.folder)
     except RunError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kgmlm.kg import RunError
-from kgmlm.packs import find_pack, is_unpacked
+from kgmlm.packs import SUFFIX, find_pack, is_unpacked
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 
@@ -38,6 +38,8 @@ def writes_run(job: Job) -> Job:
         path = path_of(run)
         if find_pack(path) is not None or is_unpacked(path):
             how = f"`kgmlm unpack {path} --output RUN` makes a run of it"
+            if job.__name__ == "calibrate":
+                how = f"`kgmlm pack {path} --calibrate --output NEW{SUFFIX}` writes a pack with probabilities"
             raise RunError(f"{path} is a pack, which is not written to; {how}")
         with writing(path, job.__name__) if main_process() else nullcontext():
             done = job(run, *args, **kwargs)

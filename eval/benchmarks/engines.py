@@ -1,0 +1,87 @@
+"""How fast a completion scores in one process, in two, and by two workers of Ray; and what the engines cost.
+
+    OMP_NUM_THREADS=1 python eval/benchmarks/engines.py RUN [--part-size 64] [--repeats 3] [--output FILE]
+
+Each scores all queries of the run's graph. The rate is that between the first part and the last, of the
+fastest repeat; until the first one, the engine starts and each worker opens the run. What is lost is by
+how much the rate falls short of the one process's, times the workers: other programs on the machine
+count as lost, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import kgmlm
+from kgmlm import provenance
+
+Engine = Literal["local", "ray"]
+ENGINES: dict[str, tuple[Engine, int]] = {
+    "1 process": ("local", 1),
+    "2 processes": ("local", 2),
+    "Ray, 2 workers": ("ray", 2),
+}
+
+
+def timed(run: Path, engine: Engine, workers: int, part_size: int) -> dict[str, float]:
+    """Seconds until the first part, and queries per second from then on."""
+    at: list[tuple[float, int]] = []
+
+    def told(what: str, n: int, total: int) -> None:
+        if what == "asking queries":
+            at.append((time.monotonic(), n))
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        kgmlm.complete(
+            run, Path(folder) / "new.parquet", engine=engine, workers=workers, part_size=part_size,
+            shard="1/1", device="cpu", progress=told,
+        )  # fmt: skip
+    first = at[0][0]
+    rate = sum(n for _, n in at[1:]) / (at[-1][0] - first)
+    return {"start_s": round(first - began, 1), "queries_per_second": round(rate, 1)}
+
+
+def main(
+    run: Path,
+    part_size: Annotated[int, typer.Option(min=1)] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    output: Path | None = None,
+) -> None:
+    """Measure and print one JSON object."""
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(repeats):  # in turn, so that what else the machine does falls on all
+        for name, (engine, workers) in ENGINES.items():
+            found = timed(run, engine, workers, part_size)
+            best = rows.setdefault(name, found)
+            if found["queries_per_second"] > best["queries_per_second"]:
+                rows[name] = found
+    alone = rows["1 process"]["queries_per_second"]
+    for name, (_, workers) in ENGINES.items():
+        rows[name]["lost"] = round(1 - rows[name]["queries_per_second"] / (workers * alone), 3)
+    record = {
+        "run": run.stem,
+        "part_size": part_size,
+        "repeats": repeats,
+        "cores": os.cpu_count(),
+        "load_average": [round(x, 1) for x in os.getloadavg()],
+        "engines": rows,
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "command": provenance.command(),
+    }
+    text = json.dumps(record, indent=2)
+    print(text)
+    if output is not None:
+        output.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,74 @@
+"""How good lists of new triples are: runs complete their graph with the test split hidden.
+
+    OMP_NUM_THREADS=1 python eval/completion.py RUN ... [--sample 20000] [--workers 2] [--keep FOLDER]
+        [--output eval/completion.json]
+
+Training and validation count as known; every choice is made on validation. What is reported is a lower bound
+of the precision: triples that no split has may be true. --sample asks a seeded sample of (entity, relation,
+side) queries, of each relation and side its share. With --keep, parts stay in a folder, so that the same
+command continues after an interruption. Rows are added to the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from store import write_rows
+
+import kgmlm
+from kgmlm import provenance
+
+LEAST = 0.1  # the least probability that is listed
+KEPT = ("queries", "top", "known", "min_probability", "listed", "probabilities", "report")
+
+
+def row(run: Path, folder: Path, sample: int, workers: int, batch_size: int) -> dict[str, Any]:
+    """What came of completing one run's graph."""
+    opened = kgmlm.open_run(run)
+    made = kgmlm.complete(
+        opened, folder / f"{run.stem}.parquet", min_probability=LEAST, known=["train", "valid"],
+        report="test", sample=sample, workers=workers, batch_size=batch_size,
+    )  # fmt: skip
+    scored = made["queries scored"]
+    return {
+        "run": run.stem,
+        "graph": opened.graph.name,
+        "sample": sample or None,
+        **{key: made[key] for key in KEPT},
+        "queries_per_second": round(scored / max(made["seconds"], 1e-9), 1) if scored else None,
+        "workers": workers,
+        "command": provenance.command(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+    }
+
+
+def main(
+    runs: list[Path],
+    sample: Annotated[int, typer.Option(help="Queries; 0 is all.")] = 0,
+    workers: int = 1,
+    batch_size: int = 64,
+    keep: Path | None = None,
+    output: Path = Path("eval/completion.json"),
+) -> None:
+    """Complete, and add rows to the record."""
+    for run in runs:
+        with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
+            new = row(run, Path(folder), sample, workers, batch_size)
+        rows = json.loads(output.read_text("utf-8"))["rows"] if output.is_file() else []
+        keys = ("run", "graph", "sample")
+        rows = [found for found in rows if any(found[k] != new[k] for k in keys)] + [new]
+        write_rows(output, rows)
+        print(f"{new['graph']}: {new['queries']:,} queries, {new['listed']:,} triples")
+        for found in (*new["report"]["by probability"], *new["report"]["best"]):
+            what = f"p >= {found['probability']}" if "probability" in found else f"best {found['listed']}"
+            print(what, {k: found[k] for k in ("listed", "true", "precision", "expected")}, flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
