@@ -94,9 +94,11 @@ class Way:
         Args:
             default: how many, where it was not said; 0 of ``retrieve`` is all.
         """
+        k = default if self.retrieve is None and self.scores == "all" else self.retrieve
+        if not k and self.index is None and self.effort is None:
+            return None
         from kgmlm.indexing import open_retrieval
 
-        k = default if self.retrieve is None and self.scores == "all" else self.retrieve
         return open_retrieval(run, ranker, k or None, self.index, self.effort)
 
     def words(self) -> list[str]:

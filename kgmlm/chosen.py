@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import digests, files
 from kgmlm.digests import RESTORE
 from kgmlm.kg import RunError
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import Mixture, Use, Weights
 from kgmlm.records import accepted, read_record
-from kgmlm.reranker import Use
 from kgmlm.signals import SIGNALS
 from kgmlm.upkeep import RERANKER, has_reranker
 
@@ -76,7 +74,7 @@ class Chosen:
         signals = {}
         for name, table_R2 in self.mixture.tables.items():
             average = float(self.mixture.averages[name])
-            alike = bool((table_R2 == torch.tensor(average)).all())
+            alike = bool((table_R2 == np.float32(average)).all())
             signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
         reranking = None if self.use is None else {"k": self.use.k, "weight": self.use.weight}
         values = {"signals": signals, "reranking": reranking, "chosen_for": dict(self.of)}
@@ -101,15 +99,15 @@ class Chosen:
             key = ".".join(map(str, first["loc"]))[:60]
             raise RunError(f"{path} is damaged: '{key}': {first['msg']}; {RESTORE}") from None
         tables = {
-            name: torch.full((relations, 2), signal.average)
+            name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
             if signal.weights is None
-            else torch.tensor(signal.weights).reshape(-1, 2)
+            else _float32(signal.weights).reshape(-1, 2)
             for name, signal in found.signals.items()
         }
         averages = {name: signal.average for name, signal in found.signals.items()}
         if any(len(table_R2) != relations for table_R2 in tables.values()):
             raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
-        if not all(math.isfinite(x) for table_R2 in tables.values() for x in table_R2.flatten().tolist()):
+        if not all(np.isfinite(table_R2).all() for table_R2 in tables.values()):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
         use = None if found.reranking is None else Use(found.reranking.k, found.reranking.weight)
         return cls(Mixture(tables, averages), use, found.chosen_for, found.chosen_by)
@@ -126,6 +124,12 @@ class Chosen:
                 f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
                 f"`kgmlm tune {run}` chooses them"
             )
+
+
+def _float32(values: list[list[float]]) -> Weights:
+    """Numbers as float32; those that are too large are infinite."""
+    with np.errstate(over="ignore"):
+        return np.array(values, np.float32)
 
 
 def text_fingerprint(run: Path) -> str:

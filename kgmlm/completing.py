@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from kgmlm.arrays import like, top
 from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
 from kgmlm.first_stage import MAX_SCORES
@@ -23,7 +24,6 @@ from kgmlm.kg import FloatArray, IntArray, Queries
 from kgmlm.merging import FEATURES
 from kgmlm.ranker import Ranker
 from kgmlm.scorer import Scorer
-from kgmlm.scoring import top
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Completer:
         ranker = self.scorer
         for rows, _, said in ranker.said(queries, batch_size=self.batch_size, advance=advance):
             asked = queries[rows]
-            weights = {name: ranker.mixture.of(name, asked).to(x.device) for name, x in said.items()}
+            weights = {name: like(ranker.mixture.of(name, asked), x) for name, x in said.items()}
             added = {name: weights[name][:, None] * x for name, x in said.items()}
             yield rows, ranker.combined(asked, said), added
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
+from kgmlm.arrays import Array, put
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
@@ -290,15 +290,10 @@ class Possible:
             return allowed_BN[:, entity_ids]
         return np.take_along_axis(allowed_BN, np.maximum(entity_ids, 0), 1) | (entity_ids < 0)
 
-    def applied(
-        self, scores_BN: torch.Tensor, queries: Queries, entity_ids: IntArray | None = None
-    ) -> torch.Tensor:
+    def applied(self, scores_BN: Array, queries: Queries, entity_ids: IntArray | None = None) -> Array:
         """Scores in which what cannot answer has :data:`IMPOSSIBLE`; the others are unchanged."""
         if self.further:
             allowed_BN = self._among(self.allowed(queries), entity_ids)
-            return scores_BN.masked_fill(~torch.from_numpy(allowed_BN).to(scores_BN.device), IMPOSSIBLE)
+            return put(scores_BN, ~allowed_BN, IMPOSSIBLE)
         rows, columns = self.forbidden(queries, entity_ids)
-        if not len(rows):
-            return scores_BN
-        at = tuple(torch.from_numpy(x).to(scores_BN.device) for x in (rows, columns))
-        return scores_BN.index_put(at, scores_BN.new_tensor(IMPOSSIBLE))
+        return put(scores_BN, (rows, columns), IMPOSSIBLE) if len(rows) else scores_BN

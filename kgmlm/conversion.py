@@ -17,9 +17,8 @@ from kgmlm import digests, files
 from kgmlm.chosen import Chosen, fingerprints
 from kgmlm.config import Settings, dump_settings
 from kgmlm.kg import RunError
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import Mixture, Use
 from kgmlm.records import FORMAT, read_record
-from kgmlm.reranker import Use
 from kgmlm.runs import HOW, MIXTURE, TEACHER
 from kgmlm.saving import NAMES, save_names
 from kgmlm.signals.kge import KGE

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
+from kgmlm.arrays import complex_product
 from kgmlm.config import KGESettings
 from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
@@ -257,7 +258,8 @@ def kge_loss(
         scores_TR = complex_product(_conjugate(entity_BD)[rows_T], entities_SD[answers_T]) @ relations_RD.T
         asked_T = queries_B2[rows_T, 1]
         loss_T = loss_T + settings.relation_weight * cross_entropy(scores_TR, asked_T, reduction="none")
-    return (weight_T * loss_T).sum() / len(queries_B2) + penalty
+    loss: torch.Tensor = (weight_T * loss_T).sum() / len(queries_B2) + penalty
+    return loss
 
 
 def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
@@ -271,10 +273,3 @@ def _conjugate(embeddings: torch.Tensor) -> torch.Tensor:
     """Complex conjugates ``(..., D)``."""
     real, imaginary = embeddings.chunk(2, -1)
     return torch.cat([real, -imaginary], -1)
-
-
-def complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
-    (a_real, a_imaginary), (b_real, b_imaginary) = a.chunk(2, -1), b.chunk(2, -1)
-    real = a_real * b_real - a_imaginary * b_imaginary
-    return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)

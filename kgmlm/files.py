@@ -14,9 +14,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from kgmlm.kg import DataError, RunError
@@ -132,10 +134,15 @@ def write_parquet(path: Path, table: pa.Table, *, follow: bool = False) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
-    """Write safetensors atomically; a full disk is an ``OSError`` whichever library met it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    """Write safetensors atomically; a full disk is an ``OSError`` whichever library met it.
 
+    Args:
+        tensors: all NumPy arrays, or all tensors of torch.
+    """
+    from safetensors import SafetensorError
+
+    kind = "numpy" if all(isinstance(x, np.ndarray) for x in tensors.values()) else "torch"
+    save_file = import_module(f"safetensors.{kind}").save_file  # torch takes seconds to import
     with atomic_file(path) as temporary:
         try:
             save_file(tensors, temporary, metadata=metadata)

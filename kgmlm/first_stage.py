@@ -9,24 +9,23 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-import torch
-
+from kgmlm.arrays import Array, at
 from kgmlm.config import Settings
 from kgmlm.constraints import Constraint, Possible
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.mixture import Mixture
-from kgmlm.modeling import SpanModel
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 from kgmlm.signals import SIGNALS, Aided, Signal, rows_of
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.vector import Vector
+from kgmlm.states import TextModel
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.vocabulary import Vocabulary
 
 MAX_SCORES = 2**25  # scores held at once: 128 MB
-Said = Mapping[str, torch.Tensor]  # by signal, (B, N)
+Said = Mapping[str, Array]  # by signal, (B, N)
 
 
 class FirstStage:
@@ -52,7 +51,7 @@ class FirstStage:
         cls,
         context: ContextGraph,
         tokenizer: SpanTokenizer,
-        model: SpanModel,
+        model: TextModel,
         settings: Settings,
         vocabulary: Vocabulary,
     ) -> Self:
@@ -157,13 +156,17 @@ class FirstStage:
         text = any(signal.reads for signal in asked.values())
         size = max(1, min(batch_size, MAX_SCORES // max(1, pool.width)))
         for rows, reading in self.reader.readings(queries, size, advance, text=text):
-            with torch.inference_mode():
-                said = {name: signal.score(reading, pool) for name, signal in asked.items()}
-            yield rows, reading, said
+            yield rows, reading, {name: self.says(name, reading, pool) for name in asked}
+
+    def says(self, name: str, reading: Reading, pool: Pool) -> Array:
+        """What one signal says of candidates, ``(B, N)`` or ``(B, K)``, on the model's device."""
+        model = self.reader.model
+        with model.inference():
+            return at(model.device, self.signals[name].score(reading, pool))
 
     def combined(
         self, queries: Queries, said: Said, pool: Pool | None = None, mixture: Mixture | None = None
-    ) -> torch.Tensor:
+    ) -> Array:
         """The first stage: the weighted sum ``(B, N)``, with :data:`~kgmlm.constraints.IMPOSSIBLE` for what
         cannot answer.
 

@@ -286,9 +286,9 @@ def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float
     k, top = min(SHORTLIST, count), min(10, count)
     size = max(1, min(64, 2**24 // count))
     readings = [reading for _, reading in alone.reader.readings(queries, size)]
-    (signal,) = (alone.signals[name] for name in alone.mixture.signals)
+    (name,) = alone.mixture.signals
     started = time.perf_counter()
-    least = [signal.score(reading, alone.pool()).topk(top, dim=1).values[:, -1:] for reading in readings]
+    least = [alone.says(name, reading, alone.pool()).topk(top, dim=1).values[:, -1:] for reading in readings]
     exact = time.perf_counter() - started
     tried: list[_Try] = []
     for effort in EFFORTS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kgmlm.arrays import Array
 from kgmlm.kg import BoolArray, IntArray, ModelError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Ranks:
         )
 
 
-def check_finite(scores: torch.Tensor, below: float = math.inf) -> None:
+def check_finite(scores: Array, below: float = math.inf) -> None:
     """Refuse scores that nothing can be ranked by.
 
     Args:
@@ -78,7 +79,7 @@ def check_finite(scores: torch.Tensor, below: float = math.inf) -> None:
     Raises:
         ModelError: when one is not finite (a NaN would vanish from a ranking, or make an MRR above 1).
     """
-    if not (scores.abs() < below).all():
+    if not (abs(scores) < below).all():
         raise ModelError("the model's scores are not finite; lower training.learning_rate and train it again")
 
 

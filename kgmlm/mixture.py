@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from kgmlm.arrays import Array, like
 from kgmlm.kg import IntArray, ModelError, Queries
 from kgmlm.metrics import check_finite
 
 LIMIT = 1e30  # scores are smaller: what a shortlist misses and what cannot answer rank below
+Weights = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a first stage is reranked: its ``k`` best, by ``weight`` times the reranker's scores."""
+
+    k: int
+    weight: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +40,13 @@ class Mixture:
     ('vector',)
     """
 
-    tables: Mapping[str, torch.Tensor]
+    tables: Mapping[str, Weights]
     averages: Mapping[str, float]
 
     @classmethod
     def even(cls, weights: Mapping[str, float], relations: int) -> Mixture:
         """The same weights for all of so many relations."""
-        return cls({name: torch.full((relations, 2), float(w)) for name, w in weights.items()}, dict(weights))
+        return cls({name: _evenly(w, relations) for name, w in weights.items()}, dict(weights))
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -47,13 +58,14 @@ class Mixture:
         """Of how many relations there are weights."""
         return len(next(iter(self.tables.values())))
 
-    def weighed(self, name: str, table_R2: torch.Tensor, average: float) -> Mixture:
+    def weighed(self, name: str, table_R2: Array, average: float) -> Mixture:
         """The same with other weights of a signal, or with one signal more."""
-        return Mixture({**self.tables, name: table_R2.float()}, {**self.averages, name: average})
+        table_R2 = np.asarray(table_R2, np.float32)
+        return Mixture({**self.tables, name: table_R2}, {**self.averages, name: average})
 
     def evenly(self, name: str, weight: float) -> Mixture:
         """The same with one weight of a signal for all relations."""
-        return self.weighed(name, torch.full((self.relations, 2), float(weight)), weight)
+        return self.weighed(name, _evenly(weight, self.relations), weight)
 
     def only(self, name: str) -> Mixture:
         """One signal alone, as it is."""
@@ -66,24 +78,23 @@ class Mixture:
 
     def over(self, relation_rows: IntArray) -> Mixture:
         """The same for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1."""
-        rows = torch.from_numpy(relation_rows)
         tables = {
-            name: torch.cat([table_R2, torch.full((1, 2), float(self.averages[name]))])[rows]
+            name: np.concatenate([table_R2, _evenly(self.averages[name], 1)])[relation_rows]
             for name, table_R2 in self.tables.items()
         }
         return Mixture(tables, self.averages)
 
-    def of(self, name: str, queries: Queries) -> torch.Tensor:
+    def of(self, name: str, queries: Queries) -> Weights:
         """The weights ``(B,)`` of a signal; 0 of one that it does not have."""
         if name not in self.tables:
-            return torch.zeros(len(queries))
-        return self.tables[name][torch.from_numpy(queries.relation_B), torch.from_numpy(queries.side_B)]
+            return np.zeros(len(queries), np.float32)
+        return self.tables[name][queries.relation_B, queries.side_B]
 
-    def combine(self, said: Mapping[str, torch.Tensor], queries: Queries) -> torch.Tensor:
+    def combine(self, said: Mapping[str, Array], queries: Queries) -> Array:
         """The weighted sum ``(B, N)`` of what signals say of the candidates of B queries.
 
         Args:
-            said: of each signal that counts, ``(B, N)``; others are passed over.
+            said: of each signal that counts, ``(B, N)``, all on one device; others are passed over.
 
         Raises:
             ModelError: when a score is not finite.
@@ -91,14 +102,20 @@ class Mixture:
         terms = []
         for name, said_BN in said.items():
             weight_B = self.of(name, queries)
-            if bool((weight_B == 1).all()):
+            if (weight_B == 1).all():
                 terms.append(said_BN)
-            elif bool(weight_B.any()):
-                terms.append(weight_B[:, None].to(said_BN.device) * said_BN)
+            elif weight_B.any():
+                terms.append(like(weight_B[:, None], said_BN) * said_BN)
         if not terms:
             if not said:
                 raise ModelError("no signal says anything of these candidates")
-            return torch.zeros_like(next(iter(said.values())))
+            some = next(iter(said.values()))
+            return like(np.zeros(tuple(some.shape), np.float32), some)
         scores_BN = sum(terms[1:], terms[0])
         check_finite(scores_BN, LIMIT)
         return scores_BN
+
+
+def _evenly(weight: float, relations: int) -> Weights:
+    """One weight ``(R, 2)`` for so many relations."""
+    return np.full((relations, 2), weight, np.float32)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.kg import ModelError
 from kgmlm.packing import PackedEncoder, Reading
-from kgmlm.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer
+from kgmlm.states import SpanOutput
+from kgmlm.tokenization import MaskedBatch, MaskedTexts
 from kgmlm.tokenizer_sources import check_model_folder, reason
 
 if TYPE_CHECKING:
@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 
 _LAYERS = 1000  # that a model has at most
 _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
-
-
-@dataclass(frozen=True)
-class SpanOutput:
-    """States that enter the decoder, float32.
-
-    Attributes:
-        hidden_BLD: at the span positions.
-        vector_BD: at the mask behind the span, of length 1; None where there is no such mask.
-        entities_ED: the vectors of the entities that were read beside the queries, if any were.
-    """
-
-    hidden_BLD: torch.Tensor
-    vector_BD: torch.Tensor | None = None
-    entities_ED: torch.Tensor | None = None
 
 
 @contextmanager
@@ -116,6 +101,16 @@ class SpanModel(nn.Module):
         padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
         return limit if limit is None or padding is None else limit - padding - 1
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens it can read."""
+        count: int = self.mlm.get_input_embeddings().num_embeddings
+        return count
+
+    def inference(self) -> AbstractContextManager[Any]:
+        """In it nothing is kept for gradients."""
+        return torch.inference_mode()
+
     def forward(self, batch: MaskedBatch | MaskedTexts, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
         """Encode a batch; one pass per query.
 
@@ -144,17 +139,17 @@ class SpanModel(nn.Module):
                     for r in readings
                 ]
             states_PD = self._packed(readings)
-            entering = self._through_head(states_PD).split([r.rows.numel() for r in readings])
+            entering_PD = self.through_head(states_PD[None])[0]
+            entering = entering_PD.split([r.rows.numel() for r in readings])
         return [e.view(*r.rows.shape, -1) for e, r in zip(entering, readings, strict=True)]
 
-    def _through_head(self, states_PD: torch.Tensor) -> torch.Tensor:
-        """Encoder states through the family's own head: what enters the decoder, ``(P, D)``, float32."""
+    def through_head(self, states_BSD: torch.Tensor) -> torch.Tensor:
+        """Encoder states through the family's own head: what enters the decoder, ``(B, S, D)``, float32."""
         base, everything = self.mlm.base_model, (slice(None), slice(None))
-        base.forward = lambda *args, **kwargs: BaseModelOutput(last_hidden_state=states_PD[None])
+        base.forward = lambda *args, **kwargs: BaseModelOutput(last_hidden_state=states_BSD)
         try:
-            return self._enter(
-                torch.zeros(1, len(states_PD), dtype=torch.long, device=self.device), everything
-            )[0]
+            unread_BS = torch.zeros(states_BSD.shape[:2], dtype=torch.long, device=self.device)
+            return self._enter(unread_BS, everything)
         finally:
             del base.forward  # the class's own again
 
@@ -283,22 +278,6 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     for tensor in (*mlm.parameters(), *mlm.buffers()):
         tensor.data = tensor.data.clone()
     return SpanModel(mlm)
-
-
-def check_vocabulary(model: SpanModel, tokenizer: SpanTokenizer, path: str | Path) -> None:
-    """See that a model has all tokens of its tokenizer.
-
-    Raises:
-        ModelError: when it has not: reading such a token would fail midway.
-    """
-    largest, size = (
-        max(tokenizer.tokenizer.get_vocab().values()),
-        model.mlm.get_input_embeddings().num_embeddings,
-    )
-    if largest >= size:
-        raise ModelError(
-            f"'{path}' does not fit together: its tokenizer has a token {largest}, its model {size}"
-        )
 
 
 def start_head(mlm: Any, missing: set[str]) -> None:

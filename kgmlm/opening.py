@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from kgmlm import digests
+from kgmlm.arrays import Device
 from kgmlm.graph import ContextGraph, KnowledgeGraph
-from kgmlm.kg import RunError
-from kgmlm.modeling import check_vocabulary, load_model
+from kgmlm.kg import ModelError, RunError
 from kgmlm.ranker import Ranker
 from kgmlm.records import check_files, read_record, read_settings
-from kgmlm.reranker import Reranker
 from kgmlm.saving import NAMES, load_names
+from kgmlm.states import TextModel
+from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer
 from kgmlm.vocabulary import Vocabulary
+from kgmlm.watching import quiet_transformers
+
+if TYPE_CHECKING:
+    import torch
+
+    from kgmlm.modeling import SpanModel
+    from kgmlm.reranker import Reranker
 
 
 def device_of(name: str | None) -> torch.device:
@@ -24,11 +31,21 @@ def device_of(name: str | None) -> torch.device:
     Raises:
         RunError: when nothing can be computed there.
     """
+    import torch
+
     try:
         torch.zeros(1, device=name).item()  # "meta" is a device that holds nothing
         return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         raise RunError(f"the device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _loaded(folder: Path) -> SpanModel:
+    """A model of torch's, without what its library says while loading."""
+    from kgmlm.modeling import load_model
+
+    quiet_transformers()
+    return load_model(folder)
 
 
 def open_text(
@@ -49,7 +66,7 @@ def open_text(
     record = read_record(run)
     if record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
-    model = load_model(folder)
+    model = _loaded(folder)
     tokens = vocabulary.softmax_tokens
     if tokens is not None and tokens[-1] >= len(model.decoder[0]):
         raise RunError(
@@ -67,13 +84,28 @@ def open_text(
     return ranker
 
 
-def open_reranker(folder: Path, context: ContextGraph, device: torch.device) -> Reranker:
+def open_reranker(folder: Path, context: ContextGraph, device: Device) -> Reranker:
     """The reranker that was trained in a run folder of its own.
 
     Raises:
         RunError: when something of it is missing or damaged.
     """
+    from kgmlm.reranker import Reranker
+
     check_files(folder, read_record(folder), "config.toml")
-    model, tokenizer = load_model(folder / "model"), load_tokenizer(folder / "model")
+    model, tokenizer = _loaded(folder / "model"), load_tokenizer(folder / "model")
     check_vocabulary(model, tokenizer, folder / "model")
     return Reranker(context, tokenizer, model.to(device), read_settings(folder))
+
+
+def check_vocabulary(model: TextModel, tokenizer: SpanTokenizer, path: str | Path) -> None:
+    """See that a model has all tokens of its tokenizer.
+
+    Raises:
+        ModelError: when it has not: reading such a token would fail midway.
+    """
+    largest = max(tokenizer.tokenizer.get_vocab().values())
+    if largest >= model.tokens:
+        raise ModelError(
+            f"'{path}' does not fit together: its tokenizer has a token {largest}, its model {model.tokens}"
+        )

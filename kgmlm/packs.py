@@ -308,8 +308,8 @@ def _quantized(path: Path) -> bytes:
 
 def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
     """What :func:`_quantized` packed, as float32."""
-    import torch
-    from safetensors.torch import load
+    import numpy as np
+    from safetensors.numpy import load
 
     try:
         packed = load(data)
@@ -319,12 +319,12 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
     for name, tensor in packed.items():
         if name.endswith(_SCALE):
             continue
-        if tensor.dtype == torch.int8:
+        if tensor.dtype == np.int8:
             if name + _SCALE not in packed:
                 raise _damaged(pack, f"'{name}' has no scale")
-            tensors[name] = tensor.float() * packed[name + _SCALE][:, None]
+            tensors[name] = tensor.astype(np.float32) * packed[name + _SCALE][:, None]
         else:
-            tensors[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
+            tensors[name] = tensor.astype(np.float32) if tensor.dtype == np.float16 else tensor
     files.write_tensors(path, tensors, {"format": "pt"})
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import torch
 
+from kgmlm.arrays import Array, numpy
 from kgmlm.calibration import FEATURES
 from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
@@ -26,7 +26,7 @@ _TRIES = 20  # draws of each negative before it is left out: everything may be t
 
 
 def side_features(
-    scores_BN: torch.Tensor,
+    scores_BN: Array,
     rows: IntArray,
     ids: IntArray,
     known: tuple[IntArray, IntArray],
@@ -46,7 +46,7 @@ def side_features(
         functions of the realistic rank. What cannot answer is as good as the worst that can.
     """
     found = np.empty((len(rows), len(FEATURES)))
-    scores = scores_BN.detach().cpu().numpy().astype(np.float64)
+    scores = numpy(scores_BN).astype(np.float64)
     known_row, known_id = known
     for row in np.unique(rows):
         own_N = scores[row]
@@ -116,7 +116,7 @@ def _scored(
     index: FilterIndex,
     batch_size: int,
     advance: Callable[[int, int], None],
-) -> Iterator[tuple[IntArray, IntArray, torch.Tensor, Queries]]:
+) -> Iterator[tuple[IntArray, IntArray, Array, Queries]]:
     """Each distinct query scored once: (row in the batch of some queries, their numbers, scores of the batch,
     its distinct queries).
     """
@@ -178,7 +178,7 @@ class Negatives:
         allowed = np.zeros(self.entities, np.bool_)
         allowed[self.among] = True
         for rows, at, scores_bN, _ in _scored(scorer, asked, self.known, batch_size, advance):
-            scores = scores_bN.detach().cpu().numpy()
+            scores = numpy(scores_bN)
             for row, b in zip(rows, at, strict=True):
                 own = np.random.default_rng([self.seed, int(b)])  # whatever the batches
                 drawn[2, b] = _high(own, scores[row], taken[b], allowed)

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kgmlm.kg import BoolArray, IntArray, Queries
-
-if TYPE_CHECKING:
-    from kgmlm.modeling import SpanOutput
+from kgmlm.states import SpanOutput
 
 
 @dataclass(frozen=True, eq=False)

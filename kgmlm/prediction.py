@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kgmlm.arrays import numpy, put, top
 from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.indexing import added, open_retrieval
 from kgmlm.kg import EntityTable, IntArray, Queries, Query
 from kgmlm.pool import Reading
 from kgmlm.ranker import Ranker
 from kgmlm.resolver import Resolver
 from kgmlm.runs import open_run
-from kgmlm.scoring import top
-from kgmlm.shortlisting import Retrieval, shortlist
 from kgmlm.signals import Reasoned
-from kgmlm.watching import quiet_transformers
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from kgmlm.shortlisting import Retrieval
 
 
 class Part(NamedTuple):
@@ -114,6 +113,8 @@ class Predictor:
         ranker = self.ranker.over(graph.context)
         retrieval = self.retrieval
         if retrieval is not None:
+            from kgmlm.indexing import added
+
             new = np.arange(len(self.graph.entities), len(graph.entities))
             retrieval = retrieval._replace(retriever=added(ranker, retrieval.retriever, new))
         return Predictor(graph, ranker, retrieval)
@@ -166,6 +167,8 @@ class Predictor:
     ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
         """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
         if self.retrieval is not None:
+            from kgmlm.shortlisting import shortlist
+
             for rows, reading in self.ranker.reader.readings(queries, batch_size, advance):
                 ids_BK, scores_BK = shortlist(self.ranker, reading, self.retrieval, batch_size)
                 pairs = (
@@ -174,11 +177,10 @@ class Predictor:
                 yield rows, [[(i, score) for i, score in row if i >= 0] for row in pairs]
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
-            scores_BN = scores_BN.cpu()
+            scores_BN = numpy(scores_BN)
             ranked = scores_BN
             if novel:
-                ranked = scores_BN.clone()
-                ranked[self._known.lookup(queries[rows])] = float("-inf")
+                ranked = put(scores_BN, self._known.lookup(queries[rows]), float("-inf"))
             best = [top(row, k) for row in ranked]
             yield rows, [[(i, float(row[i])) for i in ids] for ids, row in zip(best, scores_BN, strict=True)]
 
@@ -192,8 +194,8 @@ class Predictor:
         columns = {"likelihood": [combine(of_tokens) for of_tokens in values]}
         further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
         for name in further:
-            columns[name] = ranker.signals[name].score(reading, ranker.pool(ids))[0].tolist()
-        weights = {name: float(ranker.mixture.of(name, asked)) for name in columns}
+            columns[name] = ranker.says(name, reading, ranker.pool(ids))[0].tolist()
+        weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
         reranking = ranker.reranking
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
@@ -290,9 +292,13 @@ def open_predictor(
     Raises:
         RunError: when the folder is no run, training has left no model yet, or there is no such index.
     """
-    quiet_transformers()
     opened = open_run(run)
     ranker = opened.ranker(device)
     if allow_self:
         ranker = ranker.unconstrained()
-    return Predictor(opened.graph, ranker, open_retrieval(opened, ranker, retrieve, index))
+    retrieval = None
+    if retrieve is not None or index is not None:
+        from kgmlm.indexing import open_retrieval
+
+        retrieval = open_retrieval(opened, ranker, retrieve, index)
+    return Predictor(opened.graph, ranker, retrieval)

@@ -6,11 +6,11 @@ Shapes: B queries, N candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 
+from kgmlm.arrays import Array, like, put
 from kgmlm.constraints import Possible
 from kgmlm.first_stage import FirstStage, Said
 from kgmlm.graph import ContextGraph
@@ -18,8 +18,10 @@ from kgmlm.kg import ConfigError, IntArray, Queries
 from kgmlm.mixture import Mixture
 from kgmlm.pool import Pool
 from kgmlm.reader import Reader
-from kgmlm.reranking import Reranking
 from kgmlm.signals import SIGNALS, Signal, beside
+
+if TYPE_CHECKING:
+    from kgmlm.reranking import Reranking
 
 LONG = {
     "vector": "entity vectors",
@@ -78,8 +80,8 @@ class Ranker(FirstStage):
             self.reranking.reranker.model.reduce(enabled)
 
     def reranked(
-        self, queries: Queries, scores_BN: torch.Tensor, pool: Pool | None = None, batch_size: int = 64
-    ) -> torch.Tensor:
+        self, queries: Queries, scores_BN: Array, pool: Pool | None = None, batch_size: int = 64
+    ) -> Array:
         """The second stage, where there is one."""
         if self.reranking is None:
             return scores_BN
@@ -91,7 +93,7 @@ class Ranker(FirstStage):
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Array]]:
         """Score B queries against candidates, in batches and in no set order.
 
         Args:
@@ -108,7 +110,7 @@ class Ranker(FirstStage):
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
-    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Array, Array]]:
         """As :meth:`rank` of all entities, and beside the scores those without constraints on what can
         answer, from the same forward passes.
         """
@@ -117,15 +119,14 @@ class Ranker(FirstStage):
             scores_bN = self.reranked(asked, self.combined(asked, said), None, batch_size)
             yield rows, scores_bN, self._freed(asked, said, scores_bN, batch_size)
 
-    def _freed(self, queries: Queries, said: Said, scores_BN: torch.Tensor, batch_size: int) -> torch.Tensor:
+    def _freed(self, queries: Queries, said: Said, scores_BN: Array, batch_size: int) -> Array:
         """The final scores of all entities if every entity could answer; many of them stay."""
         constrained = np.flatnonzero(self.possible.constrained_B(queries))
         if not len(constrained):
             return scores_BN
-        rows = torch.from_numpy(constrained).to(scores_BN.device)
-        free_bN = self.mixture.combine(said, queries)[rows]
+        free_bN = self.mixture.combine(said, queries)[like(constrained, scores_BN)]
         # What cannot answer may take a place among the best.
-        return scores_BN.index_put((rows,), self.reranked(queries[constrained], free_bN, None, batch_size))
+        return put(scores_BN, constrained, self.reranked(queries[constrained], free_bN, None, batch_size))
 
 
 def check_scores(scores: str) -> None:

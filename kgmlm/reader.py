@@ -7,28 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
+from kgmlm.arrays import Array, Device, at, like, numpy
 from kgmlm.config import Settings
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.machine import keep_memory
-from kgmlm.modeling import Residuals, SpanModel, SpanOutput
 from kgmlm.pool import Reading
+from kgmlm.states import SpanOutput, TextModel
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer
 from kgmlm.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from kgmlm.modeling import Residuals
 
 _TEXTS = 8192  # entity texts tokenized at once
 _BATCHES = 64  # batches of queries tokenized at once
 
 
 def padded(
-    tokenizer: SpanTokenizer, encoded: Sequence[Encoded], batch_size: int, device: torch.device
+    tokenizer: SpanTokenizer, encoded: Sequence[Encoded], batch_size: int, device: Device
 ) -> Iterator[tuple[IntArray, MaskedBatch]]:
     """Padded batches with their rows, long texts first so that memory peaks at once."""
     order = np.argsort([-len(e.input_ids) for e in encoded], kind="stable")
@@ -52,13 +56,13 @@ class Reader:
         self,
         context: ContextGraph,
         tokenizer: SpanTokenizer,
-        model: SpanModel,
+        model: TextModel,
         settings: Settings,
         vocabulary: Vocabulary,
     ) -> None:
         self.context = context
         self.tokenizer = tokenizer
-        self.model = model
+        self.model: Any = model  # a SpanModel where it is trained
         self.settings = settings
         self.vocabulary = vocabulary
         get_template(settings.text.template)  # a name that there is
@@ -130,14 +134,16 @@ class Reader:
         """Texts as :func:`padded` batches them."""
         return padded(self.tokenizer, encoded, batch_size, self.model.device)
 
-    @torch.inference_mode()
+    def _states(self, batch: MaskedBatch) -> SpanOutput:
+        with self.model.inference():
+            states: SpanOutput = self.model(batch)
+        return states
+
     def read(self, queries: Queries) -> SpanOutput:
         """The states of B queries in one batch, in their order."""
         self.model.eval()
-        states: SpanOutput = self.model(self.tokenizer.collate(self.encode(queries)).to(self.model.device))
-        return states
+        return self._states(self.tokenizer.collate(self.encode(queries)).to(self.model.device))
 
-    @torch.inference_mode()
     def readings(
         self,
         queries: Queries,
@@ -163,7 +169,7 @@ class Reader:
         for start in range(0, len(queries), _BATCHES * batch_size):  # bounds what is encoded at once
             encoded = self.encode(queries[start : start + _BATCHES * batch_size])
             for rows, batch in self.padded(encoded, batch_size):
-                yield rows + start, Reading(queries[rows + start], span=self.model(batch))
+                yield rows + start, Reading(queries[rows + start], span=self._states(batch))
                 advance(len(rows))
 
 
@@ -178,7 +184,7 @@ class EntityVectors:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.residuals: Residuals | None = None
-        self._vectors_ND: torch.Tensor | None = None
+        self._vectors_ND: Array | None = None
         self._read_N = np.zeros(len(reader.context.entities), np.bool_)
 
     def over(self, reader: Reader) -> EntityVectors:
@@ -189,7 +195,7 @@ class EntityVectors:
         return twin
 
     @property
-    def all(self) -> torch.Tensor:
+    def all(self) -> Array:
         """Vectors ``(N, D)`` of all entities; those not read yet are read now."""
         self.read()
         assert self._vectors_ND is not None
@@ -197,27 +203,26 @@ class EntityVectors:
 
     def array(self) -> npt.NDArray[np.float32]:
         """:attr:`all` for NumPy."""
-        found: npt.NDArray[np.float32] = self.all.float().cpu().numpy()
-        return found
+        return numpy(self.all)
 
-    def adopt(self, entities: EntityTable, vectors_MD: torch.Tensor) -> None:
+    def adopt(self, entities: EntityTable, vectors_MD: Array) -> None:
         """Take over the vectors of M entities that this model has read: those of the same label and text."""
         known = self.reader.context.entities
-        vectors_ND = vectors_MD.to(self.reader.model.device)
+        vectors_ND = at(self.reader.model.device, vectors_MD)
         read_N = np.ones(len(known), np.bool_)
         if entities is not known:
             rows_N = known.rows_in(entities)
             read_N = rows_N >= 0
-            there, rows = (torch.from_numpy(x) for x in (np.flatnonzero(read_N), rows_N[read_N]))
+            there, rows = (like(x, vectors_ND) for x in (np.flatnonzero(read_N), rows_N[read_N]))
             adopted_ND = self._none()
-            adopted_ND[there.to(adopted_ND.device)] = vectors_ND[rows.to(vectors_ND.device)]
+            adopted_ND[there] = vectors_ND[rows]
             vectors_ND = adopted_ND
         self._vectors_ND, self._read_N = vectors_ND, read_N
 
-    def _none(self) -> torch.Tensor:
+    def _none(self) -> Array:
         """Zeros ``(N, D)``; NumPy's take no memory until they are written."""
         shape = (len(self._read_N), self.reader.model.decoder[0].shape[1])
-        return torch.from_numpy(np.zeros(shape, np.float32)).to(self.reader.model.device)
+        return at(self.reader.model.device, np.zeros(shape, np.float32))
 
     def forget(self) -> None:
         """Read all entities again: the model has changed."""
@@ -229,7 +234,6 @@ class EntityVectors:
         """How many entities' texts :meth:`read` would read."""
         return len(self._read_N) - int(self._read_N.sum())
 
-    @torch.inference_mode()
     def read(self, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None) -> None:
         """Read the vectors of all entities that have none yet: one forward pass each.
 
@@ -244,8 +248,10 @@ class EntityVectors:
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
-                ids = torch.from_numpy(part[rows]).to(model.device)
-                vectors = model(batch).vector_BD
-                self._vectors_ND[ids] = vectors if self.residuals is None else self.residuals(ids, vectors)
+                ids = at(model.device, part[rows])
+                with model.inference():
+                    vectors = model(batch).vector_BD
+                    read = vectors if self.residuals is None else self.residuals(ids, vectors)
+                    self._vectors_ND[ids] = read
                 advance(len(rows))
         self._read_N[:] = True

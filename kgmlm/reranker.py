@@ -10,7 +10,7 @@ Shapes: B queries, K candidates of each, N entities, P pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,20 +20,13 @@ from kgmlm.config import RerankingSettings, Settings
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import IntArray, ModelError, Queries, Query
 from kgmlm.linearization import answer_text, linearize, neighborhood
-from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.modeling import SpanModel
 from kgmlm.reader import Reader, padded
+from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Encoded, SpanTokenizer
 
 WORDS = ("yes", "no")
 _CACHED = 200_000  # candidates' tokens that are kept
-
-
-@dataclass(frozen=True)
-class Use:
-    """How a first stage is reranked: its ``k`` best, by ``weight`` times the reranker's scores."""
-
-    k: int
-    weight: float
 
 
 class Reranker:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kgmlm.arrays import like
 from kgmlm.constraints import MISSED
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.metrics import check_finite
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
-from kgmlm.reranker import Best, Reranker, Use
+from kgmlm.reranker import Best, Reranker
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,8 @@ class Reranking:
         if not {"likelihood", "vector"} <= set(mixture.signals):
             return read_BK
         scale_B = (self.unit + mixture.of("vector", queries)) / (self.unit + mixture.averages["vector"])
-        return scale_B[:, None].to(read_BK.device) * read_BK
+        scaled_BK: torch.Tensor = like(scale_B.astype(np.float32)[:, None], read_BK) * read_BK
+        return scaled_BK
 
 
 def best_of(

@@ -14,7 +14,7 @@ from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, QueryError, RunError
 from kgmlm.upkeep import steady
-from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.watching import Advance, Watcher, watcher_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,6 @@ class Run:
 
         if "predictor" in vars(self):
             return self.predictor
-        quiet_transformers()
         self.opened, ranker = steady(
             self.path, lambda: (self.folder.made_by, self.way.ranker(self.folder, self.graph))
         )
@@ -193,6 +192,7 @@ class Run:
         import numpy as np
         import pandas as pd
 
+        from kgmlm.arrays import numpy
         from kgmlm.kg import both_sides
 
         find = self.resolver
@@ -204,7 +204,7 @@ class Run:
         with watcher_of(progress) as watch:
             ranker = self.open(watch).ranker
             for rows, scores_bN in ranker.rank(queries, advance=lambda n: watch("scoring", n, len(queries))):
-                scores_B[rows] = scores_bN.cpu().numpy()[np.arange(len(rows)), answers[rows]]
+                scores_B[rows] = numpy(scores_bN)[np.arange(len(rows)), answers[rows]]
         table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ASKED))
         heads, tails = np.split(scores_B, 2)
         return table.assign(tail_score=tails, head_score=heads)

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     import torch
 
     from kgmlm.chosen import Chosen
+    from kgmlm.mixture import Use
     from kgmlm.ranker import Ranker
     from kgmlm.recipes import Recipe
-    from kgmlm.reranker import Use
     from kgmlm.reranking import Reranking
     from kgmlm.signals import Signal
     from kgmlm.signals.kge import KGE

@@ -19,14 +19,12 @@ NAMES = "graph/name_tokens.safetensors"
 
 def save_names(names: Candidates, path: Path) -> None:
     """The tokens of all entities' names, cut to the run's span."""
-    import torch
-
     arrays = {
         "tokens": names.token_ids.astype(np.int32),
         "offsets": names.offsets,
         "truncated": names.truncated_N,
     }
-    files.write_tensors(path, {name: torch.from_numpy(values) for name, values in arrays.items()})
+    files.write_tensors(path, arrays)
 
 
 def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
-import torch
 
+from kgmlm.arrays import Array, like
 from kgmlm.constraints import Possible
 from kgmlm.kg import BoolArray, IntArray, Queries
 
@@ -41,12 +41,12 @@ class Scorer(Protocol):
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Array]]:
         """(rows of ``queries``, scores ``(b, N)``), float32 and finite."""
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
-    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Array, Array]]:
         """As :meth:`rank`, and beside the scores those without constraints."""
 
 
@@ -65,7 +65,7 @@ class PlainScorer(ABC):
         self.truncated_N: BoolArray = np.zeros(entities, np.bool_)
 
     @abstractmethod
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Array:
         """Scores ``(B, N)``."""
 
     def unconstrained(self) -> PlainScorer:
@@ -82,17 +82,17 @@ class PlainScorer(ABC):
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Array]]:
         """As :meth:`Scorer.rank`."""
         for start in range(0, len(queries), batch_size):
             rows = np.arange(start, min(start + batch_size, len(queries)))
             scores_bN = self.score(queries[rows])
-            yield rows, scores_bN if entity_ids is None else scores_bN[:, torch.from_numpy(entity_ids)]
+            yield rows, scores_bN if entity_ids is None else scores_bN[:, like(entity_ids, scores_bN)]
             advance(len(rows))
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
-    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Array, Array]]:
         """As :meth:`Scorer.rank_both`."""
         for rows, scores_bN in self.rank(queries, None, batch_size, advance):
             yield rows, scores_bN, scores_bN

@@ -8,10 +8,8 @@ Shapes: B queries, N candidates, L span, D decoder width, P distinct (position, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,73 +17,13 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from kgmlm.kg import IntArray
-from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.modeling import SpanModel
+from kgmlm.pairs import Normalization, PairTable
+from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Candidates
 
-Normalization = Literal["mean", "sum"]
 _LOGITS = 2**25  # logits held at once: 128 MB
-_BLOCK = 1024  # scores of which only the best is looked at first
 _GATHERED = 2**24  # floats gathered at once: 64 MB
-
-
-@dataclass(frozen=True)
-class PairTable:
-    """Candidates as bags of rows of a table of distinct (position, token) pairs, sorted by position.
-
-    Attributes:
-        tokens_P: token of each pair.
-        starts: pairs of position i are ``starts[i]:starts[i + 1]``.
-        pairs: pair of each token of each candidate, flat.
-        offsets: candidate n owns ``pairs[offsets[n]:offsets[n + 1]]``.
-    """
-
-    tokens_P: torch.Tensor
-    starts: tuple[int, ...]
-    pairs: torch.Tensor
-    offsets: torch.Tensor
-
-    @classmethod
-    def of(cls, candidates: Candidates, device: torch.device | None = None) -> PairTable:
-        """Find the distinct pairs of a candidate table: by marking them, which is cheaper than sorting."""
-        token_ids = candidates.token_ids
-        lengths = candidates.lengths_N
-        span, base = (int(x.max(initial=-1)) + 1 for x in (lengths - 1, token_ids))
-        keys = np.arange(len(token_ids), dtype=np.int32) - np.repeat(
-            candidates.offsets[:-1].astype(np.int32), lengths
-        )
-        keys *= base
-        keys += token_ids.astype(np.int32)
-        used = np.zeros(span * base, np.bool_)
-        used[keys] = True
-        distinct = np.flatnonzero(used)
-        row_of = np.cumsum(used, dtype=np.int32) - 1
-        starts = np.searchsorted(distinct, np.arange(span + 1) * base)
-        return cls(
-            torch.from_numpy(distinct % max(base, 1)).to(device),
-            tuple(starts.tolist()),
-            torch.from_numpy(row_of[keys]).to(device),
-            torch.from_numpy(candidates.offsets.astype(np.int32)).to(device),
-        )
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @cached_property
-    def columns(self) -> tuple[list[tuple[torch.Tensor, ...]], torch.Tensor]:
-        """The same by length: for names of 0, 1, 2, ... tokens the pairs at each position, and the place of
-        each candidate among the names so grouped.
-        """
-        offsets, device = self.offsets.cpu().numpy(), self.pairs.device
-        lengths, pairs = np.diff(offsets), self.pairs.cpu().numpy()
-        order = np.argsort(lengths, kind="stable")
-        places = np.empty(len(order), np.int32)
-        places[order] = np.arange(len(order), dtype=np.int32)
-        groups = []
-        bounds = np.searchsorted(lengths[order], np.arange(lengths.max(initial=0) + 2))
-        for length, (start, end) in enumerate(pairwise(bounds.tolist())):
-            firsts = offsets[order[start:end]]
-            groups.append(tuple(torch.from_numpy(pairs[firsts + i]).to(device) for i in range(length)))
-        return groups, torch.from_numpy(places).to(device)
 
 
 class _PairLogProbs(torch.autograd.Function):
@@ -199,7 +137,7 @@ def rank_candidates(
     """
     weight_VD, bias_V = (x.float() for x in model.decoder)
     count, length, _ = span.hidden_BLD.shape
-    scores_BN = span.hidden_BLD.new_empty(count, len(table))
+    scores_BN: torch.Tensor = span.hidden_BLD.new_empty(count, len(table))
     step = max(1, _LOGITS // (length * len(weight_VD)))
     for hidden_bLD, scores_bN in zip(span.hidden_BLD.split(step), scores_BN.split(step), strict=True):
         logits_bLV = nn.functional.linear(hidden_bLD, weight_VD, bias_V)
@@ -219,6 +157,18 @@ def rank_candidates(
         for log_probs_P, scores_N in zip(log_probs_bP, scores_bN, strict=True):
             _gather(log_probs_P, table, normalization, scores_N)
     return scores_BN
+
+
+def candidate_scores(
+    model: SpanModel,
+    span: SpanOutput,
+    softmax_tokens: torch.Tensor | None,
+    table: PairTable,
+    normalization: Normalization = "mean",
+) -> torch.Tensor:
+    """Scores ``(B, N)``, differentiable where gradients are enabled."""
+    score = score_candidates if torch.is_grad_enabled() else rank_candidates
+    return score(model, span, softmax_tokens, table, normalization)
 
 
 def _bags(log_probs_PB: torch.Tensor, table: PairTable, normalization: Normalization) -> torch.Tensor:
@@ -275,30 +225,6 @@ def score_shortlist(
         include_last_offset=True,
     )
     return bags.view(len(ids_BK), k)
-
-
-def score_vectors(query_BD: torch.Tensor, entities_ND: torch.Tensor) -> torch.Tensor:
-    """Cosines ``(B, N)`` of unit vectors."""
-    return query_BD @ entities_ND.T
-
-
-def top(scores_N: torch.Tensor, k: int) -> list[int]:
-    """The k best, equal scores in order of their ids; sorts no more than it must."""
-    k = min(max(k, 0), len(scores_N))
-    if not k:
-        return []
-    blocks, device = len(scores_N) // _BLOCK, scores_N.device
-    whole = blocks * _BLOCK if blocks >= k else 0
-    ids_M = torch.arange(whole, len(scores_N), device=device)
-    if whole:  # the k best are in blocks whose best is not worse than the k-th best of these
-        bests = scores_N[:whole].view(blocks, _BLOCK).amax(1)
-        near = torch.nonzero(bests >= bests.topk(k).values[-1])
-        ids_M = torch.cat([(near * _BLOCK + torch.arange(_BLOCK, device=device)).ravel(), ids_M])
-    values_M = scores_N[ids_M]
-    eligible = values_M >= values_M.topk(k).values[-1]
-    best = values_M[eligible].argsort(descending=True, stable=True)[:k]
-    ids: list[int] = ids_M[eligible][best].tolist()
-    return ids
 
 
 def token_log_probs(

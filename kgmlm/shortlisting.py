@@ -47,7 +47,7 @@ def shortlist(
     ids_BK[ranker.possible.forbidden(queries, ids_BK)] = -1  # what cannot answer takes no place
     pool = Pool(len(ranker.context.entities), ids_BK)
     mixture = ranker.mixture
-    said = {n: s.score(reading, pool) for n, s in ranker.signals.items() if n in mixture.signals}
+    said = {n: ranker.says(n, reading, pool) for n in ranker.signals if n in mixture.signals}
     scores_BK = mixture.combine(said, queries)
     scores_BK[torch.from_numpy(~pool.there).to(scores_BK.device)] = MISSED
     ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])

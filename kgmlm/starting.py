@@ -17,8 +17,9 @@ from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
 from kgmlm.machine import only_cpu
-from kgmlm.modeling import check_vocabulary, create_model, load_model
+from kgmlm.modeling import create_model, load_model
 from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
+from kgmlm.opening import check_vocabulary
 from kgmlm.provenance import command, hardware, model_address, versions
 from kgmlm.ranker import Ranker
 from kgmlm.recipes import Recipe

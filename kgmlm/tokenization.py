@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kgmlm.arrays import Array, Device, at
 from kgmlm.kg import BoolArray, IntArray, ModelError
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.saved_tokenizer import NAMES, SavedTokenizer
@@ -50,18 +51,18 @@ class MaskedBatch:
     With ``vector``, one more mask follows the hole.
     """
 
-    input_ids_BT: torch.Tensor
-    attention_mask_BT: torch.Tensor
-    span_start_B: torch.Tensor
+    input_ids_BT: Array
+    attention_mask_BT: Array
+    span_start_B: Array
     span_length: int
     vector: bool = False
 
-    def to(self, device: torch.device) -> MaskedBatch:
-        """The same batch on a device."""
+    def to(self, device: Device) -> MaskedBatch:
+        """The same batch on a device; None is NumPy."""
         return MaskedBatch(
-            self.input_ids_BT.to(device),
-            self.attention_mask_BT.to(device),
-            self.span_start_B.to(device),
+            at(device, self.input_ids_BT),
+            at(device, self.attention_mask_BT),
+            at(device, self.span_start_B),
             self.span_length,
             self.vector,
         )
@@ -272,18 +273,15 @@ class SpanTokenizer:
         return " ".join(str(x).strip() for x in (decode(before), hole, decode(after)) if x)
 
     def collate(self, encoded: Sequence[Encoded]) -> MaskedBatch:
-        """Pad B queries to the longest."""
-        import torch
-
+        """Pad B queries to the longest; NumPy's arrays, until they are taken to a device."""
         lengths_B = np.array([len(e.input_ids) for e in encoded])
         attention = np.arange(lengths_B.max()) < lengths_B[:, None]
         input_ids = np.full(attention.shape, self.pad_id, np.int64)
         input_ids[attention] = np.concatenate([e.input_ids for e in encoded])
-        starts = torch.tensor([e.span_start for e in encoded])
         return MaskedBatch(
-            torch.from_numpy(input_ids),
-            torch.from_numpy(attention).long(),
-            starts,
+            input_ids,
+            attention.astype(np.int64),
+            np.array([e.span_start for e in encoded], np.int64),
             encoded[0].span_length,
             encoded[0].vector,
         )

@@ -14,9 +14,8 @@ from kgmlm.first_stage import MAX_SCORES, Said, unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, ConfigError, FloatArray, IntArray, Queries
 from kgmlm.metrics import Ranks
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import Mixture, Use
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Use
 from kgmlm.reranking import best_of
 from kgmlm.scope import Scope, within
 from kgmlm.signals import SIGNALS
@@ -185,7 +184,7 @@ def weigh_signal(
         return best(of_B)[queries.relation_B, queries.side_B]
 
     mean_W = reciprocal_WB.mean(1)
-    table_R2 = torch.tensor(values, dtype=torch.float32)[torch.from_numpy(best(_all(queries)))]
+    table_R2 = np.array(values, np.float32)[best(_all(queries))]
     return others.weighed(name, table_R2, values[int(mean_W.argmax())]), {
         **_figures(_measured(reciprocal_WB, choose)),
         "mrr_text": float(mean_W[0]),
@@ -307,7 +306,7 @@ def weigh_text(
         mixture = alone
     else:
         average = values[int(mean_W[:-1].argmax())] or one  # a weight of 0 would leave nothing to lean on
-        table_R2 = torch.tensor(values, dtype=torch.float32)[torch.from_numpy(chosen_R2)]
+        table_R2 = np.array(values, np.float32)[chosen_R2]
         mixture = tried[0].weighed("vector", table_R2, average)
     return mixture, {
         **_figures(_measured(reciprocal_WB, choose)),

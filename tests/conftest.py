@@ -104,7 +104,8 @@ def make_ranker(
 def vectors_of(ranker: Ranker) -> torch.Tensor:
     """The vectors of all entities of a ranker that has some."""
     assert ranker.vectors is not None
-    return ranker.vectors.all
+    found: torch.Tensor = ranker.vectors.all
+    return found
 
 
 def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:

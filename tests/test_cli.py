@@ -15,8 +15,8 @@ from typing import Any, get_args
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
 
+from kgmlm.mixture import Use
 from kgmlm.provenance import began_from
-from kgmlm.reranker import Use
 from kgmlm.runs import open_run
 from kgmlm.signals import SIGNALS
 

@@ -17,11 +17,12 @@ from kgmlm.evaluation import evaluate
 from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, Query
+from kgmlm.mixture import Use
 from kgmlm.pool import Pool, Reading
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
-from kgmlm.reranker import Reranker, Use
+from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking, best_of
 from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
 from kgmlm.scope import Scope

@@ -16,7 +16,7 @@ import kgmlm
 from kgmlm import digests
 from kgmlm.conversion import convert_run
 from kgmlm.kg import RunError
-from kgmlm.reranker import Use
+from kgmlm.mixture import Use
 from kgmlm.runs import MIXTURE, open_run
 
 OLD = Path(__file__).parent / "golden" / "old-run"

@@ -26,7 +26,7 @@ def kge(toy: KnowledgeGraph) -> KGE:
 
 def better(kge: KGE, queries: Queries, answers: IntArray) -> torch.Tensor:
     """How many entities score higher than the answer of each query."""
-    scores_BN = kge.score(Reading(queries), Pool(len(kge.rows_N)))
+    scores_BN: torch.Tensor = kge.score(Reading(queries), Pool(len(kge.rows_N)))
     return (scores_BN > scores_BN.gather(1, torch.from_numpy(answers)[:, None])).sum(1)
 
 

@@ -458,7 +458,8 @@ class Constrained(FakeRanker):
         return scores_BN
 
     def score(self, queries: Queries) -> torch.Tensor:
-        return self.possible.applied(self.free(queries), queries)
+        found: torch.Tensor = self.possible.applied(self.free(queries), queries)
+        return found
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None

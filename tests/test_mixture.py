@@ -36,8 +36,9 @@ def test_a_mixture_is_linear_in_its_weights(some: list[float], others: list[floa
     tables = {name: torch.randn(3, 2, generator=generator) for name in "abc"}
 
     def mixed(weights: list[float]) -> torch.Tensor:
-        scaled = {name: w * tables[name] for name, w in zip("abc", weights, strict=True)}
-        return Mixture(scaled, dict(zip("abc", weights, strict=True))).combine(said, queries)
+        scaled = {name: np.float32(w) * tables[name].numpy() for name, w in zip("abc", weights, strict=True)}
+        found: torch.Tensor = Mixture(scaled, dict(zip("abc", weights, strict=True))).combine(said, queries)
+        return found
 
     together = mixed([a + b for a, b in zip(some, others, strict=True)])
     torch.testing.assert_close(together, mixed(some) + mixed(others), atol=1e-5, rtol=1e-5)
@@ -48,7 +49,7 @@ def test_a_mixture_is_linear_in_its_weights(some: list[float], others: list[floa
 def test_queries_and_candidates_are_mixed_each_alone(order: list[str], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     said = {name: torch.randn(4, 6, generator=generator) for name in order}
-    tables = {name: torch.randn(2, 2, generator=generator) for name in "abc"}
+    tables = {name: torch.randn(2, 2, generator=generator).numpy() for name in "abc"}
     made = Mixture(tables, dict.fromkeys("abc", 1.0))
     queries = Queries(np.arange(4), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
     whole_BN = made.combine(said, queries)

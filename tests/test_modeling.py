@@ -19,7 +19,9 @@ from kgmlm.tokenizer_sources import load_tokenizer
 
 def batch_of(tokenizer: SpanTokenizer) -> MaskedBatch:
     texts = ["virus | causes |", "New York is a city in the United States | located in |", "Georgia |"]
-    return tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(t),)) for t in texts], 3, 64))
+    return tokenizer.collate(
+        tokenizer.encode_queries([Linearization((Segment(t),)) for t in texts], 3, 64)
+    ).to("cpu")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

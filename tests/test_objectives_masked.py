@@ -119,13 +119,17 @@ def test_what_is_hidden_is_what_has_to_be_guessed(
     replaced = masked = same = total = 0
     for seed in range(15):
         batch = made.mask(texts, np.random.default_rng(seed))
-        plain = made.ranker.reader.tokenizer.collate(
-            [
-                type(e)(t.input_ids, 0, 0, 0)
-                for t in texts
-                for e in made.ranker.reader.encode(made.queries[:1])
-            ]
-        ).input_ids_BT
+        plain = (
+            made.ranker.reader.tokenizer.collate(
+                [
+                    type(e)(t.input_ids, 0, 0, 0)
+                    for t in texts
+                    for e in made.ranker.reader.encode(made.queries[:1])
+                ]
+            )
+            .to("cpu")
+            .input_ids_BT
+        )
         assert torch.equal(plain[batch.rows_M, batch.columns_M], batch.labels_M)
         untouched = torch.ones_like(plain, dtype=torch.bool)
         untouched[batch.rows_M, batch.columns_M] = False

@@ -28,7 +28,7 @@ def batches(tokenizer: Any) -> list[MaskedBatch]:
     return [
         spans.collate(
             spans.encode_queries([Linearization((Segment(t),)) for t in texts], span, 64, vector=True)
-        )
+        ).to("cpu")
         for texts, span in zip(TEXTS, (3, 0, 0), strict=True)
     ]
 

@@ -6,8 +6,8 @@ import torch
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import Queries
-from kgmlm.modeling import SpanOutput
 from kgmlm.pool import Pool, Reading
+from kgmlm.states import SpanOutput
 
 
 def test_a_pool_is_of_all_of_some_or_of_each_querys_own() -> None:

@@ -14,9 +14,10 @@ from kgmlm.config import KGESettings, RerankingSettings, TextSettings, VectorSet
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, ModelError, Queries, Query, RunError
+from kgmlm.mixture import Use
 from kgmlm.prediction import Predictor, open_predictor
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Reranker, Use
+from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.runs import open_run
 from kgmlm.shortlisting import Retrieval

@@ -11,8 +11,9 @@ from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, ModelError, Queries, RelationTable
+from kgmlm.mixture import Use
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Reranker, Use
+from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 
 

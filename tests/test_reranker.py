@@ -19,8 +19,9 @@ from kgmlm import digests
 from kgmlm.config import RerankingSettings, Settings, TextSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, Queries, Query, RunError
+from kgmlm.mixture import Use
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Best, Reranker, Use
+from kgmlm.reranker import Best, Reranker
 from kgmlm.runs import MIXTURE, open_run
 from kgmlm.upkeep import RERANKER
 

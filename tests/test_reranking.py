@@ -20,10 +20,10 @@ from kgmlm.first_stage import unit
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, EntityTable, Queries, Query
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Reranker, Use
+from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking, best_of
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tokenization import Encoded, MaskedBatch

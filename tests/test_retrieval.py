@@ -9,7 +9,8 @@ import torch
 
 from kgmlm.faiss_parts import Part
 from kgmlm.kg import ConfigError, RunError
-from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.modeling import SpanModel
+from kgmlm.pairs import PairTable
 from kgmlm.retrieval import (
     Reduction,
     Retriever,
@@ -19,7 +20,8 @@ from kgmlm.retrieval import (
     likelihood_parts,
     likelihood_queries,
 )
-from kgmlm.scoring import PairTable, score_candidates
+from kgmlm.scoring import score_candidates
+from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Candidates, SpanTokenizer
 
 faiss = pytest.importorskip("faiss")

@@ -11,10 +11,10 @@ from conftest import without_digests
 
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, RunError
+from kgmlm.mixture import Use
 from kgmlm.modeling import load_model
 from kgmlm.provenance import began_from
 from kgmlm.records import read_graph, write_graph
-from kgmlm.reranker import Use
 from kgmlm.runs import open_run
 from kgmlm.signals.vector import Vector
 from kgmlm.tokenizer_sources import load_tokenizer

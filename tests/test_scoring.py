@@ -9,13 +9,13 @@ import pytest
 import torch
 from families import FAMILIES, build
 
+from kgmlm.arrays import top
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.linearization import Linearization, Segment
-from kgmlm.modeling import SpanModel, SpanOutput
+from kgmlm.modeling import SpanModel
+from kgmlm.pairs import Normalization, PairTable
 from kgmlm.ranker import Ranker
 from kgmlm.scoring import (
-    Normalization,
-    PairTable,
     distillation_loss,
     entity_loss,
     left_out,
@@ -24,8 +24,8 @@ from kgmlm.scoring import (
     score_shortlist,
     token_log_probs,
     token_loss,
-    top,
 )
+from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Candidates, SpanTokenizer
 
 NAMES = ["Georgia", "New York", "New York City", "disease or syndrome", "virus", "virus", "Paris, in France"]
@@ -63,7 +63,9 @@ def test_scores_equal_a_brute_force_loop(
     candidates = tokenizer.candidates(NAMES, 5, end)
     text = "virus | causes |"
     with torch.no_grad():
-        batch = tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(text),))], 5, 64))
+        batch = tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(text),))], 5, 64)).to(
+            "cpu"
+        )
         span = model(batch)
         tokens = None if allowed is None else torch.tensor(allowed)
         table = PairTable.of(candidates)
@@ -110,7 +112,7 @@ def test_explanations_sum_to_the_score(family: str) -> None:
     candidates = tokenizer.candidates(NAMES, 5, end_of_name=False)
     texts = [Linearization((Segment(t),)) for t in ("virus | causes |", "Georgia |")]
     with torch.no_grad():
-        span = model(tokenizer.collate(tokenizer.encode_queries(texts, 5, 64)))
+        span = model(tokenizer.collate(tokenizer.encode_queries(texts, 5, 64)).to("cpu"))
         scores = score_candidates(model, span, None, PairTable.of(candidates))
         tokens = token_log_probs(model, span, None, candidates)
     means = [[sum(bag) / len(bag) for bag in row] for row in tokens]
@@ -185,7 +187,7 @@ def test_the_token_loss_is_cross_entropy_on_the_gold_span(
     ranker = make_ranker()
     queries, answers = toy.queries("train")
     queries, answers = queries[:4], answers[:4]
-    batch = ranker.reader.tokenizer.collate(ranker.reader.encode(queries))
+    batch = ranker.reader.tokenizer.collate(ranker.reader.encode(queries)).to("cpu")
     table = ranker.likelihood.table(answers)
     with torch.no_grad():
         full = ranker.reader.model.mlm(

@@ -67,14 +67,14 @@ class TestEverySignal:
     def test_all_ways_of_scoring_a_candidate_agree(
         self, whole: Ranker, toy: KnowledgeGraph, name: str
     ) -> None:
-        signal, reading = whole.signals[name], reading_of(whole, toy)
+        reading = reading_of(whole, toy)
         with torch.inference_mode():
-            all_BN = signal.score(reading, whole.pool())
+            all_BN = whole.says(name, reading, whole.pool())
             some = np.array([5, 0, 17])
-            torch.testing.assert_close(signal.score(reading, whole.pool(some)), all_BN[:, some])
+            torch.testing.assert_close(whole.says(name, reading, whole.pool(some)), all_BN[:, some])
             own = np.random.default_rng(0).integers(-1, len(toy.entities), (len(reading.queries), 6))
             pool = whole.pool(own)
-            found_BK = signal.score(reading, pool)
+            found_BK = whole.says(name, reading, pool)
             expected_BK = all_BN.gather(1, torch.from_numpy(pool.filled))
         assert found_BK.isfinite().all()
         there = torch.from_numpy(pool.there)
@@ -84,8 +84,8 @@ class TestEverySignal:
         wider = whole.over(toy.extended(EntityTable(["q1"], ["Atlantis"])).context)
         reading = reading_of(whole, toy)
         with torch.inference_mode():
-            before = whole.signals[name].score(reading, whole.pool())
-            after = wider.signals[name].score(reading_of(wider, toy), wider.pool())
+            before = whole.says(name, reading, whole.pool())
+            after = wider.says(name, reading_of(wider, toy), wider.pool())
         torch.testing.assert_close(after[:, :-1], before, atol=1e-5, rtol=1e-5)
         assert after[:, -1].isfinite().all()
 
@@ -95,10 +95,10 @@ class TestEverySignal:
         signal, path = whole.signals[name], tmp_path / REGISTRY[name].file
         path.parent.mkdir(parents=True)
         with torch.inference_mode():
-            before = signal.score(reading_of(whole, toy), whole.pool())
+            before = whole.says(name, reading_of(whole, toy), whole.pool())
             signal.save(path)
-            opened = whole.with_signal(REGISTRY[name].open(path, toy, whole.reader)).signals[name]
-            assert torch.equal(opened.score(reading_of(whole, toy), whole.pool()), before)
+            opened = whole.with_signal(REGISTRY[name].open(path, toy, whole.reader))
+            assert torch.equal(opened.says(name, reading_of(whole, toy), whole.pool()), before)
         if path.exists():  # it has more to keep than the model's weights
             path.write_bytes(path.read_bytes()[:-1])
             with pytest.raises(RunError, match="cannot be read"):

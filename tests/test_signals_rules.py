@@ -122,9 +122,9 @@ def test_scores_are_those_of_a_walk_through_all_rules(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CELLS", cells)
         found_BN = signal.score(Reading(queries), Pool(ENTITIES))
-    assert found_BN.dtype == torch.float32
+    assert found_BN.dtype == np.float32
     expected_BN = torch.stack([walked(rules, triples, s, x, discount) for x, s in asked])
-    torch.testing.assert_close(found_BN, expected_BN, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(found_BN), expected_BN, atol=1e-6, rtol=1e-5)
 
 
 @settings(deadline=None, max_examples=150)
@@ -155,7 +155,7 @@ def test_a_withheld_triple_counts_as_little_as_a_deleted_one(
     expected_BN = Rules.over_graph(deleted, small(left), 0.5).score(
         Reading(Queries.of([Query(x, r, "tail" if tail else "head")])), Pool(ENTITIES)
     )
-    torch.testing.assert_close(found_BN, expected_BN)
+    np.testing.assert_allclose(found_BN, expected_BN, rtol=1e-6)
 
 
 def test_deleting_a_triple_and_mining_again_changes_no_score(
@@ -183,8 +183,8 @@ def test_deleting_a_triple_and_mining_again_changes_no_score(
         plain = Rules.over_graph(others(signal.applied.rules), toy, signal.discount)
         pool = Pool(len(toy.entities))
         withheld = plain.score_withheld(query, np.array([t]), pool)
-        torch.testing.assert_close(withheld, again.score(Reading(query), pool), atol=1e-6, rtol=1e-4)
-        changed += not torch.allclose(withheld, plain.score(Reading(query), pool))
+        np.testing.assert_allclose(withheld, again.score(Reading(query), pool), atol=1e-6, rtol=1e-4)
+        changed += not np.allclose(withheld, plain.score(Reading(query), pool))
     assert changed > 3
 
 
@@ -281,7 +281,7 @@ def test_rules_find_what_they_predict(toy: KnowledgeGraph) -> None:
     queries, answers = both_sides(toy.splits["train"])
     scores_BN = Rules.fit(toy, RuleSettings()).score_withheld(queries, answers, Pool(len(toy.entities)))
     own_B = scores_BN[np.arange(len(answers)), answers]
-    assert (own_B > scores_BN.median(1).values).float().mean() > 0.5
+    assert (own_B > np.median(scores_BN, 1)).mean() > 0.5
 
 
 def test_a_run_explains_by_rules(toy_run: Path, tmp_path: Path) -> None:

@@ -213,9 +213,9 @@ def test_a_withheld_triple_changes_its_answer_alone() -> None:
         Pool(len(TOWNS.entities), np.stack([answers, answers - 1, answers], 1)),
     ):
         plain, withheld = signal.score(Reading(queries), pool), signal.score_withheld(queries, answers, pool)
-        is_answer = torch.from_numpy(np.broadcast_to(pool.filled == answers[:, None], plain.shape).copy())
-        assert torch.equal(withheld[~is_answer], plain[~is_answer])
-        assert not torch.equal(withheld[is_answer], plain[is_answer])
+        is_answer = np.broadcast_to(pool.filled == answers[:, None], plain.shape)
+        assert np.array_equal(withheld[~is_answer], plain[~is_answer])
+        assert not np.array_equal(withheld[is_answer], plain[is_answer])
     signal.score_withheld(queries, np.full(len(queries), -1), Pool(len(TOWNS.entities)))
 
 

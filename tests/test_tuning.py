@@ -18,9 +18,10 @@ from kgmlm.config import (
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
+from kgmlm.mixture import Use
 from kgmlm.pool import Pool, Reading
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Reranker, Use
+from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.signals.kge import KGE
 from kgmlm.tuning import _measured, choose_reranking, tune, weigh_signal, weigh_text

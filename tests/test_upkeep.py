@@ -67,6 +67,7 @@ def another(toy_run: Path, tmp_path: Path) -> Path:
 
 
 def scores(ranker: Ranker) -> torch.Tensor:
+    found: torch.Tensor
     (found,) = [part for _, part in ranker.rank(Queries.of([Query(0, 0, "tail")]))]
     return found
 

@@ -29,17 +29,17 @@ import torch
 import typer
 
 from kgmlm import open_predictor, provenance, runs
+from kgmlm.arrays import top
 from kgmlm.datasets import read_entities
 from kgmlm.faiss_parts import require_faiss
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import Queries
-from kgmlm.modeling import SpanOutput
 from kgmlm.pool import Reading
 from kgmlm.ranker import Ranker
 from kgmlm.retrieval import Kind, Retriever
-from kgmlm.scoring import top
 from kgmlm.shortlisting import Retrieval, shortlist
+from kgmlm.states import SpanOutput
 
 QUERIES = 128
 SINGLE = 64  # of them, timed one by one

@@ -53,10 +53,11 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
 
     from kgmlm.config import load_settings
     from kgmlm.datasets import load_graph
-    from kgmlm.modeling import SpanOutput, load_model, reduced_products
+    from kgmlm.modeling import load_model, reduced_products
     from kgmlm.objectives import objective
     from kgmlm.ranker import Ranker
     from kgmlm.scoring import entity_loss
+    from kgmlm.states import SpanOutput
     from kgmlm.tokenizer_sources import load_tokenizer
 
     try:

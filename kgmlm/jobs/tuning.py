@@ -21,9 +21,8 @@ from kgmlm.upkeep import ENDED, RERANKER, has_reranker, is_blank
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
-    from kgmlm.mixture import Mixture
+    from kgmlm.mixture import Mixture, Use
     from kgmlm.ranker import Ranker
-    from kgmlm.reranker import Use
     from kgmlm.signals import Signal
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
@@ -183,8 +182,8 @@ def choose(
         only_reranking: the weights of signals stay as they are.
     """
     from kgmlm.chosen import Chosen
+    from kgmlm.mixture import Use
     from kgmlm.provenance import command
-    from kgmlm.reranker import Use
     from kgmlm.tuning import choose_reranking
     from kgmlm.tuning import tune as tune_all
 
@@ -355,7 +354,8 @@ def _train_reranker(
 ) -> None:
     """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
     from kgmlm.first_stage import unit
-    from kgmlm.reranker import Reranker, Use
+    from kgmlm.mixture import Use
+    from kgmlm.reranker import Reranker
     from kgmlm.reranking import Reranking
     from kgmlm.starting import resume_run, start_run
     from kgmlm.tuning import choose_reranking

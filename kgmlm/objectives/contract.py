@@ -8,8 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from kgmlm.modeling import SpanOutput
 from kgmlm.objectives.streams import BatchStream, Task
+from kgmlm.states import SpanOutput
 
 _Stream = TypeVar("_Stream", bound=BatchStream[Any, Any])
 

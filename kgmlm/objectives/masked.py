@@ -21,10 +21,10 @@ from kgmlm.config import MaskingSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, FloatArray, IntArray, Queries
 from kgmlm.linearization import entity_text
-from kgmlm.modeling import SpanOutput
 from kgmlm.objectives.contract import Objective, Stateless
 from kgmlm.objectives.streams import BatchStream, Task
 from kgmlm.ranker import Ranker
+from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Candidates, Encoded, MaskedTexts
 
 NGRAMS = (0.4, 0.3, 0.2, 0.1)  # chances of one to four words (Cui et al., 2020, MacBERT)
@@ -159,8 +159,8 @@ class MaskedTextSource:
     def mask(self, texts: Sequence[Text], rng: np.random.Generator) -> MaskedTexts:
         """Hide tokens of B texts by the policy, and pad them."""
         tokenizer, policy = self.ranker.reader.tokenizer, self.settings.policy
-        batch = tokenizer.collate([Encoded(t.input_ids, 0, 0, 0) for t in texts])
-        input_ids_BT = batch.input_ids_BT.clone()
+        batch = tokenizer.collate([Encoded(t.input_ids, 0, 0, 0) for t in texts]).to("cpu")
+        input_ids_BT = batch.input_ids_BT
         rows, columns, whole = [], [], []
         for row, text in enumerate(texts):
             tokens = sum(end - start for start, end in text.words)

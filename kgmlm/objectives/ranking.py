@@ -13,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kgmlm.arrays import cosines
 from kgmlm.kg import FloatArray, IntArray
-from kgmlm.modeling import Residuals, SpanOutput
+from kgmlm.modeling import Residuals
 from kgmlm.objectives.contract import Objective
 from kgmlm.objectives.streams import QueryStream, Task
 from kgmlm.pool import Reading
-from kgmlm.scoring import distillation_loss, entity_loss, left_out, score_vectors, token_loss
+from kgmlm.scoring import distillation_loss, entity_loss, left_out, token_loss
+from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Encoded, MaskedBatch
 
 ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
@@ -178,11 +180,11 @@ class RankingLosses(ABC):
         own = self._left_out(batch.rows, joined.column_N)
         taught_BM = self._taught(batch.rows, joined.ids_M)
         temperature = self.vector.temperature
-        loss = self._loss(score_vectors(span.vector_BD, vectors_MD), taught_BM, targets, temperature, own)
+        loss = self._loss(cosines(span.vector_BD, vectors_MD), taught_BM, targets, temperature, own)
         if self.residuals is None:
             return loss
         moved_MD = self.residuals(torch.from_numpy(joined.ids_M).to(vectors_MD.device), vectors_MD.detach())
-        moved_BM = score_vectors(span.vector_BD, moved_MD)
+        moved_BM = cosines(span.vector_BD, moved_MD)
         return loss + self._loss(moved_BM, taught_BM, targets, temperature, own)
 
     def _places(self, rows: IntArray, columns: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,7 +196,8 @@ class RankingLosses(ABC):
         """The teacher's logits of some candidates, if there is one."""
         if self.teacher is None:
             return None
-        return self.teacher.score(Reading(self.queries[rows]), self.ranker.pool(ids))
+        taught: torch.Tensor = self.teacher.score(Reading(self.queries[rows]), self.ranker.pool(ids))
+        return taught
 
     def _left_out(self, rows: IntArray, column_N: IntArray) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Where queries' own entities, which cannot answer, are to have no share of a softmax.

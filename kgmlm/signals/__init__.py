@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
-import torch
 
 from kgmlm.applying import Reason
+from kgmlm.arrays import Array, Device
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.kg import IntArray, Query
 from kgmlm.pool import Pool, Reading
@@ -42,8 +42,11 @@ class Signal(Protocol):
     reads: ClassVar[bool]
     file: ClassVar[str]
 
-    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
-        """Scores ``(B, N)`` or ``(B, K)``, float32; of places without a candidate anything finite."""
+    def score(self, reading: Reading, pool: Pool) -> Array:
+        """Scores ``(B, N)`` or ``(B, K)``, float32; of places without a candidate anything finite.
+
+        They are on the model's device where the signal computes there, else NumPy's.
+        """
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Signal:
         """The same for another graph.
@@ -98,7 +101,7 @@ class Beside(Signal, Protocol):
         graph: KnowledgeGraph,
         settings: Any,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: torch.device | None = None,
+        device: Device = None,
     ) -> Signal:
         """Train on the training triples alone.
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from kgmlm import files
+from kgmlm.arrays import Array, Device, at, complex_product, like, numpy, where
 from kgmlm.config import KGESettings
-from kgmlm.embedding import complex_product, train_complex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.pool import Pool, Reading
@@ -40,9 +39,9 @@ class KGE:
     reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/kge.safetensors"
 
-    entities_SD: torch.Tensor
-    relations_RD: torch.Tensor
-    rows_N: torch.Tensor
+    entities_SD: Array
+    relations_RD: Array
+    rows_N: Array
     relation_rows: IntArray
 
     def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> KGE:
@@ -53,10 +52,10 @@ class KGE:
             entity_rows: which entity of this graph each entity of the other is; -1 for none.
             relation_rows: the same for relations.
         """
-        mine = np.append(self.rows_N.cpu().numpy(), -1)
+        mine = np.append(numpy(self.rows_N), -1)
         relations = np.append(self.relation_rows, -1)
-        rows = torch.from_numpy(mine[entity_rows]).to(self.rows_N.device)
-        return replace(self, rows_N=rows, relation_rows=relations[relation_rows])
+        rows_N = like(mine[entity_rows], self.rows_N)
+        return replace(self, rows_N=rows_N, relation_rows=relations[relation_rows])
 
     @classmethod
     def fresh(cls, reader: Reader) -> None:
@@ -68,34 +67,36 @@ class KGE:
         graph: KnowledgeGraph,
         settings: KGESettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: torch.device | None = None,
+        device: Device = None,
     ) -> KGE:
         """Train on a graph's training triples; arguments as of :func:`~kgmlm.embedding.train_complex`."""
+        from kgmlm.embedding import train_complex
+
         return cls(*train_complex(graph, settings, advance, device), relation_rows(graph))
 
     def save(self, path: Path) -> None:
         """Write the embeddings as safetensors."""
         tensors = {"entities": self.entities_SD, "relations": self.relations_RD, "rows": self.rows_N}
-        files.write_tensors(path, {k: v.cpu().contiguous() for k, v in tensors.items()})
+        files.write_tensors(path, {k: np.ascontiguousarray(numpy(v)) for k, v in tensors.items()})
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> KGE:
-        """What :meth:`save` wrote for a graph, on the reader's device.
+        """What :meth:`save` wrote for a graph, on the reader's device; without a reader as NumPy arrays.
 
         Raises:
             RunError: when the file is damaged or of another graph.
         """
-        from safetensors.torch import load_file
+        from safetensors.numpy import load_file
 
         try:
             t = load_file(path)
             found = cls(t["entities"], t["relations"], t["rows"], relation_rows(graph))
             floats, rows = (found.entities_SD, found.relations_RD), found.rows_N
-            if any(x.dtype != torch.float32 or x.ndim != 2 for x in floats):
+            if any(x.dtype != np.float32 or x.ndim != 2 for x in floats):
                 raise ValueError("its embeddings are not rows of float32")
             if floats[0].shape[1] != floats[1].shape[1] or floats[0].shape[1] % 2:
                 raise ValueError("its entities and relations are not of the same width")
-            known = rows.dtype == torch.int64 and rows.ndim == 1
+            known = rows.dtype == np.int64 and rows.ndim == 1
             if not known or not ((rows >= -1) & (rows < len(floats[0]))).all():
                 raise ValueError("it names entities that it does not have")
         except Exception as error:
@@ -105,30 +106,27 @@ class KGE:
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add kge` makes another")
         return found if reader is None else found.to(reader.model.device)
 
-    def to(self, device: torch.device) -> KGE:
+    def to(self, device: Device) -> KGE:
         """The same on a device."""
         names = ("entities_SD", "relations_RD", "rows_N")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return replace(self, **{name: at(device, getattr(self, name)) for name in names})
 
-    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+    def score(self, reading: Reading, pool: Pool) -> Array:
         """Scores ``(B, N)`` or ``(B, K)``; those of a query whose entity or relation is unknown are 0."""
         query_BD, known_B = self._queries(reading.queries)
         mean_B = query_BD @ self.entities_SD.mean(0)
-        rows = self.rows_N if pool.ids is None else self.rows_N[self._tensor(pool.filled)]
+        rows = self.rows_N if pool.ids is None else self.rows_N[like(pool.filled, self.rows_N)]
         if rows.ndim == 1:
             known_BN = (query_BD @ self.entities_SD.T)[:, rows]
         else:
             known_BN = (self.entities_SD[rows] @ query_BD[:, :, None])[:, :, 0]
-        return torch.where(known_B[:, None], torch.where(rows < 0, mean_B[:, None], known_BN), 0.0)
+        return where(known_B[:, None], where(rows < 0, mean_B[:, None], known_BN), 0.0)
 
-    def _tensor(self, values: IntArray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.entities_SD.device)
-
-    def _queries(self, queries: Queries) -> tuple[torch.Tensor, torch.Tensor]:
+    def _queries(self, queries: Queries) -> tuple[Array, Array]:
         """What an answer's embedding is multiplied by ``(B, D)``, and which queries are known."""
-        entity_B = self.rows_N[self._tensor(queries.entity_B)]
-        relation_B = self._tensor(self.relation_rows[queries.relation_B])
-        side_B = self._tensor(queries.side_B)
+        entity_B = self.rows_N[like(queries.entity_B, self.rows_N)]
+        relation_B = like(self.relation_rows[queries.relation_B], self.rows_N)
+        side_B = like(queries.side_B, self.rows_N)
         product_BD = complex_product(self.entities_SD[entity_B], self.relations_RD[2 * relation_B + side_B])
         return product_BD, (entity_B >= 0) & (relation_B >= 0)
 

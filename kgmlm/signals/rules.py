@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from kgmlm import files
 from kgmlm.applying import Applied, Reason, asked_of
+from kgmlm.arrays import Device
 from kgmlm.config import RuleSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.grounding import blocks
@@ -74,7 +74,6 @@ class Rules:
     Attributes:
         applied: what was mined, or read from a file, and the triples that it holds for.
         discount: what each further rule counts against the one before it.
-        device: of scores.
     """
 
     name: ClassVar[str] = "rules"
@@ -83,7 +82,6 @@ class Rules:
 
     applied: Applied
     discount: float = DISCOUNTS["discounted"]
-    device: torch.device | None = None
 
     @classmethod
     def fresh(cls, reader: Reader) -> None:
@@ -95,7 +93,7 @@ class Rules:
         graph: KnowledgeGraph,
         settings: RuleSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: torch.device | None = None,
+        device: Device = None,
     ) -> Rules:
         """Mine a graph's training triples, or read the rules of ``settings.file``.
 
@@ -109,33 +107,31 @@ class Rules:
             rules = mine(graph, settings, advance)
         if not rules:
             raise NoRulesError(f"no rules were found in {settings.file or 'the training triples'}")
-        return cls.over_graph(rules, graph, DISCOUNTS[settings.aggregation], device)
+        return cls.over_graph(rules, graph, DISCOUNTS[settings.aggregation])
 
     @classmethod
-    def over_graph(
-        cls, rules: RuleSet, graph: KnowledgeGraph, discount: float, device: torch.device | None = None
-    ) -> Rules:
+    def over_graph(cls, rules: RuleSet, graph: KnowledgeGraph, discount: float) -> Rules:
         """Rules over the training triples of their own graph."""
         applied = Applied(rules, graph.splits["train"], len(graph.entities), len(graph.relations))
-        return cls(applied, discount, device)
+        return cls(applied, discount)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Rules:
         """The same for the training triples of another graph."""
         context = reader.context
         rules = self.applied.rules.over(entity_rows, relation_rows)
         applied = Applied(rules, context.train, len(context.entities), len(context.relations))
-        return replace(self, applied=applied, device=reader.model.device)
+        return replace(self, applied=applied)
 
     def save(self, path: Path) -> None:
         """Write the rules as safetensors."""
         kinds = zip(KINDS, self.applied.rules, strict=True)
         tensors = {
-            f"{kind}.{name}": torch.from_numpy(np.ascontiguousarray(value, np.int32))
+            f"{kind}.{name}": np.ascontiguousarray(value, np.int32)
             for kind, rules in kinds
             for name, value in vars(rules).items()
         }
-        sizes = torch.tensor([self.applied.entities, self.applied.relations])
-        discount = torch.tensor([round(1000 * self.discount)])
+        sizes = np.array([self.applied.entities, self.applied.relations])
+        discount = np.array([round(1000 * self.discount)])
         files.write_tensors(path, {**tensors, "sizes": sizes, "discount": discount})
 
     @classmethod
@@ -164,13 +160,13 @@ class Rules:
             raise RunError(f"{path} cannot be read: {why}") from None
         if found != sizes:
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add rules` makes another")
-        return cls.over_graph(rules, graph, discount, None if reader is None else reader.model.device)
+        return cls.over_graph(rules, graph, discount)
 
-    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+    def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``."""
         return self._scores(reading.queries, pool, None)
 
-    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> torch.Tensor:
+    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> Floats:
         """The same as if of each query one triple, its own with this answer, were not in training.
 
         It supports no path, and no rule counts it as a right prediction. That it may have helped rules to
@@ -178,7 +174,7 @@ class Rules:
         """
         return self._scores(queries, pool, answer_B)
 
-    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> torch.Tensor:
+    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> Floats:
         out = np.zeros((len(queries), pool.width), np.float32)
         for part in blocks(np.full(len(queries), self.applied.entities), CELLS):
             asked = queries[part]
@@ -191,8 +187,7 @@ class Rules:
                     pool.filled[part] if pool.own else np.broadcast_to(pool.filled, (len(asked), pool.width))
                 )
                 out[part] = np.take_along_axis(scores_bN, ids, 1)
-        found = torch.from_numpy(out)
-        return found if self.device is None else found.to(self.device)
+        return out
 
     def _of_block(self, queries: Queries, answer_B: IntArray | None) -> Floats:
         """Scores ``(B, N)`` of all entities."""

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
 from kgmlm import files
+from kgmlm.arrays import Device
 from kgmlm.config import TypeSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
-from kgmlm.slots import BINS, NONE, Affinity, EntityTypes
+from kgmlm.slots import BINS, NONE, Affinity, EntityTypes, Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,6 @@ class Types:
 
     Attributes:
         types: of its entities.
-        device: of scores.
     """
 
     name: ClassVar[str] = "types"
@@ -41,7 +40,6 @@ class Types:
     file: ClassVar[str] = "signals/types.safetensors"
 
     types: EntityTypes
-    device: torch.device | None = None
 
     @classmethod
     def fresh(cls, reader: Reader) -> None:
@@ -53,7 +51,7 @@ class Types:
         graph: KnowledgeGraph,
         settings: TypeSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: torch.device | None = None,
+        device: Device = None,
     ) -> Types:
         """Count a graph's training triples.
 
@@ -64,16 +62,15 @@ class Types:
             raise RunError(f"types.relation: the graph has no relation '{settings.relation}'")
         relation = graph.relations.index.get(settings.relation, NONE)
         affinity = Affinity.learn(graph.context, relation, settings.missed, advance)
-        return cls(EntityTypes.of(affinity, graph.context, settings.neighbors), device)
+        return cls(EntityTypes.of(affinity, graph.context, settings.neighbors))
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
         """The same for the training triples and given types of another graph."""
-        types = self.types.over(reader.context, relation_rows)
-        return Types(types, reader.model.device)
+        return Types(self.types.over(reader.context, relation_rows))
 
     def aided(self, vectors: EntityVectors) -> Types:
         """The same where entities of which nothing is known have the types of the nearest seen ones."""
-        return Types(self.types.aided(vectors.array), self.device)
+        return Types(self.types.aided(vectors.array))
 
     def save(self, path: Path) -> None:
         """Write what was counted as safetensors."""
@@ -90,7 +87,7 @@ class Types:
             "labels": np.frombuffer("\n".join(a.labels).encode(), np.uint8).copy(),
             "sizes": np.array([a.entities, a.type_relation, len(a.labels), self.types.neighbors]),
         }
-        files.write_tensors(path, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in tensors.items()})
+        files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Types:
@@ -126,30 +123,27 @@ class Types:
             raise RunError(f"{path} cannot be read: {why}") from None
         if affinity.slots != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")
-        device = None if reader is None else reader.model.device
-        return cls(EntityTypes.of(affinity, graph.context, neighbors), device)
+        return cls(EntityTypes.of(affinity, graph.context, neighbors))
 
-    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+    def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``."""
         return self._scores(reading.queries, pool, None)
 
-    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> torch.Tensor:
+    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> Floats:
         """The same as if of each query one triple, its own with this answer, were not in training."""
         return self._scores(queries, pool, answer_B)
 
-    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> torch.Tensor:
+    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> Floats:
         slot_B = self.types.slots_of(queries)
         slots, at = np.unique(slot_B, return_inverse=True)
-        table = torch.from_numpy(self.types.scores(slots))
-        rows = torch.from_numpy(at)
+        table = self.types.scores(slots)
         if pool.own:
-            found = table[rows[:, None], torch.from_numpy(pool.filled)]
+            found = table[at[:, None], pool.filled]
         elif pool.ids is None:
-            found = table[rows]
+            found = table[at]
         else:
-            found = table[:, torch.from_numpy(pool.filled)][rows]
+            found = table[:, pool.filled][at]
         if answer_B is not None:
-            changed_B = torch.from_numpy(self.types.withheld(slot_B, answer_B))
-            is_answer = torch.from_numpy(pool.filled == answer_B[:, None]) & torch.from_numpy(pool.there)
-            found = torch.where(is_answer, changed_B[:, None], found)
-        return found if self.device is None else found.to(self.device)
+            is_answer = (pool.filled == answer_B[:, None]) & pool.there
+            found = np.where(is_answer, self.types.withheld(slot_B, answer_B)[:, None], found)
+        return found

@@ -8,15 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import torch
-from safetensors.torch import load_file
+import numpy as np
 
 from kgmlm import files
+from kgmlm.arrays import Array, cosines, like, numpy
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
-from kgmlm.scoring import score_vectors
 
 
 class Vector:
@@ -36,7 +35,7 @@ class Vector:
 
     def save(self, path: Path) -> None:
         """Write the vectors of all entities, in order; those that are missing are read."""
-        files.write_tensors(path, {"vectors": self.vectors.all.cpu().contiguous()})
+        files.write_tensors(path, {"vectors": np.ascontiguousarray(numpy(self.vectors.all))})
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Vector:
@@ -45,18 +44,20 @@ class Vector:
         Raises:
             RunError: when the file is damaged or of another graph or model.
         """
+        from safetensors.numpy import load_file
+
         if not reader.settings.vector.enabled:
             raise RunError(f"{path} is there, yet the settings of the run have vector.enabled = false")
         try:
             vectors_ND = load_file(path)["vectors"]
-            if vectors_ND.dtype != torch.float32:
+            if vectors_ND.dtype != np.float32:
                 raise ValueError("its vectors are not float32")
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise RunError(f"{path} cannot be read: {why}") from None
         expected = (len(graph.entities), reader.model.decoder[0].shape[1])
-        if tuple(vectors_ND.shape) != expected:
-            raise RunError(f"{path} has vectors of shape {tuple(vectors_ND.shape)}; the run needs {expected}")
+        if vectors_ND.shape != expected:
+            raise RunError(f"{path} has vectors of shape {vectors_ND.shape}; the run needs {expected}")
         vectors = EntityVectors(reader)
         vectors.adopt(graph.entities, vectors_ND)
         return cls(vectors)
@@ -65,11 +66,11 @@ class Vector:
         """The same for another graph; vectors of entities that it has read are kept."""
         return Vector(self.vectors.over(reader))
 
-    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+    def score(self, reading: Reading, pool: Pool) -> Array:
         """Cosines ``(B, N)`` or ``(B, K)``."""
         vector_BD, vectors_ND = reading.span.vector_BD, self.vectors.all
         assert vector_BD is not None
         if pool.ids is None:
-            return score_vectors(vector_BD, vectors_ND)
-        chosen = vectors_ND[torch.from_numpy(pool.filled).to(vectors_ND.device)]
-        return (chosen @ vector_BD[:, :, None])[:, :, 0] if pool.own else score_vectors(vector_BD, chosen)
+            return cosines(vector_BD, vectors_ND)
+        chosen = vectors_ND[like(pool.filled, vectors_ND)]
+        return (chosen @ vector_BD[:, :, None])[:, :, 0] if pool.own else cosines(vector_BD, chosen)

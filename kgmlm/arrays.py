@@ -1,0 +1,116 @@
+"""Arrays where a model computes: torch tensors on a device, or NumPy arrays where there is no torch.
+
+What scores is written once for both. A device of None stands for NumPy; torch is imported inside functions,
+where there are tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any  # a tensor or a NumPy array; the suffix of its name says its shape
+Device = Any  # a torch.device or its name; None is NumPy
+_BLOCK = 1024  # scores of which only the best is looked at first
+
+
+def numpy(array: Array) -> npt.NDArray[Any]:
+    """An array of either kind as NumPy's."""
+    if isinstance(array, np.ndarray):
+        return array
+    found: npt.NDArray[Any] = array.detach().cpu().numpy()
+    return found
+
+
+def at(device: Device, array: Array) -> Array:
+    """An array of either kind on a device.
+
+    >>> at(None, np.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    if device is None:
+        return numpy(array)
+    if not isinstance(array, np.ndarray):
+        return array.to(device)
+    import torch
+
+    return torch.from_numpy(array).to(device)
+
+
+def like(array: Array, other: Array) -> Array:
+    """An array of either kind where another one is."""
+    return at(None if isinstance(other, np.ndarray) else other.device, array)
+
+
+def where(condition: Array, one: Array, other: Array) -> Array:
+    """Elements of one where a condition holds, else of the other."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, one, other)
+    import torch
+
+    return torch.where(condition, one, other)
+
+
+def put(array: Array, places: Any, values: Array) -> Array:
+    """A copy with other values at some places: a mask, or indexes of each axis."""
+    whole = places if isinstance(places, tuple) else (places,)
+    changed = array.copy() if isinstance(array, np.ndarray) else array.clone()
+    changed[tuple(like(place, array) for place in whole)] = values
+    return changed
+
+
+def joined(parts: list[Array], axis: int = 0) -> Array:
+    """Arrays of one kind behind each other."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis)
+    import torch
+
+    return torch.cat(parts, axis)
+
+
+def complex_product(a: Array, b: Array) -> Array:
+    """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
+    (a_real, a_imaginary), (b_real, b_imaginary) = (
+        np.split(x, 2, -1) if isinstance(x, np.ndarray) else x.chunk(2, -1) for x in (a, b)
+    )
+    real = a_real * b_real - a_imaginary * b_imaginary
+    return joined([real, a_real * b_imaginary + a_imaginary * b_real], -1)
+
+
+def cosines(one_BD: Array, other_ND: Array) -> Array:
+    """Cosines ``(B, N)`` of unit vectors."""
+    return one_BD @ other_ND.T
+
+
+def top(scores_N: Array, k: int) -> list[int]:
+    """The k best, equal scores in order of their ids; sorts no more than it must."""
+    scores_N = numpy(scores_N)
+    k = min(max(k, 0), len(scores_N))
+    if not k:
+        return []
+    blocks = len(scores_N) // _BLOCK
+    whole = blocks * _BLOCK if blocks >= k else 0
+    ids_M = np.arange(whole, len(scores_N))
+    if whole:  # the k best are in blocks whose best is not worse than the k-th best of these
+        bests = scores_N[:whole].reshape(blocks, _BLOCK).max(1)
+        near = np.flatnonzero(bests >= np.partition(bests, -k)[-k])
+        ids_M = np.concatenate([(near[:, None] * _BLOCK + np.arange(_BLOCK)).ravel(), ids_M])
+    values_M = scores_N[ids_M]
+    eligible = values_M >= np.partition(values_M, -k)[-k]
+    best = np.argsort(-values_M[eligible], kind="stable")[:k]
+    ids: list[int] = ids_M[eligible][best].tolist()
+    return ids
+
+
+def logsumexp(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Logarithms of summed exponentials over the last axis of a NumPy array, which is overwritten.
+
+    >>> logsumexp(np.zeros((1, 1), np.float32)).tolist()
+    [0.0]
+    """
+    highest = values.max(-1, keepdims=True)
+    values -= highest
+    found: npt.NDArray[np.float32] = np.log(np.exp(values, out=values).sum(-1)) + highest[..., 0]
+    return found
