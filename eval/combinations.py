@@ -55,8 +55,7 @@ class Remembering(Ranker):
             for name in names:
                 known = self.remembered.setdefault(name, {})
                 if key not in known:
-                    with torch.inference_mode():
-                        known[key] = self.signals[name].score(reading, self.pool())
+                    known[key] = self.says(name, reading, self.pool())
                 said[name] = known[key]
             yield rows, reading, said
             if advance is not None:

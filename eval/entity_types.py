@@ -18,6 +18,7 @@ import torch
 import typer
 
 from kgmlm import provenance
+from kgmlm.arrays import at
 from kgmlm.config import Protocol, TypeSettings
 from kgmlm.constraints import Constraint, Functional, Possible, Typed
 from kgmlm.datasets import load_graph
@@ -40,7 +41,8 @@ class Scored(PlainScorer):
 
     def score(self, queries: Queries) -> torch.Tensor:
         """As the types say."""
-        return self.possible.applied(self.types.score(Reading(queries), self.pool), queries)
+        scores_BN = at("cpu", self.types.score(Reading(queries), self.pool))
+        return self.possible.applied(scores_BN, queries)
 
     def unconstrained(self) -> Scored:
         """Without constraints."""

@@ -22,6 +22,7 @@ import typer
 
 import kgmlm
 from kgmlm import provenance
+from kgmlm.arrays import at
 from kgmlm.calibration import FEATURES, Calibration, shifted
 from kgmlm.config import Protocol, load_settings
 from kgmlm.datasets import load_graph
@@ -49,7 +50,7 @@ class ComplEx(PlainScorer):
 
     def score(self, queries: Queries) -> torch.Tensor:
         """By the embeddings."""
-        return self.embeddings.score(Reading(queries), Pool(self.entities))
+        return at("cpu", self.embeddings.score(Reading(queries), Pool(self.entities)))
 
 
 def scored(scorer: Scorer, graph: KnowledgeGraph, triples: IntArray) -> FloatArray:

@@ -20,6 +20,7 @@ import typer
 
 from kgmlm import provenance
 from kgmlm.applying import Applied
+from kgmlm.arrays import at
 from kgmlm.config import Protocol, load_settings
 from kgmlm.constraints import Possible
 from kgmlm.datasets import load_graph
@@ -46,7 +47,8 @@ class Scored(PlainScorer):
 
     def score(self, queries: Queries) -> torch.Tensor:
         """As the rules say."""
-        return self.possible.applied(self.rules.score(Reading(queries), self.pool), queries)
+        scores_BN = at("cpu", self.rules.score(Reading(queries), self.pool))
+        return self.possible.applied(scores_BN, queries)
 
 
 def measured(name: str, split: str, settings: list[str]) -> dict[str, object]:
