@@ -73,6 +73,7 @@ class Recipe:
         stages: in order.
         reranker_epochs: how long the reranker is trained.
         reasons: for settings, why they are as they are.
+        weighed: on how many validation triples weights are chosen once all signals are there; 0 is all.
     """
 
     preset: str
@@ -80,18 +81,27 @@ class Recipe:
     stages: tuple[Stage, ...]
     reranker_epochs: float
     reasons: Mapping[str, str]
+    weighed: int = 0
 
-    def trained_for(self, epochs: float, validate: bool, why: str) -> Recipe:
-        """The same with the text model trained for other epochs; ``validate`` three times in them."""
-        training = self.settings.training.model_copy(
-            update={"epochs": epochs} | ({"eval_every": max(epochs / 3, 1e-3)} if validate else {})
-        )
+    def trained_for(self, epochs: float, validations: int, why: str) -> Recipe:
+        """The same with the text model trained for other epochs, and validated so often in them.
+
+        Args:
+            validations: 0 leaves ``training.eval_every`` as it is.
+        """
+        every = {"eval_every": max(epochs / validations, 1e-3)} if validations else {}
+        training = self.settings.training.model_copy(update={"epochs": epochs, **every})
         settings = self.settings.model_copy(update={"training": training})
         return replace(self, settings=settings, reasons={**self.reasons, "training.epochs": why})
 
     def as_record(self) -> dict[str, Any]:
         """For ``run.json``."""
-        return {"preset": self.preset, "stages": list(self.stages), "reranker_epochs": self.reranker_epochs}
+        return {
+            "preset": self.preset,
+            "stages": list(self.stages),
+            "reranker_epochs": self.reranker_epochs,
+            "weighed": self.weighed,
+        }
 
     def notes(self) -> list[str]:
         """What ``config.toml`` says of it."""

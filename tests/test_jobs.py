@@ -15,6 +15,8 @@ import pytest
 
 import kgmlm
 from kgmlm import cli, jobs
+from kgmlm.config import Settings, VectorSettings
+from kgmlm.jobs import staging
 from kgmlm.jobs.running import Interrupted, as_assignments
 from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.modeling import SpanModel, load_model
@@ -250,14 +252,38 @@ def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: py
     assert len(again.rank(head="France", relation="has the capital", k=20)) == 20
 
 
-def test_epochs_are_fitted_to_a_time(tmp_path: Path) -> None:
+def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    asked: list[int] = []
+    tune = staging.tune
+
+    def asking(path: Path, **options: Any) -> Any:
+        asked.append(options["max_triples"])
+        return tune(path, **options)
+
+    monkeypatch.setattr(staging, "LEAST", 2)
+    monkeypatch.setattr(staging, "tune", asking)
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
     run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(told), **small)
     assert run.folder.record["status"] == "finished"
     assert any("s per step; the text model has 71% of the time" in line for line in told), told
+    assert not any(line.startswith("  weights: ") for line in told)
     with pytest.raises(RunError, match="--minutes goes with a preset"):
         kgmlm.train("toy", "scratch", tmp_path / "x", minutes=1, preset="plain", progress=False)
+    monkeypatch.setattr(staging, "WEIGHING", 10.0)
+    few = kgmlm.train("toy", "scratch", tmp_path / "few", minutes=0.1, progress=Hears(told), **small)
+    assert "  weights: on 2 validation triples, which the time allows" in told
+    assert few.folder.record["recipe"]["weighed"] == 2
+    assert asked == [0, 2]
+
+
+def test_reading_all_entities_is_part_of_the_time() -> None:
+    graph = kgmlm.load_graph("toy")
+    settings = Settings().model_copy(update={"vector": VectorSettings(enabled=True, max_length=32)})
+    batch, length = settings.training.batch_size, settings.text.max_length
+    per_text = 2.0 / (3 * batch * (length + 32))
+    assert staging._reading(settings, graph, 2.0) == pytest.approx(len(graph.entities) * 32 * per_text)
+    assert staging._reading(Settings(), graph, 2.0) == 0
 
 
 def test_training_stops_and_continues(tmp_path: Path) -> None:

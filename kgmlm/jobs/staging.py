@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from kgmlm import runs, upkeep
 from kgmlm.asking import shortlist_of
 from kgmlm.chosen import fingerprints, text_fingerprint
-from kgmlm.config import Stage
+from kgmlm.config import Settings, Stage
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import add_signal, train_reranker, tune
 from kgmlm.jobs.writing import in_several_processes
-from kgmlm.kg import NoRulesError, RunError
+from kgmlm.kg import NoRulesError, RunError, counted
 from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of
 from kgmlm.records import read_record
 from kgmlm.signals import beside
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time; the rest validates
 READS = 1.5  # a step of the reranker takes so many of the text model's
+VALIDATIONS = 3  # of the text model, where they take no more than this part of its time:
+VALIDATING = 0.2
+WEIGHING = 1e6  # scores of validation triples (one per entity) that weights are chosen on, per minute of all
+LEAST = 300  # validation triples that weights are chosen on
 FEW = 50  # validation triples of a run that only --max-steps bounds
 BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
 
@@ -151,14 +155,37 @@ def _fitted(
             outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
             raise Interrupted(outcome.signal or signal.SIGINT)  # nothing else ends it
     if "epochs" not in given.values.get("training", {}):
-        epochs = epochs_within(share["text"] * seconds, clock.per_step, clock.total)
+        text = share["text"] * seconds
+        reading = _reading(settings, graph, clock.per_step)
+        often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
+        epochs = epochs_within(text - often * reading, clock.per_step, clock.total)
         why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
-        recipe = recipe.trained_for(epochs, "eval_every" not in given.values.get("training", {}), why)
+        if reading >= 1:
+            why += f", of which {counted(often, 'validation')} take {reading:.0f} s each to read all entities"
+        recipe = recipe.trained_for(
+            epochs, 0 if "eval_every" in given.values.get("training", {}) else often, why
+        )
+    few = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
+    if few < len(graph.splits.get("valid", ())):
+        why = f"on {few:,} validation triples, which the time allows"
+        recipe = replace(recipe, weighed=few, reasons={**recipe.reasons, "weights": why})
     if "reranker" in recipe.stages:
         steps = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
         pairs = clock.total * (1 + recipe.settings.reranking.negatives)
         recipe = replace(recipe, reranker_epochs=round(min(1.0, steps / pairs), 4))
     return recipe
+
+
+def _reading(settings: Settings, graph: KnowledgeGraph, per_step: float) -> float:
+    """Seconds in which the vectors of all entities are read once, by the time of a step.
+
+    A step reads a batch of queries and as many entities, and its backward pass takes twice as long.
+    """
+    if not settings.vector.enabled:
+        return 0.0
+    text, vector = settings.text.max_length, settings.vector.max_length
+    tokens = 3 * settings.training.batch_size * (text + vector)
+    return len(graph.entities) * vector * per_step / tokens
 
 
 def stages_left(run: runs.RunFolder) -> list[Stage]:
@@ -224,7 +251,8 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
     if signals := [stage for stage in left if stage in BESIDE]:
         for name in signals:
             _add_stage(runs.open_run(path), name, max_steps, watch)
-        figures = tune(path, max_triples=few, progress=watch)
+        weighed = recipe.get("weighed", 0) if few is None else few
+        figures = tune(path, max_triples=weighed, progress=watch)
         ladder = [f"{stage} {found['mrr']:.4f}" for stage, found in figures.items() if stage != "reranking"]
         watch.tell(f"validation MRR: {', with '.join(ladder)}")
     if "reranker" in left:
