@@ -31,6 +31,8 @@ from kgmlm.watching import quiet_transformers
 if TYPE_CHECKING:
     import pandas as pd
 
+SAMPLE = 2000  # entities that stand for all where an average is asked for
+
 
 class Part(NamedTuple):
     """What a score is made of: ``weight * value`` of each part, added up.
@@ -155,6 +157,36 @@ class Predictor:
                     for rank, (i, score) in enumerate(chosen, 1)
                 ]
                 yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
+
+    def placed(self, query: Query, ids: IntArray) -> list[Prediction]:
+        """Some candidates of a query, explained, at the places that they have among all entities."""
+        asked = Queries.of([query])
+        ((_, scores_1N),) = self.ranker.rank(asked)
+        scores_N = scores_1N[0].cpu()
+        known = set(self._known.lookup(asked)[1].tolist())
+        entities = self.graph.entities
+        predictions = [
+            Prediction(
+                1 + int((scores_N > scores_N[i]).sum()),
+                i,
+                entities[i].label,
+                entities[i].surface,
+                float(scores_N[i]),
+                i in known,
+            )
+            for i in ids.tolist()
+        ]
+        return self._explained(query, predictions) if predictions else []
+
+    def usual(self, query: Query) -> dict[str, float]:
+        """What each signal adds to the score of an entity on average, of many evenly spaced ones."""
+        asked, count = Queries.of([query]), len(self.graph.entities)
+        pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
+        ((_, _, said),) = self.ranker.said(asked, pool)
+        return {
+            name: float(self.ranker.mixture.of(name, asked)) * float(said_1N.float().mean())
+            for name, said_1N in said.items()
+        }
 
     def _ranked(
         self,
