@@ -13,7 +13,24 @@ function headers() {
   return token === null ? {} : { Authorization: `Bearer ${token}` };
 }
 
+let waiting = 0;
+
+// While an answer is waited for, the root element says so.
+function asking(more) {
+  waiting += more;
+  document.documentElement.toggleAttribute("data-asking", waiting > 0);
+}
+
 async function request(path, options = {}) {
+  asking(1);
+  try {
+    return await answered(path, options);
+  } finally {
+    asking(-1);
+  }
+}
+
+async function answered(path, options) {
   for (;;) {
     let answer;
     try {
