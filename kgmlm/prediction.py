@@ -158,16 +158,26 @@ class Predictor:
                 ]
                 yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
 
-    def placed(self, query: Query, ids: IntArray) -> list[Prediction]:
-        """Some candidates of a query, explained, at the places that they have among all entities."""
+    def placed(self, query: Query, ids: IntArray, *, novel: bool = False) -> list[Prediction]:
+        """Some candidates of a query, explained, at the places that they have among all entities.
+
+        Args:
+            novel: as of :meth:`predict`: triples that the graph has take no place.
+        """
+        if not len(ids):
+            return []
         asked = Queries.of([query])
         ((_, scores_1N),) = self.ranker.rank(asked)
         scores_N = scores_1N[0].cpu()
-        known = set(self._known.lookup(asked)[1].tolist())
+        known_ids = self._known.lookup(asked)[1]
+        others_N = scores_N.clone()
+        if novel:
+            others_N[known_ids] = float("-inf")
+        known = set(known_ids.tolist())
         entities = self.graph.entities
         predictions = [
             Prediction(
-                1 + int((scores_N > scores_N[i]).sum()),
+                1 + int((others_N > scores_N[i]).sum()),
                 i,
                 entities[i].label,
                 entities[i].surface,
@@ -176,7 +186,7 @@ class Predictor:
             )
             for i in ids.tolist()
         ]
-        return self._explained(query, predictions) if predictions else []
+        return self._explained(query, predictions)
 
     def usual(self, query: Query) -> dict[str, float]:
         """What each signal adds to the score of an entity on average, of many evenly spaced ones."""

@@ -74,8 +74,8 @@ def hostile(browser: Any, cli: Cli, tmp_path_factory: pytest.TempPathFactory) ->
     rows = [(label, name, text, "<b>kind</b>|\u202ekind") for label, (name, text) in HOSTILE.items()]
     table = [("label", "name", "description", "types"), *rows]
     (data / "entities.tsv").write_text("".join("\t".join(row) + "\n" for row in table), "utf-8")
-    table = [("label", "name"), *RELATIONS.items()]
-    (data / "relations.tsv").write_text("".join("\t".join(row) + "\n" for row in table), "utf-8")
+    named = [("label", "name"), *RELATIONS.items()]
+    (data / "relations.tsv").write_text("".join("\t".join(row) + "\n" for row in named), "utf-8")
     labels, relations = list(HOSTILE), list(RELATIONS)
     triples = [(h, relations[(i + j) % 3], t) for i, h in enumerate(labels) for j, t in enumerate(labels)
                if i != j and (i * j) % 3 != 1]  # fmt: skip
@@ -132,7 +132,9 @@ def test_a_question_is_asked_by_typing(visit: Any, url: str) -> None:
     assert "head=germany" in page.url
     page.click("[aria-label=Relation]")
     page.wait_for_selector("#sentence [role=option]:visible")
-    assert "has" in page.inner_text("#sentence [role=option]:visible >> nth=0")  # what Germany has comes first
+    assert "has" in page.inner_text(
+        "#sentence [role=option]:visible >> nth=0"
+    )  # what Germany has comes first
     page.keyboard.type("bord")
     page.wait_for_selector("#sentence [role=option]:only-child:visible")
     page.keyboard.press("Enter")

@@ -62,12 +62,10 @@ def test_the_page_is_small_whole_and_loads_nothing_else(client: TestClient) -> N
         path.name for path in FOLDER.iterdir() if path.name != "index.html"
     }
     assert size < 200_000
-    for path in FOLDER.iterdir():
-        text = path.read_text("utf-8")
-        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), path.name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), (
-            path.name
-        )
+    for file in FOLDER.iterdir():
+        text = file.read_text("utf-8")
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), file
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), file
     assert client.get("/page/none.js").status_code == 404
     assert client.get("/page/..%2Fapp.py").status_code == 404
 
@@ -101,6 +99,8 @@ def test_an_explored_query_is_what_explain_and_classify_say(client: TestClient, 
     berlin, france = found["also"]
     assert berlin["rank"] == ranks.set_index("tail_label").loc["berlin", "rank"]
     assert berlin["possible"]
+    new = client.post("/explore", json=body | {"novel": True}).json()["also"][0]["rank"]
+    assert new == berlin["rank"] - ranks["known"][: berlin["rank"] - 1].sum()
     assert france["rank"] == ranks.set_index("tail_label").loc["france", "rank"]
     assert found["reading"]["before"] == "France. country in western Europe | has the capital |"
     assert found["reading"]["hole"] == kgmlm.info(folder).model["span_length"]

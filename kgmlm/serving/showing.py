@@ -34,7 +34,7 @@ def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArra
         "usual": predictor.usual(query),
         "entities": len(graph.entities),
         "predictions": _rows(graph, predictions),
-        "also": _rows(graph, predictor.placed(query, also)),
+        "also": _rows(graph, predictor.placed(query, also, novel=novel)),
     }
 
 
