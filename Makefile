@@ -12,14 +12,14 @@ $(BIN)/mypy
 $(BIN)/lint-imports
 endef
 
-.PHONY: demo check test static fast whole soak mutants lint docs clean
+.PHONY: demo browser check test static fast whole soak mutants lint docs clean
 
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing PyTorch and the locked dependencies; this takes a few minutes once."
 	$(PIP) torch
-	$(PIP) --editable .
+	$(PIP) --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
@@ -31,6 +31,10 @@ demo: $(VENV)/.installed
 	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
 	$(BIN)/kgmlm rank $(DEMO) --head virus --relation causes -k 5 --explain
 	$(BIN)/kgmlm report $(DEMO) --output $(DEMO)/report.html
+	@echo "For the page in the browser: rules, and probabilities."
+	$(BIN)/kgmlm tune $(DEMO) --add rules --quiet
+	$(BIN)/kgmlm calibrate $(DEMO) --quiet
+	@echo "To look at it in the browser: $(BIN)/kgmlm serve $(DEMO)"
 
 # Lint, types, import contracts and the tests that are not marked slow, side by side: about a minute.
 check: $(VENV)/.tested
@@ -47,6 +51,11 @@ fast: $(VENV)/.tested
 
 whole: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The page of `kgmlm serve` in a real Chromium, which is part of `make test` where there is one.
+browser: $(VENV)/.tested
+	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "There is no Chromium: apt-get install chromium (as root) installs Debian's; then run this again."; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -q tests/test_browser.py
 
 # SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_REQUESTS=20000 SOAK_SEED=1 unless the environment says something else;
 # see docs/soak.md.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kgmlm.jobs.completing import complete
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.exporting import export
+    from kgmlm.jobs.feedback import feedback
     from kgmlm.jobs.importing import import_graph
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
@@ -46,6 +47,7 @@ _HOMES = {
     "complete": "kgmlm.jobs.completing",
     "evaluate": "kgmlm.jobs.evaluating",
     "export": "kgmlm.jobs.exporting",
+    "feedback": "kgmlm.jobs.feedback",
     "import_graph": "kgmlm.jobs.importing",
     "index": "kgmlm.jobs.indexing",
     "info": "kgmlm.jobs.information",
@@ -81,6 +83,7 @@ __all__ = [
     "data",
     "evaluate",
     "export",
+    "feedback",
     "import_graph",
     "index",
     "info",

@@ -11,7 +11,7 @@ import tarfile
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -56,7 +56,8 @@ class Card(_Strict):
     """A built-in dataset.
 
     ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
-    A card without splits describes an ordinary dataset folder: the one that it lies in.
+    A card without splits describes an ordinary dataset folder: the one that it lies in. ``example`` is the
+    query that the page of `kgmlm serve` opens with, by labels or names.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Card(_Strict):
     source: tuple[Source, ...] = ()
     splits: dict[str, str] = {}
     texts: Texts | None = None
+    example: dict[Literal["head", "relation"], str] = {}
 
 
 def cards_folder() -> Path:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from kgmlm.shortlisting import Retrieval
 
+SAMPLE = 2000  # entities that stand for all where an average is asked for
+
 
 class Part(NamedTuple):
     """What a score is made of: ``weight * value`` of each part, added up.
@@ -156,6 +158,46 @@ class Predictor:
                     for rank, (i, score) in enumerate(chosen, 1)
                 ]
                 yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
+
+    def placed(self, query: Query, ids: IntArray, *, novel: bool = False) -> list[Prediction]:
+        """Some candidates of a query, explained, at the places that they have among all entities.
+
+        Args:
+            novel: as of :meth:`predict`: triples that the graph has take no place.
+        """
+        if not len(ids):
+            return []
+        asked = Queries.of([query])
+        ((_, scores_1N),) = self.ranker.rank(asked)
+        scores_N = numpy(scores_1N[0])
+        known_ids = self._known.lookup(asked)[1]
+        others_N = scores_N.copy()
+        if novel:
+            others_N[known_ids] = float("-inf")
+        known = set(known_ids.tolist())
+        entities = self.graph.entities
+        predictions = [
+            Prediction(
+                1 + int((others_N > scores_N[i]).sum()),
+                i,
+                entities[i].label,
+                entities[i].surface,
+                float(scores_N[i]),
+                i in known,
+            )
+            for i in ids.tolist()
+        ]
+        return self._explained(query, predictions)
+
+    def usual(self, query: Query) -> dict[str, float]:
+        """What each signal adds to the score of an entity on average, of many evenly spaced ones."""
+        asked, count = Queries.of([query]), len(self.graph.entities)
+        pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
+        ((_, _, said),) = self.ranker.said(asked, pool)
+        return {
+            name: float(self.ranker.mixture.of(name, asked)) * float(numpy(said_1N).mean())
+            for name, said_1N in said.items()
+        }
 
     def _ranked(
         self,

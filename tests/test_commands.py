@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ TRAIN = (
     "1",
     *TINY_SETTINGS,
 )
+JUDGED = {"paris": 1, "rome": 0}
 # What is typed, and a part of what is printed.
 CASES: dict[tuple[str, ...], str] = {
     TRAIN: "max steps at step 1",
@@ -45,6 +47,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("calibrate", "larger"): "log-loss",
     ("classify", "larger", "triples.tsv"): "probability",
     ("serve", "run", "--port", "0"): "run is served at http://127.0.0.1:",
+    ("feedback", "run", "--output", "judged.tsv"): "1 accepted, 1 rejected",
     ("complete", "run", "--output", "new.parquet"): "triples with a probability",
     ("export", "new.parquet", "--output", "new.nt"): "triples as ntriples",
     ("config",): "[training]",
@@ -105,6 +108,9 @@ def test_a_command_works(
         assert cli(*trained).returncode == 0
     if case[0] == "export":
         assert cli("complete", tmp_path / "run", "--output", tmp_path / "new.parquet", "-q").returncode == 0
+    if case[0] == "feedback":
+        rows = [{"head": "france", "relation": "capital", "tail": t, "label": x} for t, x in JUDGED.items()]
+        (tmp_path / "run" / "feedback.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "triples.tsv").write_text("Italy\tborders\tFrance\n")
     (tmp_path / "triples.nt").write_text("<http://a> <http://p> <http://b> .\n")
     if "run.kgmlm" in case:

@@ -18,6 +18,7 @@ from kgmlm import cli, jobs
 from kgmlm.config import Settings, VectorSettings
 from kgmlm.jobs import staging
 from kgmlm.jobs.running import Interrupted, as_assignments
+from kgmlm.jobs.tuning import tune
 from kgmlm.kg import ConfigError, EntityTable, RunError
 from kgmlm.modeling import SpanModel, load_model
 from kgmlm.ranks_file import made_by
@@ -255,7 +256,6 @@ def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: py
 def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     asked: list[int] = []
-    tune = staging.tune
 
     def asking(path: Path, **options: Any) -> Any:
         asked.append(options["max_triples"])

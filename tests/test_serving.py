@@ -183,7 +183,7 @@ def test_entities_are_found_as_they_are_typed(client: TestClient) -> None:
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     paths = {"/rank", "/explain", "/classify", "/entities", "/relations", "/entity/{label}", "/info",
-             "/healthz", "/metrics"}  # fmt: skip
+             "/healthz", "/metrics", "/explore", "/near", "/feedback"}  # fmt: skip
     assert set(described["paths"]) == paths
     assert "HTTPValidationError" not in json.dumps(described)
     page = client.get("/docs")

@@ -16,6 +16,7 @@ from kgmlm.cli.configuring import config
 from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
+from kgmlm.cli.feedback import feedback
 from kgmlm.cli.importing import data_import
 from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
@@ -52,6 +53,7 @@ for command in (
     complete,
     export,
     serve,
+    feedback,
     config,
     pack,
     unpack,

@@ -103,7 +103,7 @@ class Shown:
         """The object that ``kgmlm data show --json`` prints."""
         if self.entity is not None:
             return {**asdict(self.entity), "train": [*self.triples]}
-        card = self.card.model_dump(exclude={"source", "splits", "texts"}) if self.card else {}
+        card = self.card.model_dump(exclude={"source", "splits", "texts", "example"}) if self.card else {}
         return {**card, "name": self.name, "relations": [*self.relations], "examples": [*self.triples]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +42,8 @@ def service(
         token: what clients must send, as ``Authorization: Bearer``; None lets everybody in.
         any_host: answer under whatever name the machine is called by; False answers to its own name alone, so
             that no page of another site can ask.
-        writable: whether entities may be added to the process.
+        writable: whether entities may be added to the process, and whether everybody's judgments are kept
+            where there is no token.
         batch_size: queries per batch.
         window: seconds that the first query of a batch waits for others.
         queue: queries that may wait; the next get 503.
@@ -65,7 +67,13 @@ def service(
         opened.open(watch)
         session = Session(opened, _calibration(opened, watch))
     options = Options(
-        token, None if any_host or token is not None else LOOPBACK, writable, batch_size, window, queue
+        token,
+        None if any_host or token is not None else LOOPBACK,
+        writable,
+        batch_size,
+        window,
+        queue,
+        _feedback(opened, everybody=any_host and token is None and not writable),
     )
     return create_app(session, options, _information(opened))
 
@@ -137,6 +145,17 @@ def _calibration(run: Run, watch: Watcher) -> Calibration | None:
     if found is None:
         watch.tell(f"/classify does not answer: {why}")
     return found
+
+
+def _feedback(run: Run, everybody: bool) -> Path | None:
+    """Where judgments are written; None for packs, for folders that cannot be written, and for everybody."""
+    from kgmlm.judgments import FILE
+    from kgmlm.packs import is_unpacked
+
+    folder = run.folder.path
+    if everybody or is_unpacked(folder) or not os.access(folder, os.W_OK):
+        return None
+    return folder / FILE
 
 
 def _information(run: Run) -> dict[str, Any]:

@@ -165,10 +165,10 @@ def _fitted(
         recipe = recipe.trained_for(
             epochs, 0 if "eval_every" in given.values.get("training", {}) else often, why
         )
-    few = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
-    if few < len(graph.splits.get("valid", ())):
-        why = f"on {few:,} validation triples, which the time allows"
-        recipe = replace(recipe, weighed=few, reasons={**recipe.reasons, "weights": why})
+    weighed = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
+    if weighed < len(graph.splits.get("valid", ())):
+        why = f"on {weighed:,} validation triples, which the time allows"
+        recipe = replace(recipe, weighed=weighed, reasons={**recipe.reasons, "weights": why})
     if "reranker" in recipe.stages:
         steps = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
         pairs = clock.total * (1 + recipe.settings.reranking.negatives)

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path as File
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +21,8 @@ from kgmlm.kg import KgmlmError, RunError, readable
 from kgmlm.serving import models
 from kgmlm.serving.batching import Batcher, ClosedError, FullError
 from kgmlm.serving.guarding import TOO_LARGE, Guard, Metrics, problem
-from kgmlm.serving.session import AddTask, ClassifyTask, RankTask, Session, Task
+from kgmlm.serving.pages import Judging, add_judging, add_page
+from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, RankTask, Session, Task
 
 GONE = 499  # the client has left; nobody reads this
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -37,6 +39,7 @@ class Options:
         batch_size: queries per batch.
         window: seconds that the first query of a batch waits for others.
         bound: queries that may wait.
+        feedback: where judgments are written; None takes none.
     """
 
     token: str | None = None
@@ -45,6 +48,7 @@ class Options:
     batch_size: int = 64
     window: float = 0.005
     bound: int = 1024
+    feedback: File | None = None
 
 
 class _Gone(Exception):
@@ -128,7 +132,10 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
         },
     )
     _add_asking(app, service)
+    _add_exploring(app, service)
     _add_reading(app, service)
+    add_judging(app, session, Judging(options.feedback, session.run.opened))
+    add_page(app)
     _add_errors(app)
     app.add_middleware(Guard, metrics=service.metrics, token=options.token, hosts=options.hosts)
     return app
@@ -174,6 +181,22 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         return {"labels": labels, "added": len(service.session.added)}
 
 
+def _add_exploring(app: FastAPI, service: Service) -> None:
+    """What the page asks."""
+    session = service.session
+
+    @app.post("/explore", response_model=models.ExploreResponse)
+    async def explore(request: Request, body: models.ExploreRequest) -> Any:
+        """All that the page shows of one query: its text, and explained answers with their probabilities."""
+        task = ExploreTask(body)
+        return await service.ask(request, task, task.size)
+
+    @app.post("/near", response_model=models.NearResponse)
+    def near(body: models.NearRequest) -> Any:
+        """Training triples that are like an answer of a query; no model is asked."""
+        return session.near(body, body.answer)
+
+
 def _add_reading(app: FastAPI, service: Service) -> None:
     """What needs no model."""
     session = service.session
@@ -193,11 +216,24 @@ def _add_reading(app: FastAPI, service: Service) -> None:
             ]
         }
 
-    @app.get("/relations", response_model=models.RelationsResponse)
-    def relations() -> Any:
+    @app.get("/relations", response_model=models.RelationsResponse, response_model_exclude_unset=True)
+    def relations(
+        entity: Annotated[
+            str | None,
+            Query(
+                max_length=models.LONGEST_NAME, description="Those first that it usually has; by its label."
+            ),
+        ] = None,
+        side: Annotated[Literal["head", "tail"], Query(description="What the entity is there.")] = "head",
+    ) -> Any:
         """All relations."""
-        pairs = zip(session.graph.relations, session.counts_R.tolist(), strict=True)
-        return {"results": [{"label": r.label, "name": r.name, "triples": n} for r, n in pairs]}
+        rows = [{"label": r.label, "name": r.name} for r in session.graph.relations]
+        for row, n in zip(rows, session.counts_R.tolist(), strict=True):
+            row["triples"] = n
+        if entity is None:
+            return {"results": rows}
+        usual = session.explorer.usual(session.graph.entities.find(entity), side)
+        return {"results": [rows[r] | {"share": share, "own": own} for r, share, own in usual]}
 
     @app.get(
         "/entity/{label:path}",
@@ -218,11 +254,14 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     @app.get("/info", response_model=models.InfoResponse)
     def info() -> Any:
         """What is served."""
+        example = session.explorer.example
         return {
             **service.information,
             "version": __version__,
             "calibrated": session.calibration is not None,
             "writable": service.options.writable,
+            "judging": service.options.feedback is not None,
+            "example": example and example._asdict(),
             "added": len(session.added),
             "limits": models.Limits(),
         }

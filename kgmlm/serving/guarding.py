@@ -21,7 +21,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOO_LARGE = f"a body has at most {MOST_BYTES:,} bytes"
-OPEN = ("/healthz", "/openapi.json", "/docs", "/static-offline-docs/")  # they tell nothing of the run
+OPEN = {"/", "/healthz", "/openapi.json", "/docs"}  # they tell nothing of the run
+OPEN_BELOW = ("/page/", "/static-offline-docs/")
 DATA = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 SWAGGER = (  # its page has a script and styles in it
@@ -29,6 +30,17 @@ SWAGGER = (  # its page has a script and styles in it
     b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     b"img-src 'self' data:; frame-ancestors 'none'",
 )
+PAGE = (
+    b"content-security-policy",
+    b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+)
+
+
+def _policy(path: str) -> tuple[bytes, bytes]:
+    """What a browser may load for an answer."""
+    if path == "/" or path.startswith("/page/"):
+        return PAGE
+    return SWAGGER if path == "/docs" else NOTHING
 
 
 def problem(status: int, sentence: str, **headers: str) -> Response:
@@ -94,8 +106,7 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                policy = SWAGGER if scope["path"] == "/docs" else NOTHING
-                message["headers"] = [*message.get("headers", ()), *DATA, policy]
+                message["headers"] = [*message.get("headers", ()), *DATA, _policy(scope["path"])]
             await send(message)
 
         size = 0
@@ -125,7 +136,7 @@ class Guard:
             return problem(
                 400, "this service answers only to the name of its own machine, unless it has a --token"
             )
-        if self.token is None or any(_is_at(scope["path"], path) for path in OPEN):
+        if self.token is None or scope["path"] in OPEN or scope["path"].startswith(OPEN_BELOW):
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if hmac.compare_digest(given.strip(), self.token) and kind.lower() == b"bearer":
@@ -134,10 +145,6 @@ class Guard:
             401, "this service needs its token, as the header 'Authorization: Bearer ...'",
             **{"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
-
-
-def _is_at(path: str, prefix: str) -> bool:
-    return path.startswith(prefix) if prefix.endswith("/") else path == prefix
 
 
 def _host(header: bytes) -> str:

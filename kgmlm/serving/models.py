@@ -16,6 +16,7 @@ MOST_KEPT = 10_000  # new entities that a process keeps
 LONGEST_NAME = 1000  # characters
 LONGEST_DESCRIPTION = 10_000
 MOST_BYTES = 2**20  # of a request's body
+MOST_ALSO = 10  # further candidates that are explained
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
 K = Annotated[int, Field(ge=1, le=MOST_K, description="The most candidates per query.")]
@@ -65,6 +66,32 @@ class RankRequest(Body):
     k: K = 10
     novel: bool = Field(False, description="Leave out triples that the graph has.")
     entities: NewEntities = []
+
+
+class ExploreRequest(Asked):
+    """One query, for all that the page shows of it."""
+
+    k: K = 10
+    novel: bool = Field(False, description="Leave out triples that the graph has.")
+    entities: NewEntities = []
+    also: list[Name] = Field(
+        [], max_length=MOST_ALSO, description="Candidates to explain wherever they rank, by label or name."
+    )
+
+
+class NearRequest(Asked):
+    """An answer of a query."""
+
+    answer: Name = Field(description="Its label or name.")
+
+
+class Judged(Body):
+    """What somebody says of a triple, by labels."""
+
+    head: Name
+    relation: Name
+    tail: Name
+    label: Literal[0, 1] | None = Field(description="1 accepts it, 0 rejects it, null takes that back.")
 
 
 class Triple(Body):
@@ -156,6 +183,91 @@ class ExplainResponse(BaseModel):
     results: list[ExplainedAnswer]
 
 
+class Named(BaseModel):
+    """A label and a name."""
+
+    label: str
+    name: str
+
+
+class Described(Named):
+    """An entity with its texts and types; ``of_graph`` where the graph has it."""
+
+    description: str
+    types: list[str]
+    of_graph: bool = True
+
+
+class Told(BaseModel):
+    """A neighbor in the text of a query: ``entity`` is the relation's ``target``."""
+
+    relation: Named
+    target: Literal["head", "tail"]
+    entity: Named
+
+
+class ReadText(BaseModel):
+    """What the model reads of a query."""
+
+    before: str = Field(description="The text before the hole.")
+    after: str
+    hole: int = Field(description="How many mask tokens stand in the hole.")
+    neighbors: list[Told] = Field(description="Training triples that the text tells.")
+    cut: int = Field(description="Tokens that did not fit.")
+
+
+class Explored(Explained):
+    """An explained candidate with its texts, types and probability."""
+
+    description: str
+    types: list[str]
+    possible: bool = Field(description="Whether it can answer at all, as training has it.")
+    probability: float | None = Field(description="null where training has the triple, or nothing is fitted.")
+
+
+class ExploreResponse(BaseModel):
+    """All that the page shows of a query."""
+
+    entity: Described
+    relation: Named
+    target: Literal["head", "tail"]
+    reading: ReadText
+    usual: dict[str, float] = Field(description="What each signal adds to an average entity's score.")
+    entities: int = Field(description="How many candidates there are.")
+    predictions: list[Explored]
+    also: list[Explored]
+
+
+class NearRow(Named):
+    """An entity that is like another one: ``shared`` of whose ``of`` facts it has, too."""
+
+    shared: int
+    of: int
+
+
+class NearResponse(BaseModel):
+    """Training triples that are like an answer, those first that share most facts."""
+
+    same_answer: list[NearRow] = Field(description="Other entities that have the same answer.")
+    same_question: list[NearRow] = Field(description="Other answers of the same query.")
+
+
+class JudgmentRow(BaseModel):
+    """What was last said of a triple."""
+
+    head: str
+    relation: str
+    tail: str
+    label: Literal[0, 1] | None
+    time: str
+
+
+class JudgmentsResponse(BaseModel):
+    """Judgments of triples of one entity."""
+
+    results: list[JudgmentRow]
+
+
 class Classified(BaseModel):
     """A triple, as `kgmlm classify --json` has it."""
 
@@ -202,19 +314,16 @@ class RelationRow(BaseModel):
     label: str
     name: str
     triples: int
+    share: float | None = Field(
+        None, description="Of what entities like the given one have on the given side, how much it is."
+    )
+    own: int | None = Field(None, description="How many training triples the given entity has there.")
 
 
 class RelationsResponse(BaseModel):
-    """All relations, in the order of the graph."""
+    """All relations, in the order of the graph; with an entity those first that entities like it have."""
 
     results: list[RelationRow]
-
-
-class Named(BaseModel):
-    """A label and a name."""
-
-    label: str
-    name: str
 
 
 class TripleRow(BaseModel):
@@ -249,6 +358,13 @@ class Limits(BaseModel):
     body_bytes: int = MOST_BYTES
 
 
+class ExampleQuery(BaseModel):
+    """The tails of a head, by labels."""
+
+    head: str
+    relation: str
+
+
 class InfoResponse(BaseModel):
     """What is served, as `kgmlm info --json` has it, without what concerns the machine alone."""
 
@@ -263,6 +379,8 @@ class InfoResponse(BaseModel):
     ranks: dict[str, Any]
     calibrated: bool = Field(description="Whether /classify answers.")
     writable: bool = Field(description="Whether POST /entities is allowed.")
+    judging: bool = Field(description="Whether POST /feedback is allowed.")
+    example: ExampleQuery | None = Field(description="A query to begin with.")
     added: int = Field(description="How many entities were added to this process.")
     limits: Limits
 

@@ -23,8 +23,10 @@ from kgmlm.prediction import Prediction, Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.resolver import Resolver
 from kgmlm.run import Run
-from kgmlm.serving.models import MOST_KEPT, Asked, NewEntity, Triple
+from kgmlm.serving.exploring import Explorer
+from kgmlm.serving.models import MOST_KEPT, Asked, ExploreRequest, NewEntity, Triple
 from kgmlm.serving.search import Hit, Search
+from kgmlm.serving.showing import shown
 from kgmlm.watching import Watcher
 
 _Task = TypeVar("_Task")
@@ -53,13 +55,25 @@ class ClassifyTask:
 
 
 @dataclass(frozen=True)
+class ExploreTask:
+    """What the page asks of one query."""
+
+    asked: ExploreRequest
+
+    @property
+    def size(self) -> int:
+        """How many queries it is worth."""
+        return 2 if self.asked.also else 1
+
+
+@dataclass(frozen=True)
 class AddTask:
     """Entities to keep until the process ends."""
 
     entities: Sequence[NewEntity]
 
 
-Task = RankTask | ClassifyTask | AddTask
+Task = RankTask | ClassifyTask | AddTask | ExploreTask
 Row = dict[str, Any]
 
 
@@ -131,6 +145,8 @@ class Session:
         for at, task in enumerate(tasks):
             if isinstance(task, AddTask):
                 results[at] = self._tried(self._add, task)
+            elif isinstance(task, ExploreTask):
+                results[at] = self._tried(self._explored, task)
         ranked = {at: task for at, task in enumerate(tasks) if isinstance(task, RankTask)}
         alike: dict[Any, dict[int, RankTask]] = defaultdict(dict)
         for at, task in ranked.items():
@@ -205,6 +221,43 @@ class Session:
         for at, found in zip(asked, judgments, strict=True):
             results[at] = found.as_json(tasks[at].explain)
         return results
+
+    def _explored(self, task: ExploreTask) -> Row:
+        asked = task.asked
+        predictor, names = self._knowing(asked.entities)
+        query = _query(names, asked)
+        also = np.array([names.entity(text) for text in asked.also], np.int64)
+        found = shown(predictor, query, asked.k, asked.novel, also)
+        rows = [*found["predictions"], *found["also"]]
+        if self.calibration is not None and rows:
+            triples = [
+                (query.entity, query.relation, row["id"])
+                if query.target == "tail"
+                else (row["id"], query.relation, query.entity)
+                for row in rows
+            ]
+            claims = [(np.array(triples, np.int64), 0.5, False)]
+            (told,) = judged(self.calibration, self._first_stage(predictor), predictor.graph, claims)
+            for row, said in zip(rows, told.as_json(), strict=True):
+                row["probability"] = said["probability"]
+        for row in (found["entity"], *rows):
+            row["types"] = self.explorer.types(row["id"], row["types"])
+        found["entity"]["of_graph"] = query.entity < len(self.graph.entities)
+        return found
+
+    @cached_property
+    def explorer(self) -> Explorer:
+        """The graph of the run, to walk through."""
+        return Explorer(self.run.graph, self.run.settings.types.relation)
+
+    def near(self, asked: Asked, answer: str) -> dict[str, list[Row]]:
+        """Training triples like an answer of a query.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        names = self.names
+        return self.explorer.near(_query(names, asked), names.entity(answer))
 
     @cached_property
     def _plain(self) -> Ranker | None:

@@ -1,0 +1,185 @@
+// The ranked answers: bars of what their scores are made of, filters, pages.
+
+import { byId, el, fill, name } from "./dom.js";
+import * as judge from "./judge.js";
+import { go, link, now } from "./state.js";
+import { advantages, count, fixed, many, mark, percent, signal, sum } from "./words.js";
+
+export const SIZE = 10;
+
+// Answers that the filters leave.
+export function filtered(answers, state) {
+  return answers.filter(
+    (a) =>
+      (!state.type || a.types.includes(state.type)) &&
+      (!state.min || (a.probability ?? (a.known ? 1 : 0)) >= state.min),
+  );
+}
+
+// From 0 to 1: the probability; without one, how far a score is from the average entity's to the best one's.
+function strength(answer, found, best) {
+  if (answer.probability !== null) return answer.probability;
+  if (isGiven(answer, found)) return 1;
+  return Math.max(0, Math.min(1, sum(advantages(answer, found.usual)) / (best || 1)));
+}
+
+export function bar(answer, found, best) {
+  const width = strength(answer, found, best);
+  const pairs = advantages(answer, found.usual).filter(([, value]) => value > 0);
+  const total = sum(pairs) || 1;
+  const words = pairs.map(([key, value]) => `${signal(key)} ${Math.round((100 * value) / total)} %`).join(", ");
+  return el(
+    "span",
+    { class: "bar", role: "img", "aria-label": words || "nothing speaks for it" },
+    el(
+      "span",
+      { class: "bar-fill", vars: { "--width": `${100 * width}%` } },
+      pairs.map(([key, value]) => el("i", { class: `s-${key}`, vars: { "--share": value / total } })),
+    ),
+  );
+}
+
+// Training has it, so nobody asks how probable it is.
+const isGiven = (answer, found) => found.calibrated && answer.known && answer.probability === null;
+
+function value(answer, found) {
+  if (isGiven(answer, found)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
+  return answer.probability === null ? fixed(answer.score) : percent(answer.probability);
+}
+
+function row(answer, found, best, chosen) {
+  const [kind, meaning] = mark(answer);
+  const { vs, why } = now();
+  const tip = answer.description && `tip-${answer.rank}`;
+  const to = link({ why: answer.entity, vs: "" });
+  return el(
+    "li",
+    {
+      class: `answer${answer.entity === chosen ? " is-chosen" : ""}${answer.entity === vs ? " is-second" : ""}${isGiven(answer, found) ? " is-given" : ""}`,
+      value: answer.rank,
+      onclick: (event) => event.target.closest("a, button") || to.onclick(event),
+    },
+    el("span", { class: "rank", "aria-hidden": "true" }, count(answer.rank)),
+    el(
+      "span",
+      { class: "main" },
+      el(
+        "a",
+        {
+          ...to,
+          class: "name",
+          "data-entity": answer.entity,
+          "aria-current": answer.entity === chosen ? "true" : null,
+          "aria-describedby": tip || null,
+        },
+        name(answer.name),
+      ),
+      !isGiven(answer, found) && el("span", { class: `kind is-${kind}`, title: meaning }, kind),
+      tip && el("span", { class: "tip", role: "tooltip", id: tip }, name(answer.description.slice(0, 400))),
+    ),
+    el("span", { class: "value" }, value(answer, found)),
+    bar(answer, found, best),
+    el(
+      "span",
+      { class: "actions" },
+      judge.buttons(answer, found),
+      answer.entity === chosen
+        ? el("span", { class: "compare is-self", "aria-hidden": "true" }, "vs")
+        : el(
+            "a",
+            {
+              ...link({ why: why || chosen, vs: answer.entity === vs ? "" : answer.entity }),
+              class: "compare",
+              "aria-label": answer.entity === vs ? "Stop comparing" : `Compare with ${answer.name}`,
+              title: "Compare",
+            },
+            answer.entity === vs ? "×" : "vs",
+          ),
+    ),
+  );
+}
+
+export function showLegend(found) {
+  const used = new Set(found.predictions.flatMap((a) => advantages(a, found.usual).map(([key]) => key)));
+  fill(
+    byId("legend"),
+    [...used].map((key) => el("li", {}, el("i", { class: `s-${key}` }), signal(key))),
+  );
+  byId("legend").hidden = used.size < 2;
+}
+
+let built = "";
+
+function showFilters(found, state) {
+  const types = [...new Set(found.predictions.flatMap((a) => a.types))].sort();
+  if (state.type && !types.includes(state.type)) types.push(state.type);
+  const key = JSON.stringify([types, found.calibrated]);
+  if (built !== key) {
+    built = key;
+    fill(
+      byId("filters"),
+      el(
+        "label",
+        {},
+        el("input", { type: "checkbox", id: "novel", onchange: (e) => go({ novel: e.target.checked, page: 1 }) }),
+        "new only",
+      ),
+      types.length > 0 &&
+        el(
+          "label",
+          {},
+          "type",
+          el(
+            "select",
+            { id: "type", onchange: (e) => go({ type: e.target.value, page: 1 }) },
+            el("option", { value: "" }, "any"),
+            types.map((type) => el("option", { value: type }, type.length > 60 ? `${type.slice(0, 59)}…` : type)),
+          ),
+        ),
+      found.calibrated &&
+        el(
+          "label",
+          {},
+          "probability ≥",
+          el("input", {
+            type: "range",
+            id: "min",
+            min: 0,
+            max: 0.95,
+            step: 0.05,
+            oninput: (e) => (byId("least").textContent = `${Math.round(100 * e.target.value)} %`),
+            onchange: (e) => go({ min: Number(e.target.value), page: 1 }),
+          }),
+          el("output", { id: "least", for: "min" }),
+        ),
+    );
+  }
+  byId("novel").checked = state.novel;
+  if (byId("type")) byId("type").value = state.type;
+  if (byId("min")) {
+    byId("min").value = state.min;
+    byId("least").textContent = `${Math.round(100 * state.min)} %`;
+  }
+}
+
+// `rows` are those of this page; `left`: how many pass the filters as far as is known; `more`: whether others follow.
+export function show(found, rows, chosen, more) {
+  const state = now();
+  const best = Math.max(...found.predictions.map((a) => sum(advantages(a, found.usual))), 1e-9);
+  showLegend(found);
+  showFilters(found, state);
+  fill(byId("list"), rows.map((answer) => row(answer, found, best, chosen)));
+  const saved = (kind) => el("button", { type: "button", class: "quiet", "data-save": kind }, kind.toUpperCase());
+  fill(
+    byId("below"),
+    rows.length === 0 && el("p", { class: "none" }, "No answer is left. Loosen the filters."),
+    el(
+      "nav",
+      { "aria-label": "Pages" },
+      state.page > 1 && el("a", { ...link({ page: state.page - 1, why: "", vs: "" }), rel: "prev" }, "← Previous"),
+      more && el("a", { ...link({ page: state.page + 1, why: "", vs: "" }), rel: "next" }, "Next →"),
+    ),
+    el("span", { class: "of" }, `of ${many(found.entities, "entity", "entities")}`),
+    el("span", { class: "saves" }, "Save as ", saved("csv"), saved("json")),
+  );
+}

@@ -1,0 +1,126 @@
+// A text field with a list of what it may mean, by the ARIA pattern for comboboxes.
+
+import { el, fill, name, say } from "./dom.js";
+
+let made = 0;
+
+// `find(text)` resolves to options {value, text, note, mark}; `choose(option)` is called with the chosen one.
+export function combobox({ label, placeholder = "", find, choose, pause = 120 }) {
+  const id = `list-${++made}`;
+  const list = el("ul", { id, role: "listbox", "aria-label": label, hidden: true });
+  const input = el("input", {
+    type: "text",
+    role: "combobox",
+    dir: "auto",
+    "aria-label": label,
+    "aria-expanded": "false",
+    "aria-controls": id,
+    "aria-autocomplete": "list",
+    autocomplete: "off",
+    autocapitalize: "off",
+    spellcheck: "false",
+    maxlength: 1000,
+    placeholder,
+  });
+  const box = el("span", { class: "combobox" }, input, list);
+  let options = [];
+  let active = -1;
+  let shown = "";
+  let timer;
+  let turn = 0;
+
+  const resize = () => input.style.setProperty("--letters", String((input.value || placeholder).length));
+
+  function mark(at) {
+    active = at;
+    for (const [i, item] of [...list.children].entries()) {
+      item.setAttribute("aria-selected", String(i === active));
+      if (i === active) item.scrollIntoView({ block: "nearest" });
+    }
+    if (active < 0) input.removeAttribute("aria-activedescendant");
+    else input.setAttribute("aria-activedescendant", `${id}-${active}`);
+  }
+
+  function close() {
+    turn += 1;
+    clearTimeout(timer);
+    list.hidden = true;
+    input.setAttribute("aria-expanded", "false");
+    mark(-1);
+  }
+
+  function take(option) {
+    close();
+    set(option.text);
+    choose(option);
+  }
+
+  function show(found) {
+    options = found;
+    fill(
+      list,
+      found.map((option, i) =>
+        el(
+          "li",
+          {
+            id: `${id}-${i}`,
+            role: "option",
+            "aria-selected": "false",
+            onmousedown: (event) => event.preventDefault(), // the field keeps the focus
+            onclick: () => take(option),
+          },
+          el("span", { class: "option-text" }, name(option.text)),
+          option.mark && el("span", { class: "option-mark" }, option.mark),
+          option.note && el("span", { class: "option-note" }, name(option.note)),
+        ),
+      ),
+    );
+    const any = found.length > 0;
+    list.hidden = !any;
+    input.setAttribute("aria-expanded", String(any));
+    list.scrollTop = 0;
+    mark(-1);
+    say(any ? `${found.length} suggestions` : "Nothing is called so.");
+  }
+
+  async function open(text) {
+    const mine = ++turn;
+    const found = await find(text).catch(() => []);
+    if (mine === turn && document.activeElement === input) show(found);
+  }
+
+  function set(text) {
+    shown = text;
+    input.value = text;
+    resize();
+  }
+
+  input.addEventListener("input", () => {
+    resize();
+    clearTimeout(timer);
+    timer = setTimeout(() => open(input.value.trim()), pause);
+  });
+  input.addEventListener("focus", () => input.select());
+  input.addEventListener("click", () => list.hidden && open(""));
+  input.addEventListener("blur", () => {
+    close();
+    set(shown);
+  });
+  input.addEventListener("keydown", (event) => {
+    const isOpen = !list.hidden;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      if (!isOpen) open("");
+      else mark((active + (event.key === "ArrowDown" ? 1 : -1) + options.length) % options.length);
+    } else if (event.key === "Enter") {
+      event.preventDefault();
+      if (isOpen) take(options[Math.max(active, 0)]);
+      else if (input.value.trim()) open(input.value.trim());
+    } else if (event.key === "Escape") {
+      if (isOpen) event.preventDefault();
+      close();
+      set(shown);
+    }
+  });
+  return { box, input, set };
+}

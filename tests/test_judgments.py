@@ -1,0 +1,87 @@
+"""Accepted and rejected triples: added line by line, read whatever was cut off, written as triples."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import Cli, refused
+
+import kgmlm
+from kgmlm import judgments
+from kgmlm.judgments import Judgment
+from kgmlm.kg import RunError
+from kgmlm.tables import read_triples
+
+
+def said(tail: str, label: int | None, head: str = "virus") -> Judgment:
+    return Judgment.model_validate({"head": head, "relation": "causes", "tail": tail, "label": label})
+
+
+def test_the_last_word_counts(tmp_path: Path) -> None:
+    file = tmp_path / "feedback.jsonl"
+    assert judgments.read(file) == ([], 0)
+    for one in (said("flu", 1), said("rain", 1), said("rain", 0), said("flu", None), said("a\nb 🦠", 1)):
+        judgments.add(file, one)
+    found = judgments.read(file)
+    assert [j.tail for j in found.judgments] == ["flu", "rain", "rain", "flu", "a\nb 🦠"]
+    assert {triple[2]: j.label for triple, j in found.latest().items()} == {"rain": 0, "a\nb 🦠": 1}
+    assert all(j.time.endswith("+00:00") for j in found.judgments)
+
+
+@pytest.mark.parametrize(
+    "rest", [b'{"head": "vi', b"\xff\xfe", b'{"head": "x"}', b"[1]", b'{"label": 7}\n\n']
+)
+def test_what_was_cut_off_spoils_nothing(tmp_path: Path, rest: bytes) -> None:
+    file = tmp_path / "feedback.jsonl"
+    judgments.add(file, said("flu", 1))
+    with open(file, "ab") as cut:
+        cut.write(rest)
+    judgments.add(file, said("rain", 0))
+    found = judgments.read(file)
+    assert [j.tail for j in found.judgments] == ["flu", "rain"]
+    assert found.damaged == 1
+
+
+def test_many_may_write_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "feedback.jsonl"
+
+    def write(n: int) -> None:
+        for i in range(5):
+            judgments.add(file, said(f"{n} {i} " + "x" * 5000, 1))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = judgments.read(file)
+    assert (len(found.judgments), found.damaged) == (20, 0)
+
+
+def test_what_cannot_be_written_or_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunError, match="cannot be written"):
+        judgments.add(tmp_path / "folder", said("flu", 1))
+    with pytest.raises(RunError, match="cannot be read"):
+        judgments.read(tmp_path / "folder")
+
+
+def test_judgments_become_triples_with_labels(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "triples.tsv"
+    run.mkdir()
+    (run / "run.json").write_bytes((toy_run / "run.json").read_bytes())
+    refused(cli("feedback", run, "--output", output), "has no judgments")
+    for tail, label in (("paris", 1), ("rome", 0), ("berlin", 1), ("berlin", None)):
+        one = {"head": "france", "relation": "capital", "tail": tail, "label": label}
+        judgments.add(run / judgments.FILE, Judgment.model_validate(one))
+    done = cli("feedback", run, "--output", output, "--json")
+    assert json.loads(done.stdout)["accepted"] == 1
+    assert output.read_text() == "france\tcapital\tparis\t1\nfrance\tcapital\trome\t0\n"
+    assert len(read_triples(output, labeled=True)) == 2
+    (run / judgments.FILE).write_text((run / judgments.FILE).read_text() + "{")
+    assert "1 line of" in cli("feedback", run, "--output", output).stderr
+    assert kgmlm.feedback(run, output)["damaged"] == 1
+    refused(cli("feedback", tmp_path, "--output", output), "is not a run folder")
