@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from kgmlm.cli.options import Json, RunArgument
-from kgmlm.kg import counted
 from kgmlm.terminal import handled, print_json, tell
 
 
@@ -23,6 +22,7 @@ def feedback(
     The file has head, relation, tail and that label: `kgmlm classify` reads it, and datasets do.
     """
     from kgmlm.jobs.feedback import feedback as job
+    from kgmlm.kg import counted
 
     done = job(run, output)
     if done["damaged"]:

@@ -113,7 +113,7 @@ class Explorer:
         Returns:
             ``same_answer``: of the asked relation with the same answer, those first whose entity shares most
             facts with the query's; ``same_question``: other answers of the query, those first that share most
-            facts with this one. Each with ``shared``: how many of the other's facts (``of``) it has, too.
+            facts with this one. Each with how many facts are ``shared``, ``of`` those of what it is like.
         """
         train = distinct_triples(self.graph.splits["train"])
         train = train[train[:, 1] == query.relation]
