@@ -195,7 +195,7 @@ class Predictor:
         pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
         ((_, _, said),) = self.ranker.said(asked, pool)
         return {
-            name: float(self.ranker.mixture.of(name, asked)) * float(numpy(said_1N).mean())
+            name: self.ranker.mixture.of(name, asked).item() * float(numpy(said_1N).mean())
             for name, said_1N in said.items()
         }
 
