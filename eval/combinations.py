@@ -31,7 +31,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
-from kgmlm.tuning import weigh_signal, weigh_text
+from kgmlm.tuning import tune, weigh_signal
 
 BESIDE = ("kge", "rules", "types")  # in the order in which they are weighed
 METRICS = {"mrr": "mrr", "hits_at_1": "both.realistic.hits_at_1", "hits_at_10": "both.realistic.hits_at_10"}
@@ -81,15 +81,15 @@ def of_run(path: Path, count: int) -> Iterator[dict[str, Any]]:
     graph, ranker = open_run(path).graph, opened(path)
     valid, test = (Protocol(split=split, max_triples=count, seed=0) for split in ("valid", "test"))
     parts = ("text", *(name for name in BESIDE if name in ranker.signals))
-    tuned: dict[tuple[str, ...], tuple[Mixture, float | None]] = {}
+    tuned: dict[tuple[str, ...], tuple[Mixture, float]] = {}
     for names in (names for size in range(1, len(parts) + 1) for names in combinations(parts, size)):
-        if names == ("text",):
-            mixture, found = weigh_text(ranker, graph, valid)
-            tuned[names] = mixture, found["mrr"]
+        if names[0] == "text":
+            signals = {n: x for n, x in ranker.signals.items() if n not in BESIDE or n in names}
+            mixture, _, figures = tune(ranker.but(signals=signals), graph, valid)
+            tuned[names] = mixture, figures[names[-1]]["mrr"]
         elif len(names) == 1:
             alone = ranker.by(names[0])
-            by_valid = evaluate(alone, graph, valid).report["metrics"]
-            tuned[names] = alone.mixture, by_valid["mrr"]
+            tuned[names] = alone.mixture, evaluate(alone, graph, valid).report["metrics"]["mrr"]
         else:
             before = ranker.but(mixture=tuned[names[:-1]][0])
             mixture, found = weigh_signal(before, names[-1], graph, valid)
@@ -112,7 +112,7 @@ def of_run(path: Path, count: int) -> Iterator[dict[str, Any]]:
                 "signals": " + ".join(names),
                 "mask": mask,
                 "triples": report["triples"],
-                "valid_mrr": None if mask else round(tuned[names][1] or 0.0, 5),
+                "valid_mrr": None if mask else round(tuned[names][1], 5),
                 **{name: round(report["metrics"][key], 5) for name, key in METRICS.items()},
                 "constraints": report.get("constraints"),
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from kgmlm.evaluation import Asked, View, evaluate
 from kgmlm.first_stage import MAX_SCORES, Said, unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, ConfigError, FloatArray, IntArray, Queries
-from kgmlm.metrics import Ranks
-from kgmlm.mixture import Mixture, Use
+from kgmlm.metrics import Ranks, check_finite
+from kgmlm.mixture import LIMIT, Mixture, Use
 from kgmlm.ranker import Ranker
 from kgmlm.reranking import best_of
 from kgmlm.scope import Scope, within
@@ -28,6 +29,24 @@ SIGNAL_TRIED = tuple(2.0**i for i in range(-4, 6))  # of other signals, in units
 PRIOR = 50  # queries of the average that join those of a relation
 
 silent = Watcher()
+
+
+class Folds(NamedTuple):
+    """Weights chosen on all triples, and on every other one, by which those between are measured."""
+
+    whole: Mixture
+    odd: Mixture
+    even: Mixture
+
+    @classmethod
+    def same(cls, mixture: Mixture) -> Folds:
+        """Weights that were chosen elsewhere."""
+        return cls(mixture, mixture, mixture)
+
+    @property
+    def alike(self) -> bool:
+        """Whether they are one."""
+        return self.whole is self.odd is self.even
 
 
 def _check_choice(protocol: Protocol) -> None:
@@ -121,18 +140,38 @@ def _best_of_relations(reciprocal_WB: FloatArray, queries: Queries, relations: i
     return chosen_R2
 
 
-def _measured(reciprocal_WB: FloatArray, choose: Ways) -> FloatArray:
+def _measured(
+    reciprocal_WB: FloatArray, choose: Ways, even: tuple[FloatArray, Ways] | None = None
+) -> FloatArray:
     """Reciprocal ranks ``(B,)``, those of each half of the triples by what is best for the other half.
 
     So no triple is measured by weights that were chosen on it. The B queries are all heads, then all tails.
+
+    Args:
+        reciprocal_WB, choose: by the weights of other signals that the odd triples have chosen.
+        even: the same by those that the even ones have; None is the same.
     """
-    triples = reciprocal_WB.shape[1] // 2
-    odd_B = np.tile(np.arange(triples) % 2 == 1, 2)
-    measured_B = np.empty(2 * triples)
-    for own_B in (odd_B, ~odd_B):
-        ways_B = choose(~own_B if triples > 1 else ~np.zeros_like(own_B))
-        measured_B[own_B] = reciprocal_WB[ways_B[own_B], np.flatnonzero(own_B)]
+    count = reciprocal_WB.shape[1]
+    odd_B, measured_B = _odd(count), np.empty(count)
+    for own_B, (of_WB, best) in ((odd_B, even or (reciprocal_WB, choose)), (~odd_B, (reciprocal_WB, choose))):
+        ways_B = best(~own_B if count > 2 else _every(count))
+        measured_B[own_B] = of_WB[ways_B[own_B], np.flatnonzero(own_B)]
     return measured_B
+
+
+def _odd(count: int) -> BoolArray:
+    """Which of so many queries, all heads and then all tails, are of every other triple."""
+    return np.tile(np.arange(count // 2) % 2 == 1, 2)
+
+
+def _every(count: int) -> BoolArray:
+    return np.ones(count, np.bool_)
+
+
+def _halves(count: int) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """On which of so many queries the weights of each of :class:`Folds` are chosen."""
+    odd_B, every_B = _odd(count), _every(count)
+    return (every_B, odd_B, ~odd_B) if count > 2 else (every_B, every_B, every_B)
 
 
 def _best_for_all(reciprocal_WB: FloatArray) -> Ways:
@@ -167,34 +206,74 @@ def weigh_signal(
         weights that were chosen on the other), ``mrr_text`` without the signal, ``mrr_`` and its name by it
         alone, and ``mrr_one_weight`` with one weight for all relations.
     """
+    before = Folds.same(ranker.mixture)
+    folds, figures = _weigh_signal(ranker, before, name, graph, protocol, advance, batch_size)
+    return folds.whole, figures
+
+
+def _weigh_signal(
+    ranker: Ranker,
+    before: Folds,
+    name: str,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance,
+    batch_size: int,
+) -> tuple[Folds, dict[str, float]]:
+    """:func:`weigh_signal` beside weights of other signals, each fold's beside its own."""
     if name not in ranker.signals:
         raise ConfigError(f"there is no signal '{name}' to weigh")
     confident = ranker.reader.settings.training.temperature  # as much as the text, as in training
-    others = ranker.mixture.without(name)
+    others = [mixture.without(name) for mixture in ((before.whole,) if before.alike else before)]
     values = [0.0, *(confident * x for x in SIGNAL_TRIED)]
-    tried = [*(others.evenly(name, value) for value in values), others.only(name)]
-    queries, ranks = _by_mixtures(ranker, graph, protocol, tried, advance, batch_size)
-    *mixed_WB, alone_B = (1 / r.of_type("realistic") for r in ranks)
-    reciprocal_WB = np.stack(mixed_WB)
+    alone = others[0].only(name)
 
-    def best(of_B: BoolArray) -> IntArray:
+    def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
+        rest = {n: said_dN for n, said_dN in said.items() if n != name}
+        for mixture in others:
+            beside_dN = mixture.combine(rest, queries) if rest else 0.0 * said[name]
+            for value in values:
+                mixed_dN = beside_dN + value * said[name] if value else beside_dN
+                check_finite(mixed_dN, LIMIT)
+                yield ranker.possible.applied(mixed_dN, queries)
+        yield ranker.combined(queries, said, mixture=alone)
+
+    asked, ranks = _ranked_by(
+        ranker,
+        graph,
+        protocol,
+        len(others) * len(values) + 1,
+        score,
+        partial(advance, "validating"),
+        batch_size,
+        tuple(dict.fromkeys([*(n for mixture in others for n in mixture.signals), name])),
+    )
+    *mixed_WB, alone_B = (1 / r.of_type("realistic") for r in ranks)
+    found = np.split(np.stack(mixed_WB), len(others))
+    whole_WB, odd_WB, even_WB = found if len(found) == len(before) else 3 * found
+    queries = asked.queries
+
+    def best(reciprocal_WB: FloatArray, of_B: BoolArray) -> IntArray:
         return _best_of_relations(reciprocal_WB[:, of_B], queries[of_B], len(graph.relations))
 
-    def choose(of_B: BoolArray) -> IntArray:
-        return best(of_B)[queries.relation_B, queries.side_B]
+    def by_relation(reciprocal_WB: FloatArray) -> Ways:
+        return lambda of_B: best(reciprocal_WB, of_B)[queries.relation_B, queries.side_B]
 
-    mean_W = reciprocal_WB.mean(1)
-    table_R2 = np.array(values, np.float32)[best(_all(queries))]
-    return others.weighed(name, table_R2, values[int(mean_W.argmax())]), {
-        **_figures(_measured(reciprocal_WB, choose)),
-        "mrr_text": float(mean_W[0]),
+    def measured(ways: Callable[[FloatArray], Ways]) -> FloatArray:
+        return _measured(odd_WB, ways(odd_WB), (even_WB, ways(even_WB)))
+
+    def weighed(other: Mixture, reciprocal_WB: FloatArray, of_B: BoolArray) -> Mixture:
+        table_R2 = np.array(values, np.float32)[best(reciprocal_WB, of_B)]
+        return other.weighed(name, table_R2, values[int(reciprocal_WB[:, of_B].mean(1).argmax())])
+
+    by_fold = zip(others if len(others) == len(before) else 3 * others, (whole_WB, odd_WB, even_WB),
+                  _halves(len(queries)), strict=True)  # fmt: skip
+    return Folds(*(weighed(*fold) for fold in by_fold)), {
+        **_figures(measured(by_relation)),
+        "mrr_text": float(measured(lambda _: lambda of_B: np.zeros(len(of_B), np.int64)).mean()),
         f"mrr_{name}": float(alone_B.mean()),
-        "mrr_one_weight": float(_measured(reciprocal_WB, _best_for_all(reciprocal_WB)).mean()),
+        "mrr_one_weight": float(measured(_best_for_all).mean()),
     }
-
-
-def _all(queries: Queries) -> BoolArray:
-    return np.ones(len(queries), np.bool_)
 
 
 def choose_reranking(
@@ -214,8 +293,8 @@ def choose_reranking(
 
     Returns:
         The choice, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` with it (each half of the triples by what
-        was chosen on the other), ``k`` and ``weight``, ``mrr_first`` without reranking, and ``held``, the
-        share of answers that the most candidates hold.
+        was chosen on the other; the weights of the signals stay), ``k`` and ``weight``, ``mrr_first`` without
+        reranking, and ``held``, the share of answers that the most candidates hold.
     """
     reranking = ranker.reranking
     if reranking is None:
@@ -272,12 +351,20 @@ def weigh_text(
         ``mrr_...`` of ``likelihood`` and ``vector``: the average weights, and the MRR of each alone; and
         ``mrr_one_weight``, with one weight for all relations.
     """
+    folds, figures = _weigh_text(ranker, graph, protocol, advance)
+    return folds.whole, figures
+
+
+def _weigh_text(
+    ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol, advance: Advance
+) -> tuple[Folds, dict[str, float]]:
+    """:func:`weigh_text`, and what each half of the triples chooses."""
     _check_choice(protocol)
     if ranker.vectors is None:
         text = ranker.but(mixture=ranker.mixture.only("likelihood"))
         found = evaluate(text, graph, protocol, advance=partial(advance, "validating")).report["metrics"]
         hits = {f"hits_at_{k}": found[f"both.realistic.hits_at_{k}"] for k in (1, 10)}
-        return text.mixture, {"mrr": found["mrr"], **hits}
+        return Folds.same(text.mixture), {"mrr": found["mrr"], **hits}
     one = unit("vector", ranker.reader.settings)
     relations = len(graph.relations)
     values = [0.0, *(one * x for x in WEIGHTS_TRIED)]
@@ -301,17 +388,19 @@ def weigh_text(
             np.full(len(queries), len(tried)) if found is None else found[queries.relation_B, queries.side_B]
         )
 
-    chosen_R2, mean_W = best(_all(queries)), reciprocal_WB.mean(1)
-    if chosen_R2 is None:
-        mixture = alone
-    else:
-        average = values[int(mean_W[:-1].argmax())] or one  # a weight of 0 would leave nothing to lean on
-        table_R2 = np.array(values, np.float32)[chosen_R2]
-        mixture = tried[0].weighed("vector", table_R2, average)
-    return mixture, {
+    def mixed(of_B: BoolArray) -> Mixture:
+        chosen_R2 = best(of_B)
+        if chosen_R2 is None:
+            return alone
+        means_W = reciprocal_WB[:-1, of_B].mean(1)
+        average = values[int(means_W.argmax())] or one  # a weight of 0 would leave nothing to lean on
+        return tried[0].weighed("vector", np.array(values, np.float32)[chosen_R2], average)
+
+    folds, mean_W = Folds(*map(mixed, _halves(len(queries)))), reciprocal_WB.mean(1)
+    return folds, {
         **_figures(_measured(reciprocal_WB, choose)),
-        "weight_likelihood": mixture.averages["likelihood"],
-        "weight_vector": mixture.averages["vector"],
+        "weight_likelihood": folds.whole.averages["likelihood"],
+        "weight_vector": folds.whole.averages["vector"],
         "mrr_one_weight": float(_measured(reciprocal_WB, _best_for_all(reciprocal_WB)).mean()),
         "mrr_likelihood": float(mean_W[0]),
         "mrr_vector": float(mean_W[-1]),
@@ -342,13 +431,13 @@ def tune(
     Returns:
         The mixture, the reranker's use, and of each stage, by its name, the figures on validation.
     """
-    mixture, found = weigh_text(ranker, graph, protocol, advance)
+    folds, found = _weigh_text(ranker, graph, protocol, advance)
     figures = {"text": found}
-    for name in (name for name in SIGNALS if name in ranker.signals and name not in mixture.tables):
-        beside = ranker.but(mixture=mixture, reranking=None)
-        mixture, figures[name] = weigh_signal(beside, name, graph, protocol, advance, batch_size)
+    for name in (name for name in SIGNALS if name in ranker.signals and name not in folds.whole.tables):
+        beside = ranker.but(mixture=folds.whole, reranking=None)
+        folds, figures[name] = _weigh_signal(beside, folds, name, graph, protocol, advance, batch_size)
     if ranker.reranking is None:
-        return mixture, None, figures
-    first = ranker.but(mixture=mixture)
+        return folds.whole, None, figures
+    first = ranker.but(mixture=folds.whole)
     use, figures["reranking"] = choose_reranking(first, graph, reranking or protocol, advance, candidates)
-    return mixture, use, figures
+    return folds.whole, use, figures

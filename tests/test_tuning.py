@@ -13,6 +13,7 @@ from kgmlm.config import (
     Protocol,
     RerankingSettings,
     TextSettings,
+    TypeSettings,
     VectorSettings,
 )
 from kgmlm.evaluation import evaluate
@@ -24,6 +25,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.signals.kge import KGE
+from kgmlm.signals.types import Types
 from kgmlm.tuning import _measured, choose_reranking, tune, weigh_signal, weigh_text
 
 
@@ -160,6 +162,23 @@ def test_no_triple_is_measured_by_what_was_chosen_on_it() -> None:
     assert abs(measured_B.mean() - 0.5) < 0.08
     assert (asked[0] ^ asked[1]).all()
     assert (asked[0][:20] == asked[0][20:]).all(), "both queries of a triple are on one side"
+
+
+def test_no_triple_is_measured_by_weights_of_any_signal_that_were_chosen_on_it(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a signal, what is measured is what was measured before it was there."""
+    monkeypatch.setattr("kgmlm.tuning.PRIOR", 0.01)  # so that each half chooses for itself
+    more = {**toy.splits, "valid": np.concatenate([toy.splits["train"][:20], toy.splits["valid"]])}
+    graph = replace(toy, splits=more)
+    ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(Types.fit(graph, TypeSettings()))
+    ranker = ranker.with_signal(oracle(graph, "valid", np.unique(more["valid"][:, 1])[::2].tolist()))
+    mixture, _, figures = tune(ranker, graph, Protocol(split="valid"))
+    assert list(figures) == ["text", "kge", "types"]
+    assert figures["kge"]["mrr_text"] == pytest.approx(figures["text"]["mrr"])
+    assert figures["types"]["mrr_text"] == pytest.approx(figures["kge"]["mrr"])
+    fitted = evaluate(ranker.but(mixture=mixture), graph, Protocol(split="valid")).report["metrics"]["mrr"]
+    assert figures["types"]["mrr"] < fitted, "on the triples that the weights were chosen on"
 
 
 def test_all_is_tuned_in_turn_and_nothing_is_changed(
