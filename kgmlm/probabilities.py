@@ -29,12 +29,12 @@ from kgmlm.plausibility import KINDS_OF_NEGATIVES, Negatives, features
 from kgmlm.provenance import command
 from kgmlm.ranker import Ranker
 from kgmlm.reliability import measured, reweighted
-from kgmlm.runs import RunFolder
+from kgmlm.runs import PROBABILITIES, RunFolder
 from kgmlm.scorer import Scorer
 from kgmlm.upkeep import RERANKER
 from kgmlm.watching import Advance, Watcher, quiet_transformers
 
-FILE = "model/probabilities.json"
+FILE = PROBABILITIES
 TRIPLES = 1000  # validation triples that are enough
 MISSING = (
     1.0  # true triples that nobody has, per validation triple: as many, as where a test set is kept back

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 TEACHER = "teacher.safetensors"
 MIXTURE = "model/mixture.json"
+PROBABILITIES = "model/probabilities.json"
 HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
 
 

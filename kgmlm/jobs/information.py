@@ -159,7 +159,9 @@ _FIGURES = ("positives", "negatives", "ece", "accuracy", "auc", "brier", "log_lo
 
 def _probabilities(folder: runs.RunFolder) -> dict[str, Any] | None:
     """What a run's probabilities were fitted to, and how well they come true."""
-    from kgmlm.probabilities import read
+    if not (folder.path / runs.PROBABILITIES).is_file():
+        return None
+    from kgmlm.probabilities import read  # it takes seconds
 
     try:
         found = read(folder)

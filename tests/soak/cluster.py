@@ -136,6 +136,7 @@ def main() -> None:
     if find_spec("ray") is None:
         print("Ray is not installed: no cluster was tried")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the nodes end with it
     os.environ |= {
         "PYTHONPATH": str(TESTS.parent), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
