@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kgmlm.jobs.importing import import_graph
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
+    from kgmlm.jobs.onnx import onnx
     from kgmlm.jobs.packing import pack, unpack
     from kgmlm.jobs.serving import serve
     from kgmlm.jobs.showing import linearize
@@ -51,6 +52,7 @@ _HOMES = {
     "linearize": "kgmlm.jobs.showing",
     "load_graph": "kgmlm.datasets",
     "open_predictor": "kgmlm.prediction",
+    "onnx": "kgmlm.jobs.onnx",
     "pack": "kgmlm.jobs.packing",
     "unpack": "kgmlm.jobs.packing",
     "open_run": "kgmlm.run",
@@ -84,6 +86,7 @@ __all__ = [
     "info",
     "linearize",
     "load_graph",
+    "onnx",
     "open_predictor",
     "open_run",
     "pack",

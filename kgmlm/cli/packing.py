@@ -21,13 +21,16 @@ def pack(
     no_kge: Annotated[
         bool, typer.Option("--no-kge", help="Leave out graph embeddings; other weights stay as they are.")
     ] = False,
+    no_onnx: Annotated[
+        bool, typer.Option("--no-onnx", help="Leave out what ONNX Runtime needs to rank without torch.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Pack a run into one file, with int8 weights, that every command opens like the run."""
     from kgmlm.jobs.packing import pack as job
     from kgmlm.watching import Bars
 
-    made = job(run, output, kge=not no_kge, progress=Bars(quiet))
+    made = job(run, output, kge=not no_kge, onnx=not no_onnx, progress=Bars(quiet))
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from kgmlm import runs
 from kgmlm.chosen import fingerprints
 from kgmlm.files import check_writable
-from kgmlm.kg import RunError
+from kgmlm.jobs.onnx import structure_of
+from kgmlm.kg import ConfigError, ModelError, RunError
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_pack
 from kgmlm.packs import unpack as unpack_into
 from kgmlm.run import Run, open_run, path_of
@@ -19,6 +20,7 @@ def pack(
     output: str | Path | None = None,
     *,
     kge: bool = True,
+    onnx: bool = True,
     progress: bool | Watcher | Advance = True,
 ) -> Path:
     """Pack a run into one file that every command opens like the run.
@@ -29,6 +31,8 @@ def pack(
         output: the file to write, ending in .kgmlm; None names it after the run, beside it.
         kge: False leaves out graph embeddings. The weights of the other signals and the use of the reranker
             stay as they were chosen with them.
+        onnx: False leaves out what ONNX Runtime needs to read texts without torch; it is left out, and said
+            so, where it cannot be made.
 
     Returns:
         The file.
@@ -50,8 +54,19 @@ def pack(
                 "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
                 "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
             )
-        write_pack(folder.path, target, kge=kge, card={"dataset": folder.graph.name}, advance=watch)
+        structure = _structure(folder.path, watch) if onnx else None
+        card = {"dataset": folder.graph.name}
+        write_pack(folder.path, target, kge=kge, structure=structure, card=card, advance=watch)
     return target
+
+
+def _structure(run: Path, watch: Watcher) -> bytes | None:
+    """What ONNX Runtime needs, where it can be made."""
+    try:
+        return structure_of(run)
+    except (ConfigError, ModelError) as error:
+        watch.tell(f"the pack will need torch: {error}")
+        return None
 
 
 def unpack(pack: str | Path, output: str | Path) -> Run:
