@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kgmlm.jobs.importing import import_graph
     from kgmlm.jobs.indexing import index
     from kgmlm.jobs.information import Info, info
+    from kgmlm.jobs.onnx import onnx
     from kgmlm.jobs.packing import pack, unpack
     from kgmlm.jobs.reporting import report
     from kgmlm.jobs.serving import serve
@@ -54,6 +55,7 @@ _HOMES = {
     "linearize": "kgmlm.jobs.showing",
     "load_graph": "kgmlm.datasets",
     "open_predictor": "kgmlm.prediction",
+    "onnx": "kgmlm.jobs.onnx",
     "pack": "kgmlm.jobs.packing",
     "unpack": "kgmlm.jobs.packing",
     "open_run": "kgmlm.run",
@@ -89,6 +91,7 @@ __all__ = [
     "info",
     "linearize",
     "load_graph",
+    "onnx",
     "open_predictor",
     "open_run",
     "pack",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     from kgmlm.watching import Watcher
 
 
+Runtime = Literal["auto", "torch", "onnx"]
+
+
 @dataclass(frozen=True)
 class Way:
     """How a run is asked: by which parts of its score, through which index, how precisely.
 
-    What is None goes by the run; ``allow_self`` lets an entity be its own answer; ``typed`` and
+    What is None goes by the run; ``runtime`` says what reads texts, "auto" taking ONNX Runtime where it can
+    do all that is asked; ``allow_self`` lets an entity be its own answer; ``typed`` and
     ``functional`` forbid answers as :mod:`kgmlm.constraints` has it.
     """
 
@@ -33,6 +38,7 @@ class Way:
     effort: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str | None = None
+    runtime: Runtime = "torch"
 
     def __post_init__(self) -> None:
         """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
@@ -50,8 +56,53 @@ class Way:
         """Whether a reranker takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0
 
-    def ranker(self, run: RunFolder, graph: KnowledgeGraph) -> Ranker:
+    def computed_by(self, run: RunFolder) -> tuple[Literal["torch", "onnx"], str]:
+        """What reads a run's texts, and why that is not what was asked for.
+
+        Raises:
+            ConfigError: when that is torch, which is not installed.
+        """
+        from kgmlm.kg import ConfigError
+        from kgmlm.machine import installed, may_have_gpu
+
+        if self.runtime == "torch":
+            return "torch", ""
+        lack = self._lack(run)
+        if not lack:
+            gpu = self.runtime == "auto" and self.device is None and installed("torch") and may_have_gpu()
+            return ("torch", "") if gpu else ("onnx", "")
+        if not installed("torch"):
+            raise ConfigError(f"{lack}, and torch is not installed")
+        return "torch", f"{lack}: torch reads the texts" if self.runtime == "onnx" else ""
+
+    def _lack(self, run: RunFolder) -> str:
+        """What keeps ONNX Runtime from reading a run's texts; nothing where it can."""
+        from kgmlm import onnx_model
+        from kgmlm.machine import installed
+        from kgmlm.mixture import Use
+        from kgmlm.upkeep import has_reranker
+
+        if not (run.model_folder / onnx_model.FILE).is_file():
+            return f"{run.path} has no model/{onnx_model.FILE} (`kgmlm onnx` writes one)"
+        if not installed("onnxruntime"):
+            return "ONNX Runtime is not installed (pip install onnxruntime)"
+        if self.precision != "fp32":
+            return f"ONNX Runtime computes in fp32, not {self.precision}"
+        if self.device not in (None, "cpu"):
+            return f"ONNX Runtime computes on the CPU here, not on '{self.device}'"
+        if self.rerank or (self.reranks and has_reranker(run.path) and (run.chosen.use or Use(0, 0)).k):
+            return "ONNX Runtime has no reranker"
+        if self.retrieve or (self.retrieve is None and self.scores == "all" and shortlist_of(run)):
+            return "ONNX Runtime asks no index"
+        return ""
+
+    def ranker(
+        self, run: RunFolder, graph: KnowledgeGraph, tell: Callable[[str], None] = lambda message: None
+    ) -> Ranker:
         """A run's ranker over a graph, by the parts of the score that were asked for.
+
+        Args:
+            tell: called with a sentence where something else computes than was asked for.
 
         Raises:
             ConfigError: when the run has no such part, or nothing to rerank with.
@@ -59,7 +110,7 @@ class Way:
         from kgmlm.kg import ConfigError
         from kgmlm.upkeep import has_reranker
 
-        ranker = run.ranker(self.device, graph, self.scores, self.reranks)
+        ranker = self._opened(run, graph, tell)
         if self.rerank:
             if not self.reranks:
                 raise ConfigError(f"--rerank goes with --scores all or text, not {self.scores}")
@@ -75,6 +126,24 @@ class Way:
         ranker.reduce(self.precision == "bf16")
         return ranker.constrained(*self.constraints(run, graph))
 
+    def _opened(self, run: RunFolder, graph: KnowledgeGraph, tell: Callable[[str], None]) -> Ranker:
+        """By the runtime that was asked for, or by torch where that cannot."""
+        from kgmlm.kg import ModelError
+        from kgmlm.machine import installed
+        from kgmlm.opening import ONNX
+
+        runtime, why = self.computed_by(run)
+        if why:
+            tell(why)
+        try:
+            device = ONNX if runtime == "onnx" else self.device
+            return run.ranker(device, graph, self.scores, self.reranks)
+        except ModelError as error:
+            if runtime == "torch" or not installed("torch"):
+                raise
+            tell(f"{error}; torch reads the texts")
+        return run.ranker(self.device, graph, self.scores, self.reranks)
+
     def constraints(self, run: RunFolder, graph: KnowledgeGraph) -> list[Constraint]:
         """What was asked for of a run's training, over a graph."""
         from kgmlm.constraints import Functional, Typed
@@ -85,6 +154,8 @@ class Way:
             learned.append(Typed(types_of(run)))
         if self.functional:
             learned.append(Functional.learn(run.graph.context))
+        if not learned:
+            return []
         _, relation_rows = rows_of(graph.context, run.graph.context)
         return [constraint.over(graph.context, relation_rows) for constraint in learned]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 
 @cache
@@ -41,3 +43,15 @@ def keep_memory() -> None:
         trim_threshold, mmap_max = -1, -4  # malloc.h
         mallopt(mmap_max, 0)  # no block of its own mapping, which is unmapped when freed
         mallopt(trim_threshold, 2**31 - 1)
+
+
+def installed(package: str) -> bool:
+    """Whether a package is there, without importing it."""
+    return find_spec(package) is not None
+
+
+def may_have_gpu() -> bool:
+    """Whether there is a sign of a GPU that torch would take, without importing it."""
+    if not sys.platform.startswith("linux"):
+        return sys.platform == "win32"
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))

@@ -9,6 +9,8 @@ from kgmlm import digests
 from kgmlm.arrays import Device
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.kg import ModelError, RunError
+from kgmlm.machine import installed
+from kgmlm.onnx_model import OnnxModel
 from kgmlm.ranker import Ranker
 from kgmlm.records import check_files, read_record, read_settings
 from kgmlm.saving import NAMES, load_names
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
     from kgmlm.modeling import SpanModel
     from kgmlm.reranker import Reranker
+
+
+ONNX = "onnx"  # instead of a device's name: read by ONNX Runtime, scored in NumPy
 
 
 def device_of(name: str | None) -> torch.device:
@@ -40,12 +45,15 @@ def device_of(name: str | None) -> torch.device:
         raise RunError(f"the device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def _loaded(folder: Path) -> SpanModel:
-    """A model of torch's, without what its library says while loading."""
+def _loaded(folder: Path, device: Device) -> SpanModel:
+    """A model of torch's on a device, without what its library says while loading."""
+    if not installed("torch"):
+        raise RunError(f"{folder} is opened by torch, which is not installed")
     from kgmlm.modeling import load_model
 
     quiet_transformers()
-    return load_model(folder)
+    model = load_model(folder)
+    return model.to(device_of(device) if device is None or isinstance(device, str) else device)
 
 
 def open_text(
@@ -56,6 +64,7 @@ def open_text(
     Args:
         run: the run's folder.
         folder: the model's: the run's best, or a checkpoint's.
+        device: torch's, or :data:`ONNX`.
 
     Raises:
         RunError: when there is no model, or something is damaged or does not fit.
@@ -66,14 +75,13 @@ def open_text(
     record = read_record(run)
     if record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
-    model = _loaded(folder)
+    model: TextModel = OnnxModel.open(folder) if device == ONNX else _loaded(folder, device)
     tokens = vocabulary.softmax_tokens
     if tokens is not None and tokens[-1] >= len(model.decoder[0]):
         raise RunError(
             f"{run / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
             f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
         )
-    model.to(device_of(device))
     tokenizer = load_tokenizer(folder)
     ranker = Ranker.fresh(graph.context, tokenizer, model, read_settings(run), vocabulary)
     check_vocabulary(model, tokenizer, folder)
@@ -93,9 +101,9 @@ def open_reranker(folder: Path, context: ContextGraph, device: Device) -> Rerank
     from kgmlm.reranker import Reranker
 
     check_files(folder, read_record(folder), "config.toml")
-    model, tokenizer = _loaded(folder / "model"), load_tokenizer(folder / "model")
+    model, tokenizer = _loaded(folder / "model", device), load_tokenizer(folder / "model")
     check_vocabulary(model, tokenizer, folder / "model")
-    return Reranker(context, tokenizer, model.to(device), read_settings(folder))
+    return Reranker(context, tokenizer, model, read_settings(folder))
 
 
 def check_vocabulary(model: TextModel, tokenizer: SpanTokenizer, path: str | Path) -> None:

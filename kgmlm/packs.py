@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import __version__, digests, files
 from kgmlm.kg import RunError
+from kgmlm.onnx_model import FILE as STRUCTURE
 from kgmlm.upkeep import RERANKER, has_reranker
 
 SUFFIX = ".kgmlm"
@@ -82,6 +83,7 @@ def write_pack(
     output: Path,
     *,
     kge: bool = True,
+    structure: bytes | None = None,
     card: dict[str, Any] | None = None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
 ) -> int:
@@ -89,6 +91,7 @@ def write_pack(
 
     Args:
         kge: False leaves out graph embeddings and their weight.
+        structure: of the model, for ONNX Runtime.
         card: what to say of it: how it was trained, metrics, licenses.
 
     Raises:
@@ -113,6 +116,8 @@ def write_pack(
                 if table.is_file():
                     entries[f"graph/{table.name}"] = _compressed(table)
             entries[_NAMES] = (folder / _NAMES).read_bytes()
+    if structure is not None:
+        entries[f"model/{STRUCTURE}"] = structure
     if not kge:
         entries[_CHOSEN] = _without_kge(entries[_CHOSEN])
     return _write(output, entries, card or {})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,6 +13,9 @@ from kgmlm import files
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TARGETS, BoolArray, DataError, FloatArray, IntArray
 from kgmlm.metrics import Ranks
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KEY = ["head", "relation", "tail", "target"]
 COLUMNS = [*KEY, "optimistic", "pessimistic", "candidates"]
@@ -83,6 +85,8 @@ def read_ranks(path: Path) -> pd.DataFrame:
     Raises:
         DataError: when the file has not their columns, or has a query twice with different ranks.
     """
+    import pandas as pd
+
     try:
         read = pq.read_table(path)
         read.validate(full=True)  # text that is no UTF-8
@@ -114,9 +118,11 @@ def read_ranks(path: Path) -> pd.DataFrame:
 
 def _fits(column: pd.Series[Any], *, number: bool) -> bool:
     """Whether a column is of whole numbers, or of text, in all rows."""
+    from pandas.api.types import infer_dtype
+
     if column.isna().any():
         return False
-    kind = pd.api.types.infer_dtype(column)
+    kind = infer_dtype(column)
     return kind == "integer" and column.dtype != np.uint64 if number else kind == "string"
 
 

@@ -208,8 +208,8 @@ def _read_triples(path: Path, entities: int, relations: int) -> dict[str, IntArr
             wrong = found["min"] if found["min"] < 0 else found["max"]
             raise _damaged(path, f"{column} {wrong} is not one of {count:,}")
     split = triples["split"].combine_chunks().dictionary_encode()
-    number_T = split.indices.to_numpy()
-    hrt = np.stack([triples[c].to_numpy() for c in IDS], axis=1)
+    number_T = np.from_dlpack(split.indices)  # to_numpy() would import pandas
+    hrt = np.stack([np.from_dlpack(triples[c].combine_chunks()) for c in IDS], axis=1)
     return {str(name): hrt[number_T == number] for number, name in enumerate(split.dictionary.to_pylist())}
 
 

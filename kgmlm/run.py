@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import runs
-from kgmlm.asking import Way, read_entities, shortlist_of
+from kgmlm.asking import Runtime, Way, read_entities, shortlist_of
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, QueryError, RunError
@@ -74,7 +74,7 @@ class Run:
         if "predictor" in vars(self):
             return self.predictor
         self.opened, ranker = steady(
-            self.path, lambda: (self.folder.made_by, self.way.ranker(self.folder, self.graph))
+            self.path, lambda: (self.folder.made_by, self.way.ranker(self.folder, self.graph, watch.tell))
         )
         ranker = ranker.allowing_self() if self.way.allow_self else ranker
         read_entities(ranker, watch, batch_size)
@@ -288,6 +288,7 @@ def open_run(
     effort: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str | None = None,
+    runtime: Runtime = "auto",
     verify: bool = False,
 ) -> Run:
     """Open a run that was trained before; its model is loaded when it is first asked.
@@ -300,6 +301,9 @@ def open_run(
         rerank: how many of the best are reranked; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by an ``index``; 0 scores all.
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+        runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
+            ready for it, whose scores are NumPy arrays; "auto" takes the latter on a CPU where it can do all
+            that is asked.
         verify: read all files first and see that none has changed.
 
     Raises:
@@ -317,5 +321,6 @@ def open_run(
         effort=effort,
         precision=precision,
         device=device,
+        runtime=runtime,
     )
     return Run(runs.open_run(path, verify=verify), way)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from kgmlm.arrays import top
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
@@ -297,12 +298,9 @@ class EntityTypes:
         if self.vectors_ND is None or not len(without) or not len(seen):
             return self.own
         vectors, k = self.vectors_ND(), min(self.neighbors, len(seen))
-        near = np.concatenate(
-            [
-                np.argpartition(-(vectors[without[i : i + AT_ONCE]] @ vectors[seen].T), k - 1, axis=1)[:, :k]
-                for i in range(0, len(without), AT_ONCE)
-            ]
-        )
+        of_seen, parts = vectors[seen], range(0, len(without), AT_ONCE)
+        cosines = (vectors[without[i : i + AT_ONCE]] @ of_seen.T for i in parts)
+        near = np.array([top(row, k) for rows in cosines for row in rows])
         counts_NS, has_NF, source_N = self.own
         where = (np.repeat(without, k), seen[near].ravel())
         lent = sp.csr_array((np.full(near.size, 1 / k, np.float32), where), (len(source_N), len(source_N)))

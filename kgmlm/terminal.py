@@ -39,6 +39,9 @@ def fail(message: str) -> None:
 IN_SEVERAL_PROCESSES = ("train",)  # the commands that `torchrun` and `accelerate launch` may start
 
 
+HEAVY = ("torch", "transformers", "accelerate", "pykeen")  # what an installation for ranking may lack
+
+
 class _Terminated(KeyboardInterrupt):
     """SIGTERM has come; what is half-written goes, as after Ctrl-C."""
 
@@ -85,6 +88,10 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
             sys.stdout.flush()  # here, where it is no mistake that the reader has gone
         except KgmlmError as error:
             fail(str(error))
+        except ModuleNotFoundError as error:
+            if error.name not in HEAVY:
+                raise
+            fail(f"`kgmlm {function.__name__}` needs {error.name} here, which is not installed")
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
             raise typer.Exit(0) from None

@@ -237,7 +237,9 @@ def quiet_transformers() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    from transformers.utils import logging
-
+    try:
+        from transformers.utils import logging
+    except ImportError:  # an installation for ranking alone
+        return
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -48,6 +48,18 @@ def test_every_module_has_its_tests() -> None:
     assert {m for m in MODULES if not {m.replace(".", "_"), m.split(".")[0]} & tested} == set()
 
 
+def test_what_is_installed_without_torch_is_all_but_what_trains() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {
+        re.split(r"[\[>=]", name)[0] for name in project["dependencies"] + extras["serve"] + extras["onnx"]
+    }
+    lines = (ROOT / "docker" / "requirements.txt").read_text("utf-8").splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    left_out = {"accelerate", "pandas", "pykeen", "scikit-learn", "torch", "transformers"}
+    assert listed == needed - left_out
+
+
 def test_recipes_and_protocols_are_valid() -> None:
     from kgmlm.config import load_protocol, load_settings
 

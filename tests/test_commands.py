@@ -53,6 +53,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("config",): "[training]",
     ("pack", "run", "--output", "packed.kgmlm"): "packed.kgmlm",
     ("unpack", "run.kgmlm", "--output", "new"): "new",
+    ("onnx", "run"): "encoder.onnx",
     ("convert", "old"): "is of format 2 now",
     ("data", "list"): "wn18rr",
     ("data", "prepare", "toy"): "toy: ready",

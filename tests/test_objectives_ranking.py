@@ -106,5 +106,5 @@ def test_the_vectors_loss_counts_as_much_as_the_settings_say(
     assert found[2] - found[1] == pytest.approx(2 * (found[1] - found[0]), rel=1e-4)
     with torch.no_grad():
         batch = next(stream.from_position(0))
-        likelihood = made._likelihood(made.ranker.reader.model(batch.queries), batch.rows).item()
+        likelihood = made._likelihood(made.ranker.reader.model(batch.queries.to("cpu")), batch.rows).item()
     assert found[0] - (found[1] - found[0]) == pytest.approx(likelihood, rel=1e-4)

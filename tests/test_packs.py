@@ -14,6 +14,7 @@ import torch
 from conftest import Cli, refused
 
 import kgmlm
+from kgmlm.arrays import at as on
 from kgmlm.config import KGESettings
 from kgmlm.conversion import convert_run
 from kgmlm.kg import RunError
@@ -47,7 +48,7 @@ def scores(run: object) -> torch.Tensor:
     queries, _ = opened.folder.graph.queries("test")
     found = torch.zeros(len(queries), len(opened.graph.entities))
     for rows, part in opened.predictor.ranker.rank(queries):
-        found[rows] = part
+        found[rows] = on("cpu", part)
     return found
 
 

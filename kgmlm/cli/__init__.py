@@ -20,6 +20,7 @@ from kgmlm.cli.feedback import feedback
 from kgmlm.cli.importing import data_import
 from kgmlm.cli.indexing import index
 from kgmlm.cli.information import info
+from kgmlm.cli.onnx import onnx
 from kgmlm.cli.packing import pack, unpack
 from kgmlm.cli.ranking import linearize, rank
 from kgmlm.cli.reporting import report
@@ -57,6 +58,7 @@ for command in (
     config,
     pack,
     unpack,
+    onnx,
     convert,
 ):
     app.command()(command)  # in the order of `kgmlm --help`

@@ -84,6 +84,14 @@ Precision = Annotated[
     Literal["fp32", "bf16"],
     typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."),
 ]
+RuntimeOption = Annotated[
+    Literal["auto", "torch", "onnx"],
+    typer.Option(
+        "--runtime",
+        help="What reads texts: torch, or ONNX Runtime in runs that `kgmlm onnx` has made ready for it; auto "
+        "takes the latter on a CPU where it can do all that is asked.",
+    ),
+]
 BatchSize = Annotated[
     int, typer.Option(min=1, max=MOST, help="Queries, or candidates to rerank, per forward pass.")
 ]

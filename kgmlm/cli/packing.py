@@ -21,6 +21,9 @@ def pack(
     no_kge: Annotated[
         bool, typer.Option("--no-kge", help="Leave out graph embeddings; other weights stay as they are.")
     ] = False,
+    no_onnx: Annotated[
+        bool, typer.Option("--no-onnx", help="Leave out what ONNX Runtime needs to rank without torch.")
+    ] = False,
     calibrate: Annotated[
         bool,
         typer.Option(
@@ -40,8 +43,8 @@ def pack(
     from kgmlm.watching import Bars
 
     made = job(
-        run, output, kge=not no_kge, calibrate=calibrate, batch_size=batch_size, device=device,
-        progress=Bars(quiet),
+        run, output, kge=not no_kge, onnx=not no_onnx, calibrate=calibrate, batch_size=batch_size,
+        device=device, progress=Bars(quiet),
     )  # fmt: skip
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 

@@ -22,6 +22,7 @@ from kgmlm.cli.options import (
     Rerank,
     Retrieve,
     RunArgument,
+    RuntimeOption,
     Scores,
     SkipHeader,
     Typed,
@@ -74,6 +75,7 @@ def rank(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
     device: Device = None,
+    runtime: RuntimeOption = "auto",
     verify: Verify = False,
     quiet: Quiet = False,
 ) -> None:
@@ -95,6 +97,7 @@ def rank(
         index=index,
         effort=effort,
         device=device,
+        runtime=runtime,
         verify=verify,
     )
     if entities is not None:
@@ -153,7 +156,7 @@ def _rank_relations(
     from kgmlm.terminal import print_classified
     from kgmlm.watching import Bars
 
-    if run.way != Way(device=run.way.device):
+    if run.way != Way(device=run.way.device, runtime=run.way.runtime):
         raise QueryError(
             "relations are ranked by probability: --scores, --allow-self, --rerank and --retrieve are for "
             "entities"

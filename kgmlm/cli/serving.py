@@ -19,10 +19,16 @@ from kgmlm.cli.options import (
     Rerank,
     Retrieve,
     RunArgument,
+    RuntimeOption,
     Scores,
     Typed,
 )
 from kgmlm.terminal import handled, tell
+
+Window = Annotated[
+    float,
+    typer.Option(min=0, max=1000, help="Milliseconds that the first query of a batch waits for others."),
+]
 
 
 @handled
@@ -51,10 +57,7 @@ def serve(
         typer.Option("--writable", help="Let clients add entities, which are kept until the process ends."),
     ] = False,
     batch_size: BatchSize = 64,
-    window: Annotated[
-        float,
-        typer.Option(min=0, max=1000, help="Milliseconds that the first query of a batch waits for others."),
-    ] = 5.0,
+    window: Window = 5.0,
     queue: Annotated[
         int, typer.Option(min=1, max=MOST, help="Queries that may wait; more are answered 503.")
     ] = 1024,
@@ -68,6 +71,7 @@ def serve(
     effort: Effort = None,
     precision: Precision = "fp32",
     device: Device = None,
+    runtime: RuntimeOption = "auto",
     log: Annotated[bool, typer.Option("--log", help="Print each request.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -91,6 +95,7 @@ def serve(
         effort=effort,
         precision=precision,
         device=device,
+        runtime=runtime,
     )
     job(
         opened,

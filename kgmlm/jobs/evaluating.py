@@ -131,7 +131,7 @@ def evaluate(
         RunError: when the run has seen what would count as unseen, or has no such part.
         ConfigError, DataError: when options do not go together, or the split is not there.
     """
-    way = (run.way if isinstance(run, Run) else Way()).given(
+    way = (run.way.given(runtime="torch") if isinstance(run, Run) else Way()).given(
         scores=scores,
         allow_self=allow_self,
         typed=typed,
@@ -318,7 +318,9 @@ def _evaluate(
     from kgmlm.evaluation import evaluate as evaluate_ranker
 
     quiet_transformers()
-    same = given if isinstance(given, Run) and given.way == way else None
+    same = given if isinstance(given, Run) and given.way.given(runtime="torch") == way else None
+    if same is not None and same.way.computed_by(run)[0] != "torch":
+        same = None
     untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")

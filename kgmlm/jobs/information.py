@@ -13,6 +13,7 @@ from typing import Any
 
 from kgmlm import ranks_file, runs
 from kgmlm.kg import RunError
+from kgmlm.machine import installed
 from kgmlm.metrics import Ranks
 from kgmlm.provenance import ancestors
 from kgmlm.run import Run, path_of
@@ -194,7 +195,9 @@ def _number(value: Any) -> float | None:
 
 def _ranks(path: Path) -> dict[str, dict[str, float]]:
     """MRR and Hits@10 of the files of ranks in a run."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    if not installed("pandas"):  # an installation for ranking alone
+        return found
     for file in sorted((path / "ranks").glob("*.parquet")):
         table = ranks_file.read_ranks(file)
         columns = (table[c].to_numpy() for c in ("optimistic", "pessimistic", "candidates"))

@@ -9,7 +9,8 @@ from typing import Any
 from kgmlm import runs
 from kgmlm.chosen import fingerprints
 from kgmlm.files import check_writable
-from kgmlm.kg import ConfigError, RunError
+from kgmlm.jobs.onnx import structure_of
+from kgmlm.kg import ConfigError, ModelError, RunError
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.packs import unpack as unpack_into
 from kgmlm.run import Run, open_run, path_of
@@ -21,6 +22,7 @@ def pack(
     output: str | Path | None = None,
     *,
     kge: bool = True,
+    onnx: bool = True,
     calibrate: bool = False,
     batch_size: int = 64,
     device: str | None = None,
@@ -36,6 +38,8 @@ def pack(
         output: the file to write, ending in .kgmlm; None names it after the run, beside it.
         kge: False leaves out graph embeddings. The weights of the other signals and the use of the reranker
             stay as they were chosen with them.
+        onnx: False leaves out what ONNX Runtime needs to read texts without torch; it is left out, and said
+            so, where it cannot be made.
         calibrate: fit probabilities to what the pack scores, as :func:`kgmlm.calibrate` does, and keep them
             in it.
         batch_size, device: of the calibration.
@@ -69,13 +73,13 @@ def pack(
     with TemporaryDirectory() as scratch:
         if source is None:
             source = Path(scratch) / target.name if calibrate else target
-            _pack(folder, source, kge, watch)
+            _pack(folder, source, kge, onnx, watch)
         if calibrate:
             write_calibrated(source, target, lambda run: _probabilities(run, batch_size, device, watch))
     return target
 
 
-def _pack(folder: runs.RunFolder, target: Path, kge: bool, watch: Watcher) -> None:
+def _pack(folder: runs.RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher) -> None:
     """Pack a run as it is."""
     folder.chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
     with watch:
@@ -84,7 +88,9 @@ def _pack(folder: runs.RunFolder, target: Path, kge: bool, watch: Watcher) -> No
                 "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
                 "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
             )
-        write_pack(folder.path, target, kge=kge, card={"dataset": folder.graph.name}, advance=watch)
+        structure = _structure(folder.path, watch) if onnx else None
+        card = {"dataset": folder.graph.name}
+        write_pack(folder.path, target, kge=kge, structure=structure, card=card, advance=watch)
 
 
 def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watcher) -> dict[str, Any]:
@@ -93,6 +99,15 @@ def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watche
 
     found, _ = fitted(runs.open_run(run), batch_size=batch_size, device=device, watch=watch)
     return found.model_dump(mode="json")
+
+
+def _structure(run: Path, watch: Watcher) -> bytes | None:
+    """What ONNX Runtime needs, where it can be made."""
+    try:
+        return structure_of(run)
+    except (ConfigError, ModelError) as error:
+        watch.tell(f"the pack will need torch: {error}")
+        return None
 
 
 def unpack(pack: str | Path, output: str | Path) -> Run:

@@ -264,9 +264,10 @@ class Session:
         """The ranker that probabilities were fitted to, where the one that ranks is another."""
         way = self.run.way
         if way == Way(rerank=way.rerank, retrieve=way.retrieve, index=way.index, effort=way.effort,
-                      device=way.device):  # fmt: skip
+                      device=way.device, runtime=way.runtime):  # fmt: skip
             return None
-        ranker = self.run.folder.ranker(way.device, self.run.graph, rerank=False)
+        plain = Way(rerank=0, retrieve=0, device=way.device, runtime=way.runtime)
+        ranker = plain.ranker(self.run.folder, self.run.graph)
         read_entities(ranker, Watcher())
         return ranker
 

@@ -1,0 +1,276 @@
+"""A run that is ready for ONNX Runtime: the same scores without torch, and torch where it must be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Cli, refused
+
+import kgmlm
+from kgmlm import digests, machine
+from kgmlm.arrays import numpy
+from kgmlm.asking import Way
+from kgmlm.chosen import Chosen
+from kgmlm.config import RuleSettings, TypeSettings
+from kgmlm.conversion import convert_run
+from kgmlm.kg import ConfigError, EntityTable, ModelError, RunError
+from kgmlm.mixture import Use
+from kgmlm.onnx_model import FILE, OnnxModel, read_facts
+from kgmlm.run import Run
+from kgmlm.signals.rules import Rules
+from kgmlm.signals.types import Types
+from kgmlm.watching import Watcher
+
+GOLDEN = Path(__file__).parent / "golden"
+RUNTIMES = ("torch", "onnx")
+ASKED = [("austria", "capital", None), (None, "capital", "vienna"), ("atlantis", "borders", None)]
+NEW = EntityTable(["atlantis"], ["Atlantis"], ["a country under the sea"])
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with vectors, ComplEx, rules, types, a reranker that is not used, and the structure."""
+    path = Path(shutil.copytree(GOLDEN / "old-run", tmp_path_factory.mktemp("ready") / "run"))
+    convert_run(path)
+    run = kgmlm.open_run(path).folder
+    run.save_signal(Rules.fit(run.graph, RuleSettings()))
+    run.save_signal(Types.fit(run.graph, TypeSettings()))
+    mixture = run.chosen.mixture.evenly("rules", 0.5).evenly("types", 0.25)
+    run.save_chosen(Chosen(mixture, Use(0, 0.0)))
+    assert kgmlm.onnx(path) == path / "model" / FILE
+    return path
+
+
+def copied(run: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run, folder / "run"))
+
+
+def scores_of(run: Run) -> np.ndarray:
+    """The scores of all candidates of some queries of both sides."""
+    queries, _ = run.graph.queries("test")
+    found = np.zeros((len(queries), len(run.graph.entities)))
+    for rows, scores_bN in run.predictor.ranker.rank(queries, batch_size=5):
+        found[rows] = numpy(scores_bN)
+    return found
+
+
+def opened(run: Path, runtime: Any, **way: Any) -> Run:
+    return kgmlm.open_run(run, runtime=runtime, device="cpu", **way)
+
+
+def reads(run: Run) -> type:
+    return type(run.predictor.ranker.reader.model)
+
+
+WAYS: list[dict[str, Any]] = [{"scores": s} for s in ("all", "text", "likelihood", "vector", "kge")] + [
+    {"typed": True, "functional": True}
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_scores_are_those_of_torch(ready: Path, way: dict[str, Any]) -> None:
+    one, other = opened(ready, "torch", **way), opened(ready, "onnx", **way)
+    assert reads(other) is OnnxModel
+    np.testing.assert_allclose(scores_of(other), scores_of(one), atol=1e-4)
+
+
+def test_explanations_and_new_entities_are_those_of_torch(ready: Path) -> None:
+    order = ["relation", "head", "tail", "entity"]
+    one, other = (
+        opened(ready, r).with_entities(NEW).explain(ASKED, k=31).sort_values(order) for r in RUNTIMES
+    )
+    texts = ["head", "relation", "tail", "entity", "known", "because"]
+    assert one[texts].fillna("").to_numpy().tolist() == other[texts].fillna("").to_numpy().tolist()
+    columns = ["score", "likelihood", "vector", "kge", "rules", "types"]
+    np.testing.assert_allclose(other[columns], one[columns], atol=1e-4)
+    for mine, theirs in zip(one["tokens"], other["tokens"], strict=True):
+        assert [text for text, _ in mine] == [text for text, _ in theirs]
+        np.testing.assert_allclose([x for _, x in mine], [x for _, x in theirs], atol=1e-4)
+
+
+def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = kgmlm.open_run(ready).folder
+    asked = {
+        Way(runtime="auto"): ("onnx", ""),
+        Way(): ("torch", ""),
+        Way(runtime="onnx", precision="bf16"): ("torch", "computes in fp32"),
+        Way(runtime="onnx", device="cuda"): ("torch", "on the CPU here, not on 'cuda'"),
+        Way(runtime="onnx", rerank=5): ("torch", "has no reranker"),
+        Way(runtime="auto", rerank=5): ("torch", ""),
+        Way(runtime="onnx", retrieve=5): ("torch", "asks no index"),
+    }
+    monkeypatch.setattr(machine, "may_have_gpu", lambda: False)
+    for way, (runtime, why) in asked.items():
+        found, said = way.computed_by(run)
+        assert found == runtime
+        assert why in said
+        assert bool(why) == bool(said)
+    monkeypatch.setattr(machine, "may_have_gpu", lambda: True)
+    assert Way(runtime="auto").computed_by(run)[0] == "torch"
+    assert Way(runtime="auto", device="cpu").computed_by(run)[0] == "onnx"
+    assert Way(runtime="onnx").computed_by(run)[0] == "onnx"
+    run.save_chosen(Chosen(run.chosen.mixture, Use(3, 1.0)))
+    assert "no reranker" in Way(runtime="onnx").computed_by(run)[1]
+    assert Way(runtime="onnx", rerank=0).computed_by(run)[0] == "onnx"
+    run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0)))
+    for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
+        monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
+        assert said in Way(runtime="onnx").computed_by(run)[1]
+    with pytest.raises(ConfigError, match="no reranker, and torch is not installed"):
+        Way(runtime="auto", rerank=5).computed_by(run)
+
+
+def test_what_lacks_says_so_in_a_line(ready: Path, tmp_path: Path, cli: Cli) -> None:
+    ask = ("--head", "austria", "--relation", "capital", "--json", "-q", "--runtime")
+    before = cli("rank", ready, *ask, "torch")
+    reranked = cli("rank", ready, *ask, "onnx", "--retrieve", "5", "--index", "entity")
+    assert reranked.stderr == "ONNX Runtime asks no index: torch reads the texts\n"
+    run = copied(ready, tmp_path)
+    (run / "model" / FILE).unlink()
+    refused(cli("rank", run, *ask, "auto"), f"{FILE} is missing")  # it is one of the run's files
+    digests.write_manifest(run / "model")
+    done = cli("rank", run, *ask, "onnx")
+    assert done.stdout == before.stdout
+    assert done.stderr == f"{run} has no model/{FILE} (`kgmlm onnx` writes one): torch reads the texts\n"
+    assert cli("rank", run, *ask, "auto").stderr == ""
+
+
+@pytest.mark.parametrize("damage", ["bytes", "facts", "architecture"])
+def test_a_file_that_cannot_be_used_is_not(ready: Path, tmp_path: Path, cli: Cli, damage: str) -> None:
+    run = copied(ready, tmp_path)
+    file = run / "model" / FILE
+    data = file.read_bytes()
+    if damage == "bytes":
+        file.write_bytes(b"\0" * 500 + data[500:])
+    elif damage == "facts":
+        file.write_bytes(data[:-9] + b"xxxxxxxxx")
+    else:
+        config = run / "model" / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"layer_norm_eps": 1e-5}))
+    digests.write_manifest(run / "model")
+    with pytest.raises(ModelError, match=rf"{FILE} cannot be used: .*; `kgmlm onnx` makes it again"):
+        OnnxModel.open(run / "model")
+    done = cli("rank", run, "--head", "austria", "--relation", "capital", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    assert f"{FILE} cannot be used" in done.stderr
+    assert done.stderr.endswith("torch reads the texts\n")
+    assert len(done.stderr.splitlines()) == 1
+    kgmlm.onnx(run)
+    assert reads(opened(run, "onnx")) is OnnxModel
+    kgmlm.open_run(run, verify=True)
+
+
+def test_other_weights_are_read_and_a_new_model_has_no_file(ready: Path, tmp_path: Path) -> None:
+    run = copied(ready, tmp_path)
+    ranker = kgmlm.open_run(run).folder.untuned("cpu")
+    for parameter in ranker.reader.model.parameters():
+        parameter.data *= 1.01
+    before = (run / "model" / FILE).read_bytes()
+    kgmlm.open_run(run).folder.save_model(ranker)
+    assert not (run / "model" / FILE).exists()
+    (run / "model" / FILE).write_bytes(before)  # by hand: it has no weights that could be old
+    way = {"scores": "likelihood"}
+    one, other = (scores_of(opened(run, r, **way)) for r in ("torch", "onnx"))
+    np.testing.assert_allclose(other, one, atol=1e-4)
+    assert np.abs(one - scores_of(opened(ready, "torch", **way))).max() > 1e-3
+
+
+def test_it_is_evaluated_by_torch(ready: Path) -> None:
+    run = opened(ready, "onnx")
+    assert reads(run) is OnnxModel
+    by_path = kgmlm.evaluate(ready, split="valid", progress=False)
+    assert kgmlm.evaluate(run, split="valid", progress=False).values["metrics"] == by_path.values["metrics"]
+
+
+def test_a_pack_has_it(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    without = copied(ready, tmp_path)
+    (without / "model" / FILE).unlink()
+    digests.write_manifest(without / "model")
+    packs = [
+        kgmlm.pack(run, tmp_path / f"{name}.kgmlm", progress=False)
+        for run, name in ((ready, "a"), (without, "b"))
+    ]
+    np.testing.assert_allclose(
+        scores_of(opened(packs[0], "onnx")), scores_of(opened(packs[0], "torch")), atol=1e-4
+    )
+    assert reads(opened(packs[1], "auto")) is OnnxModel, "made for the pack"
+    assert not (without / "model" / FILE).exists()
+    assert cli("pack", without, "--output", tmp_path / "c.kgmlm", "--no-onnx", "-q").returncode == 0
+    refused(cli("onnx", packs[0]), "is a pack, which is not written to")
+    monkeypatch.setattr("kgmlm.opening.installed", lambda name: False)
+    with pytest.raises(RunError, match="is opened by torch, which is not installed"):
+        opened(tmp_path / "c.kgmlm", "torch").open(Watcher())
+
+
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "transformers", "accelerate", "pykeen", "pandas", "sklearn"):
+    sys.modules[name] = None  # importing it fails
+from kgmlm.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit as done:
+    from fastapi.testclient import TestClient
+    import kgmlm
+    from kgmlm.jobs.serving import service
+    with TestClient(service(kgmlm.open_run(sys.argv[2])), base_url="http://127.0.0.1") as client:
+        found = client.post("/rank", json={"queries": [{"head": "austria", "relation": "capital"}], "k": 3})
+    print(found.status_code, found.text, file=sys.stderr)
+    raise
+"""
+
+
+IMPORTED = """
+import sys
+from kgmlm.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print(*sys.modules)
+"""
+
+
+def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    started = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(started, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, cli: Cli) -> None:
+    ask = ("--head", "austria", "--relation", "capital", "-k", "3", "--json")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "rank", ready, *ask],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == cli("rank", ready, *ask, "--runtime", "onnx").stdout
+    assert done.stderr.strip().startswith("200 "), done.stderr
+
+
+@pytest.mark.slow
+def test_it_imports_nothing_heavy(ready: Path) -> None:
+    ask = ("--head", "austria", "--relation", "capital", "--explain", "-q")
+    done = python(IMPORTED, "rank", ready, *ask)
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert "onnxruntime" in imported
+    assert not {"torch", "transformers", "pandas", "sklearn", "accelerate", "pykeen"} & imported
+
+
+def test_what_a_file_says_of_itself_is_read_from_its_end(ready: Path) -> None:
+    data = (ready / "model" / FILE).read_bytes()
+    facts = read_facts(data)
+    assert facts.tokens > 0
+    assert len(facts.decoder) == 2
+    with pytest.raises(ValueError, match="not one of ours"):
+        read_facts(data[:-30].replace(b'{"kgmlm_structure"', b""))
+    with pytest.raises(ValueError, match="of another version"):
+        read_facts(data.replace(b'{"kgmlm_structure":1', b'{"kgmlm_structure":2'))
