@@ -337,7 +337,7 @@ def test_a_model_that_is_loaded_is_not_loaded_again(
         loads.append(folder)
         return load_model(folder)
 
-    monkeypatch.setattr("kgmlm.opening.load_model", load)
+    monkeypatch.setattr("kgmlm.modeling.load_model", load)
     run = kgmlm.open_run(path, device="cpu")
     expected = kgmlm.evaluate(run, progress=False)
     run.rank(head="France", relation="capital", k=1)

@@ -243,7 +243,7 @@ def test_a_pack_has_a_report(evaluated: Path, tmp_path: Path) -> None:
     page = read(kgmlm.report(pack, tmp_path / "a.html", progress=False))
     assert "small-one How well" in page.text
     assert "a pack leaves it out" in page.text
-    assert "kgmlm unpack" in page.text
+    assert "kgmlm pack PACK --calibrate" in page.text
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
     def wait(seconds: float) -> None:
         (run / ".model.kgmlm-new").rename(run / "model")
 
-    monkeypatch.setattr("kgmlm.opening.load_model", replace)
+    monkeypatch.setattr("kgmlm.modeling.load_model", replace)
     monkeypatch.setattr("kgmlm.upkeep.time.sleep", wait if moment == "between the renames" else time.sleep)
     with writing(run, "train"):
         opened = open_run(run)

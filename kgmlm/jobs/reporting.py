@@ -100,9 +100,10 @@ def report(
 
 
 def _opened(run: Run | str | Path, device: str | None) -> Run:
-    if isinstance(run, Run):
-        return run if device is None else Run(run.folder, run.way.given(device=device), run.graph)
-    return open_run(run, device=device)
+    if not isinstance(run, Run):
+        return open_run(run, device=device, runtime="torch")
+    way = run.way.given(device=device, runtime="torch")
+    return run if way == run.way else Run(run.folder, way, run.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,8 +291,8 @@ def _how_to_calibrate(folder: runs.RunFolder) -> str:
     path = folder.path
     if find_pack(path) is not None or is_unpacked(path):
         return (
-            "This pack has no probabilities: `kgmlm unpack` makes a run of it, `kgmlm calibrate RUN` fits "
-            "them, and this section then shows how well they come true."
+            "This pack has no probabilities: `kgmlm pack PACK --calibrate --output NEW` fits them to what it "
+            "scores, and this section then shows how well they come true."
         )
     return (
         f"This run has no probabilities yet: `kgmlm calibrate {path}` fits them on validation, and this "

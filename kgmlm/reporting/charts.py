@@ -83,7 +83,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round numbers from one not above ``low`` to one not below ``high``.
 
     >>> ticks(0, 0.93), ticks(3, 3)
-    ([0.0, 0.25, 0.5, 0.75, 1.0], [3.0, 3.5, 4.0])
+    ([0.0, 0.25, 0.5, 0.75, 1.0], [3.0, 3.2, 3.4, 3.6, 3.8])
     """
     if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
         high = low + (abs(low) or 1.0) / 4
