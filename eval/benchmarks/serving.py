@@ -86,6 +86,7 @@ def main(
     clients: str = "1,8,64",
     seconds: Annotated[int, typer.Option(min=1, max=600)] = 20,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    runtime: str = "auto",
     output: Path | None = None,
 ) -> None:
     """Measure both ways in turn, and print a line each."""
@@ -96,7 +97,7 @@ def main(
         queries_of(run, queries)
         for _ in range(rounds):
             for way, options in WAYS.items():
-                with served(run, *options) as (url, process):
+                with served(run, "--runtime", runtime, *options) as (url, process):
                     loaded(url, queries, 1, 2)
                     for number in numbers:
                         got = loaded(url, queries, number, seconds)
@@ -109,6 +110,7 @@ def main(
     ]
     record = {
         "run": run.name,
+        "runtime": runtime,
         "seconds": seconds,
         "rounds": rounds,
         "rows": rows,
