@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArray) -> Row:
-    """What there is to show of a query, without probabilities.
+    """All that the page shows of a query but the probabilities.
 
     Args:
         novel: leave out answers that the graph has.
