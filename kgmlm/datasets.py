@@ -11,13 +11,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from kgmlm import files, tables
 from kgmlm.cards import (
@@ -29,11 +28,34 @@ from kgmlm.cards import (
     read_card,
     write_card,
 )
+from kgmlm.columns import (
+    CODED,
+    ENDS,
+    LABEL,
+    read_texts,
+    read_triples,
+    rows_of,
+    triples_in,
+    triples_of,
+    truths_of,
+    write_table,
+)
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import SPLITS, DataError, EntityTable, IntArray, RelationTable, humanize
+from kgmlm.kg import (
+    SPLITS,
+    TYPES,
+    BoolArray,
+    DataError,
+    EntityTable,
+    IntArray,
+    RelationTable,
+    humanize,
+    humanized,
+)
 
-LabeledSplits = Mapping[str, Sequence[Sequence[str]]]
+LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
+_TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfaces"), (TYPES, "types"))
 
 
 @dataclass
@@ -47,22 +69,36 @@ class TextColumns:
     types: dict[str, str] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
 
+    def table(self) -> pa.Table:
+        """The texts of entities as Arrow columns."""
+        of = {column: getattr(self, attribute) for column, attribute in _TEXTS}
+        labels = list(dict.fromkeys(chain.from_iterable(of.values())))
+        columns = {column: [texts.get(x, "") for x in labels] for column, texts in of.items()}
+        schema = pa.schema([(column, pa.large_string()) for column in ("label", *of)])
+        return pa.table({"label": labels, **columns}, schema)
+
 
 def build_graph(
     name: str,
     splits: LabeledSplits,
     texts: TextColumns | None = None,
     *,
+    entities: pa.Table | None = None,
     extra_entities: Iterable[str] = (),
+    humanize_labels: bool = False,
     sources: Mapping[str, str] | None = None,
     negatives: LabeledSplits | None = None,
 ) -> KnowledgeGraph:
     """A graph from labeled triples; ids follow the sorted labels, every label is kept.
 
     Args:
-        splits: split name to (head, relation, tail) labels; duplicates stay.
-        negatives: likewise triples that are known to be false.
+        splits: split name to (head, relation, tail) labels, as rows or as Arrow columns; duplicates stay.
+        texts: by label.
+        entities: instead, the texts of entities as Arrow columns ``label``, ``name``, ``description``,
+            ``surface`` and ``types``; all are candidates, though no triple has them.
         extra_entities: labels that are candidates though no triple has them.
+        humanize_labels: names that are missing are labels as words, instead of the labels.
+        negatives: likewise triples that are known to be false.
 
     Raises:
         DataError: when there is no training split.
@@ -70,29 +106,84 @@ def build_graph(
     if "train" not in splits:
         raise DataError(f"'{name}' has no training triples")
     texts = texts or TextColumns()
-    rows = {split: list(part) for split, part in splits.items()}
-    false = {split: list(part) for split, part in (negatives or {}).items()}
-    named = [*rows.values(), *false.values()]
-    labels = {x for part in named for h, _, t in part for x in (h, t)} | set(extra_entities)
-    entity_labels = sorted(labels)
-    relation_labels = sorted({r for part in named for _, r, _ in part})
-    entities = EntityTable(
-        entity_labels,
-        [texts.names.get(x, "") for x in entity_labels],
-        [texts.descriptions.get(x, "") for x in entity_labels],
-        [texts.surfaces.get(x, "") for x in entity_labels],
-        [texts.types.get(x, "") for x in entity_labels] if texts.types else None,
+    found = [
+        (of, split, _coded(rows))
+        for of, each in enumerate((splits, negatives or {}))
+        for split, rows in each.items()
+    ]
+    parts = [part for _, _, part in found]
+    extra = pa.array(extra_entities, pa.string()) if entities is None else entities.column("label")
+    extra = pa.chunked_array([extra]) if isinstance(extra, pa.Array) else extra
+    ends = [column for part in parts for column in (part.column("head"), part.column("tail"))]
+    labels, ids = _numbered([*ends, extra.cast(pa.string()).dictionary_encode()])
+    relation_labels, relation_ids = _numbered([part.column("relation") for part in parts])
+    triples = [np.stack(x, axis=1) for x in zip(ids[:-1:2], relation_ids, ids[1:-1:2], strict=True)]
+    by_split = [
+        {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
+    ]
+    table = _named(labels, texts.table() if entities is None else entities, humanize_labels)
+    relations = relation_labels.to_pylist()
+    names = [texts.relations.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
+    graph_relations = RelationTable(relations, names)
+    return KnowledgeGraph(
+        name,
+        EntityTable.of(table),
+        graph_relations,
+        by_split[0],
+        dict(sources or {}),
+        texts.notes,
+        by_split[1],
     )
-    relations = RelationTable(relation_labels, [texts.relations.get(x, "") for x in relation_labels])
-    e, r = entities.index, relations.index
-    ids, false_ids = (
-        {
-            split: np.array([(e[a], r[b], e[c]) for a, b, c in part], np.int64).reshape(-1, 3)
-            for split, part in of.items()
-        }
-        for of in (rows, false)
-    )
-    return KnowledgeGraph(name, entities, relations, ids, dict(sources or {}), texts.notes, false_ids)
+
+
+def _coded(rows: Iterable[Sequence[str]] | pa.Table) -> pa.Table:
+    return rows if isinstance(rows, pa.Table) else triples_of(rows)
+
+
+def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArray]]:
+    """The distinct labels of coded columns, sorted, and each column as numbers of them."""
+    coded = pa.chunked_array(list(chain.from_iterable(c.chunks for c in columns)), CODED).unify_dictionaries()
+    if not coded.num_chunks:
+        return pa.array([], pa.large_string()), [np.zeros(0, np.int64) for _ in columns]
+    every = coded.chunk(0).dictionary
+    used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
+    for chunk in coded.chunks:
+        used[chunk.indices.to_numpy()] = True
+    kept = np.flatnonzero(used)
+    order = kept[pc.sort_indices(every.take(pa.array(kept))).to_numpy()]
+    number = np.empty(len(every), np.int64)
+    number[order] = np.arange(len(order))
+    ids, at = [], 0
+    for column in columns:
+        chunks = coded.chunks[at : at + column.num_chunks]
+        at += column.num_chunks
+        ids.append(np.concatenate([np.zeros(0, np.int64), *(number[x.indices.to_numpy()] for x in chunks)]))
+    return every.take(pa.array(order)).cast(pa.large_string()), ids
+
+
+def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table:
+    """The texts of entities with these labels; what has none has its label for a name, and nothing else."""
+    rows = pc.index_in(labels, texts.column("label").combine_chunks())
+    found = {"label": pa.chunked_array([labels])}
+    for column in ("name", "description", "surface", TYPES):
+        if column in texts.column_names:
+            found[column] = pc.fill_null(texts.column(column).take(rows), "")
+    return completed(pa.table(found), humanize_labels)
+
+
+def completed(table: pa.Table, humanize_labels: bool = True) -> pa.Table:
+    """A table of entities with a name and a surface for each: an empty name is the label, as words if asked
+    for, and an empty surface the name."""
+    label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
+    unnamed = pc.equal(pc.utf8_trim_whitespace(name) if humanize_labels else name, "")
+    if pc.any(unnamed).as_py():
+        name = pc.if_else(unnamed, humanized(label) if humanize_labels else label, name)
+    # Mostly there are no surfaces, and the column of names serves as both.
+    given = pc.any(pc.not_equal(surface, "")).as_py()
+    surface = pc.if_else(pc.equal(surface, ""), name, surface) if given else name
+    for column, values in (("name", name), ("surface", surface)):
+        table = table.set_column(table.column_names.index(column), column, values)
+    return table
 
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
@@ -201,18 +292,6 @@ TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
 # --- loading ----------------------------------------------------------------------------------------------
 
 
-def _with_humanized(texts: TextColumns, splits: LabeledSplits) -> TextColumns:
-    """Names out of the labels, for entities and relations that have none."""
-    for part in splits.values():
-        for h, r, t in part:
-            for x in (h, t):
-                if not texts.names.get(x):
-                    texts.names[x] = humanize(x)
-            if not texts.relations.get(r):
-                texts.relations[r] = humanize(r)
-    return texts
-
-
 ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types"))
 
 
@@ -225,22 +304,11 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
         DataError: naming file and line, for a label that the graph has or that occurs twice.
     """
     taken = graph.entities.table.column("label").combine_chunks()
-    table = tables.read_text_table(path, *ENTITY_COLUMNS, taken=taken)
+    table = read_texts(path, *ENTITY_COLUMNS, taken=taken)
     if not len(table):
         raise DataError(f"{path} has no entities below its header")
-    label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
-    unnamed = pc.equal(pc.utf8_trim_whitespace(name), "")
-    if pc.any(unnamed).as_py():
-        humanized = pc.utf8_trim_whitespace(pc.replace_substring_regex(label, r"[_\s]+", " "))
-        humanized = pc.if_else(pc.equal(humanized, ""), label, humanized)
-        name = pc.if_else(unnamed, humanized, name)
-    # Mostly there are no surfaces, and the column of names serves as both.
-    given = pc.any(pc.not_equal(surface, "")).as_py()
-    surface = pc.if_else(pc.equal(surface, ""), name, surface) if given else name
-    for column, values in (("name", name), ("surface", surface)):
-        table = table.set_column(table.column_names.index(column), column, values)
-    entities = EntityTable.of(table)
-    del label, name, surface, table
+    entities = EntityTable.of(completed(table))
+    del table
     pa.default_memory_pool().release_unused()  # what reading and the checks held
     return entities
 
@@ -264,21 +332,19 @@ def _check_names(folder: Path) -> None:
             raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
 
 
-def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[tables.Rows, list[bool] | None]:
+def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[pa.Table, BoolArray | None]:
     """The triples of a file, and whether each is true where it has a fourth column, ``label``.
 
     Raises:
         DataError: also for a label that is neither 1 nor one of -1 and 0.
     """
-    rows = _read_triples(path, skip_header, labeled=True)
-    if len(rows[0]) == 3:
-        return rows, None
-    first = 1 if path.suffix == ".parquet" else 1 + skip_header
-    true = tables.truths([row[3] for row in rows], str(path), first)
-    return [row[:3] for row in rows], true
+    table = _read_triples(path, skip_header, labeled=True)
+    return table.select(ENDS), truths_of(
+        table, str(path), 1 if path.suffix == ".parquet" else 1 + skip_header
+    )
 
 
-def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> tables.Rows:
+def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> pa.Table:
     """The triples of a file, without its header; Parquet names its columns itself.
 
     Args:
@@ -287,20 +353,21 @@ def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> ta
     Raises:
         DataError: also for a header where none is to be skipped.
     """
-    rows = tables.read_triples(path, labeled=labeled)
+    table = read_triples(path, labeled=labeled)
     if path.suffix == ".parquet":
-        return rows
-    named = tables.header_columns(rows[0])
+        return table
+    first = rows_of(table.slice(0, 1))[0]
+    named = tables.header_columns(first)
     if named not in (None, [0, 1, 2]):
         raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
     if named and not skip_header:
         raise DataError(
-            f"{path}:1: '{' '.join(rows[0])}' is a header, not a triple; --skip-header leaves out the first "
+            f"{path}:1: '{' '.join(first)}' is a header, not a triple; --skip-header leaves out the first "
             "line of each file of triples"
         )
-    if skip_header and len(rows) == 1:
+    if skip_header and len(table) == 1:
         raise DataError(f"{path} has no triples below its header")
-    return rows[1:] if skip_header else rows
+    return table.slice(1) if skip_header else table
 
 
 def repeated(triples: IntArray) -> int:
@@ -331,30 +398,23 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     splits = {"train": _read_triples(paths["train"], skip_header)}
     negatives = {}
     for split in (s for s in paths if s != "train"):
-        rows, true = read_labeled(paths[split], skip_header=skip_header)
-        splits[split] = list(compress(rows, true)) if true else rows
-        if true and not all(true):
-            negatives[split] = [row for row, is_true in zip(rows, true, strict=True) if not is_true]
-    texts = TextColumns()
-    extra: list[str] = []
+        table, true = read_labeled(paths[split], skip_header=skip_header)
+        splits[split] = table if true is None else table.filter(pa.array(true))
+        if true is not None and not true.all():
+            negatives[split] = table.filter(pa.array(~true))
+    texts, entities = TextColumns(), None
     if path := tables.find_table(folder, "entities"):
         paths["entities"] = path
-        columns = tables.read_texts(path, *ENTITY_COLUMNS)
-        extra = columns["label"]
-        named = zip(extra, columns["name"], strict=True)
-        texts.names = {x: n if n.strip() else humanize(x) for x, n in named}
-        texts.descriptions = dict(zip(extra, columns["description"], strict=True))
-        texts.surfaces = dict(zip(extra, columns["surface"], strict=True))
-        texts.types = {x: t for x, t in zip(extra, columns["types"], strict=True) if t}
+        entities = read_texts(path, *ENTITY_COLUMNS)
     if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
-        columns = tables.read_texts(path, ("label", "name"), ())
-        texts.relations = dict(zip(columns["label"], columns["name"], strict=True))
+        texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
     return build_graph(
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
         splits,
-        _with_humanized(_with_humanized(texts, splits), negatives),
-        extra_entities=extra,
+        texts,
+        entities=entities,
+        humanize_labels=True,
         sources={p.name: files.sha256(p) for p in paths.values()},
         negatives=negatives,
     )
@@ -395,12 +455,13 @@ def load_graph(
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
-    splits = {s: tables.parse_rows(sources.read(a), a, 3) for s, a in card.splits.items()}
+    splits = {s: triples_in(sources.read(a), a) for s, a in card.splits.items()}
     texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
     return build_graph(
         card.name,
         splits,
-        _with_humanized(texts, splits),
+        texts,
+        humanize_labels=True,
         sources={s.path: s.sha256 for s in card.source},
     )
 
@@ -408,29 +469,17 @@ def load_graph(
 # --- writing ----------------------------------------------------------------------------------------------
 
 
-def _write_table(
-    path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]], header: bool = True
-) -> None:
-    """A table as TSV, or as Parquet where a field has what TSV cannot hold; ``path`` is without its suffix.
-
-    Triples are TSV without a header; one that looks like a header is safe in Parquet.
-    """
-    fits = all(tables.fits_tsv(field) for row in rows for field in row)
-    if fits and (header or not rows or tables.header_columns(rows[0]) is None):
-        tables.write_tsv(path.with_name(f"{path.name}.tsv"), [columns, *rows] if header else rows)
-        return
-    table = {c: [row[i] for row in rows] for i, c in enumerate(columns)}
-    pq.write_table(pa.table(table), path.with_name(f"{path.name}.parquet"))
-
-
 def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
     """Write the triples of each split into a folder."""
     for split, triples in graph.splits.items():
-        columns, rows = ["head", "relation", "tail"], [list(x) for x in graph.labeled(triples)]
+        table = graph.labels(triples)
         if len(false := graph.negatives.get(split, ())):
-            columns.append("label")
-            rows = [[*x, "1"] for x in rows] + [[*x, "-1"] for x in graph.labeled(np.asarray(false))]
-        _write_table(folder / split, columns, rows, False)
+            both = ((table, "1"), (graph.labels(np.asarray(false)), "-1"))
+            table = pa.concat_tables(
+                part.append_column(LABEL, pa.array([label] * len(part), pa.large_string()))
+                for part, label in both
+            )
+        write_table(folder / split, table, header=False)
 
 
 def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
@@ -438,10 +487,10 @@ def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) 
     files.check_new_folder(folder)
     with files.atomic_folder(folder, follow=True) as temporary:
         write_splits(graph, temporary)
-        columns = graph.entities.columns
-        rows = list(zip(*graph.entities.table.to_pydict().values(), strict=True))
-        _write_table(temporary / "entities", columns, rows)
+        write_table(temporary / "entities", graph.entities.table)
         relations = [(r.label, r.name) for r in graph.relations]
-        _write_table(temporary / "relations", ("label", "name"), relations)
+        labels, names = map(list, zip(*relations, strict=True)) if relations else ([], [])
+        schema = pa.schema([("label", pa.large_string()), ("name", pa.large_string())])
+        write_table(temporary / "relations", pa.table({"label": labels, "name": names}, schema))
         if card is not None:
             write_card(card, temporary)

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kgmlm.filters import FilterIndex, GroupedAnswers, distinct_triples, grouped
 from kgmlm.kg import (
@@ -107,8 +108,15 @@ class KnowledgeGraph:
 
     def labeled(self, triples: IntArray) -> list[tuple[str, str, str]]:
         """Ids back to (head, relation, tail) labels."""
-        e, relations = self.entities.column("label"), [r.label for r in self.relations]
-        return [(e[h], relations[r], e[t]) for h, r, t in triples.tolist()]
+        columns = (column.to_pylist() for column in self.labels(triples).columns)
+        return list(zip(*columns, strict=True))
+
+    def labels(self, triples: IntArray) -> pa.Table:
+        """The same as Arrow columns ``head``, ``relation``, ``tail``."""
+        h, r, t = (pa.array(np.ascontiguousarray(ids)) for ids in np.reshape(triples, (-1, 3)).T)
+        entities = self.entities.table.column("label")
+        relations = pa.array([x.label for x in self.relations], pa.large_string())
+        return pa.table({"head": entities.take(h), "relation": relations.take(r), "tail": entities.take(t)})
 
     def same(self, other: KnowledgeGraph) -> bool:
         """Whether another graph has the same entities, relations and training triples, by label and id."""

@@ -37,6 +37,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 LONGEST = 1000  # characters of a sentence
+_ODD = 10_000  # labels that are Python strings at one time
 
 
 def readable(message: str) -> str:
@@ -85,6 +86,24 @@ def humanize(label: str) -> str:
     'co-occurs with'
     """
     return " ".join(label.replace("_", " ").split()) or label
+
+
+def humanized(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of labels as words; see :func:`humanize`."""
+    if not len(labels):
+        return labels
+    plain = pc.match_substring_regex(labels, "^[!-~]+$")  # what else there is Python splits at blanks
+    words = pc.utf8_trim(pc.replace_substring_regex(labels, "_+", " "), " ")
+    words = pc.if_else(pc.equal(words, ""), labels, words)
+    if pc.all(plain).as_py():
+        return words
+    odd = np.flatnonzero(~plain.to_numpy())
+    parts = [odd[start : start + _ODD] for start in range(0, len(odd), _ODD)]
+    others = [pa.array(map(humanize, labels.take(pa.array(part)).to_pylist()), labels.type) for part in parts]
+    found = pc.replace_with_mask(
+        words.combine_chunks(), pc.invert(plain).combine_chunks(), pa.concat_arrays(others)
+    )
+    return pa.chunked_array([found])
 
 
 def counted(count: int, noun: str) -> str:
@@ -193,8 +212,8 @@ class EntityTable:
     @property
     def unnamed(self) -> int:
         """How many have no name but their label, as it is or as words."""
-        pairs = zip(self.column("label"), self.column("name"), strict=True)
-        return sum(name in (label, humanize(label)) for label, name in pairs)
+        label, name = self.table.column("label"), self.table.column("name")
+        return int(pc.sum(pc.or_(pc.equal(name, label), pc.equal(name, humanized(label)))).as_py() or 0)
 
     def extended(self, more: EntityTable) -> EntityTable:
         """This table with other entities below it; ids of this one are kept.

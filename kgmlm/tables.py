@@ -6,23 +6,15 @@ Labels survive byte for byte: TSV has no quoting, nothing is ever read as missin
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from kgmlm import files
 from kgmlm.kg import DataError
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".tsv.gz", ".txt.gz", ".csv.gz")
-Rows = list[list[str]]
 _SPANNED = 50  # lines that the end of a quoted field is looked for in
 
 
@@ -100,14 +92,14 @@ def parse_lines(
         yield number, fields
 
 
-def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") -> Rows:
+def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") -> Iterator[list[str]]:
     """Rows of exactly ``columns`` non-empty fields, such as triples.
 
     Raises:
         DataError: naming the file and the line, for a wrong number of fields, an empty one, or an empty file.
     """
     kind = "tab" if separator == "\t" else "comma"
-    rows: Rows = []
+    number = 0
     for number, fields in parse_lines(data, origin, separator):
         if len(fields) != columns:
             raise DataError(
@@ -115,62 +107,14 @@ def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") ->
             )
         if "" in fields:
             raise DataError(f"{origin}:{number}: column {fields.index('') + 1} is empty")
-        rows.append(fields)
-    if not rows:
+        yield fields
+    if not number:
         raise DataError(f"{origin} is empty")
-    return rows
 
 
 def separator_of(path: Path) -> str:
     """What separates the columns of a text file, by its suffix."""
     return "," if ".csv" in path.suffixes[-2:] else "\t"
-
-
-def _check_columns(path: Path, names: Sequence[str]) -> None:
-    """Refuse a header that names a column twice: which of the two was meant?"""
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{path}: the column '{name}' is there twice; keep one")
-
-
-def _read_parquet(path: Path) -> Any:
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-        table.validate(full=True)  # text that is no UTF-8
-        return table.cast(pa.schema([(name, pa.large_string()) for name in table.column_names]))
-    except (OSError, pa.ArrowException) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path} cannot be read as Parquet: {why}") from None
-
-
-def read_triples(path: Path, *, labeled: bool = False) -> Rows:
-    """The (head, relation, tail) labels of a TSV, CSV or Parquet file.
-
-    TSV and CSV have no header. TSV has no quoting at all; CSV fields may be quoted. Parquet has columns
-    ``head``, ``relation``, ``tail``.
-
-    Args:
-        labeled: there may be a fourth column, ``label``; :func:`truths` reads what it says.
-    """
-    if path.suffix != ".parquet":
-        data, origin, separator = files.read_bytes(path), str(path), separator_of(path)
-        first = next(parse_lines(data, origin, separator), (0, []))[1] if labeled else []
-        return parse_rows(data, origin, 4 if len(first) == 4 else 3, separator)
-    table = _read_parquet(path)
-    missing = [c for c in ("head", "relation", "tail") if c not in table.column_names]
-    if missing:
-        raise DataError(f"{path}: column '{missing[0]}' is missing (it has: {', '.join(table.column_names)})")
-    names = ["head", "relation", "tail", *(["label"] if labeled and "label" in table.column_names else [])]
-    columns = [table.column(c).to_pylist() for c in names]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    if not rows:
-        raise DataError(f"{path} is empty")
-    for number, row in enumerate(rows, 1):
-        if not all(row):
-            raise DataError(f"{path}: row {number} has an empty or missing value")
-    return rows
 
 
 _HEADERS = (
@@ -220,91 +164,6 @@ def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
                 f"{origin}:{number}: the label is '{label}', but {false} stood for false before; use one"
             )
     return [label == "1" for label in labels]
-
-
-def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line or row number, fields) of a table with a header, the header first."""
-    if path.suffix != ".parquet":
-        try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                yield from parse_lines(file, str(path), separator_of(path))
-        except FileNotFoundError:
-            raise DataError(f"there is no file {path}") from None
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} cannot be read: {error}") from None
-        return
-    table = _read_parquet(path)
-    yield 0, list(table.column_names)
-    rows = (
-        zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in table.to_batches()
-    )
-    for number, row in enumerate(chain.from_iterable(rows), 1):
-        yield number, [x or "" for x in row]
-
-
-_CHUNK = 10_000  # rows that are Python strings at one time
-
-
-def read_text_table(
-    path: Path, required: Sequence[str], optional: Sequence[str], taken: Any = None
-) -> pa.Table:
-    """Named columns of a table with a header as Arrow strings; optional ones that are absent are empty.
-
-    Args:
-        taken: an Arrow array of labels that may not occur.
-
-    Raises:
-        DataError: for a missing column, a ragged line, an empty, a repeated or a taken label.
-    """
-    lines = _texts(path)
-    header = next(lines, (0, []))[1]
-    if not header:
-        raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
-    _check_columns(path, [c for c in header if c in (*required, *optional)])
-    missing = [c for c in required if c not in header]
-    if missing:
-        raise DataError(
-            f"{path}: column '{missing[0]}' is missing (the first line names: {', '.join(header)})"
-        )
-    names = (*required, *optional)
-    where = [header.index(c) if c in header else None for c in names]
-    at = header.index("label")
-    schema = pa.schema([(c, pa.large_string()) for c in names])
-    batches: list[pa.RecordBatch] = []
-    rows: list[list[str]] = []
-
-    def flush() -> None:
-        columns = [[row[i] for row in rows] if i is not None else [""] * len(rows) for i in where]
-        batches.append(pa.record_batch(columns, schema=schema))
-        rows.clear()
-
-    for number, fields in lines:
-        if len(fields) != len(header):
-            raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
-        if not fields[at]:
-            raise DataError(f"{path}:{number}: the label is empty")
-        rows.append(fields)
-        if len(rows) == _CHUNK:
-            flush()
-    flush()
-    table = pa.Table.from_batches(batches, schema)
-    labels = table.column("label")
-    if len(labels) > pc.count_distinct(labels).as_py():
-        seen: dict[str, int] = {}
-        for (number, _), label in zip(islice(_texts(path), 1, None), labels.to_pylist(), strict=True):
-            if label in seen:
-                raise DataError(f"{path}:{number}: label '{label}' stands already on line {seen[label]}")
-            seen[label] = number
-    if taken is not None and (found := pc.index(pc.is_in(labels, taken), True).as_py()) >= 0:
-        number = next(islice(_texts(path), found + 1, None))[0]
-        raise DataError(f"{path}:{number}: label '{labels[found]}' exists in the graph already")
-    return table
-
-
-def read_texts(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of :func:`read_text_table` as lists."""
-    columns: dict[str, list[str]] = read_text_table(path, required, optional).to_pydict()
-    return columns
 
 
 def fits_tsv(field: str) -> bool:

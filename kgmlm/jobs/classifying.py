@@ -223,11 +223,12 @@ def _read(
 ) -> tuple[list[list[str]], BoolArray | None, tuple[str, int]]:
     """Triples, whether each is true where a file says so; the start of errors, and the line of the first."""
     if isinstance(triples, str | Path):
+        from kgmlm.columns import rows_of
         from kgmlm.datasets import read_labeled
 
-        rows, true = read_labeled(Path(triples), skip_header=skip_header)
+        table, true = read_labeled(Path(triples), skip_header=skip_header)
         first = 1 + (skip_header and Path(triples).suffix != ".parquet")
-        return rows, None if true is None else np.array(true), (f"{triples}:", first)
+        return rows_of(table), true, (f"{triples}:", first)
     if any(isinstance(triple, str) or len(triple) != 3 for triple in triples):
         raise QueryError("triples are a list of (head, relation, tail)")
     return [list(triple) for triple in triples], None, ("triple ", 1)

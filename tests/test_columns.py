@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kgmlm import columns, tables
+from kgmlm.datasets import build_graph
+from kgmlm.kg import DataError
+
+STRANGE = [
+    "NA",
+    "null",
+    "None",
+    "nan",
+    "00001740",
+    '"x',
+    '"y"',
+    "#c",
+    " lead",
+    "東京",
+    "a\u2028b",
+    "a\x0bb",
+    "1e5",
+    "true",
+]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".txt", ".tsv.gz", ".parquet"])
+def test_strange_labels_survive_byte_for_byte(tmp_path: Path, suffix: str) -> None:
+    rows = [[label, "r", label] for label in STRANGE]
+    path = tmp_path / f"train{suffix}"
+    if suffix == ".parquet":
+        named = zip(("head", "relation", "tail"), map(list, zip(*rows, strict=True)), strict=True)
+        pq.write_table(pa.table(dict(named)), path)
+    else:
+        data = "".join("\t".join(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    assert columns.rows_of(columns.read_triples(path)) == rows
+
+
+def test_csv_reads_quotes_where_they_pair_and_keeps_them_where_not(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('"Obama, Barack",r,"say ""hi"""\n"x,r,NA\n', "utf-8")
+    assert columns.rows_of(columns.read_triples(path)) == [
+        ["Obama, Barack", "r", 'say "hi"'],
+        ['"x', "r", "NA"],
+    ]
+    path.write_text('"x,r,y\n"z,r,NA\n' + "a,r,b\n" * 99 + 'c,r,"d\n', "utf-8")
+    assert len(columns.read_triples(path)) == 102
+
+
+def test_a_csv_field_of_several_lines_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('a,r,b\na,r,"New\n\nYork, NY"\n', "utf-8")
+    with pytest.raises(DataError, match=r"train\.csv:2: a quoted field ends in line 4; write it on one line"):
+        columns.read_triples(path)
+    path.write_text('"x,r,y\na,r,"New\nYork",r,NY\n', "utf-8")  # the first quote is a literal one
+    with pytest.raises(DataError, match=r"train\.csv:2: a quoted field ends in line 3"):
+        columns.read_triples(path)
+
+
+label = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.lists(st.tuples(label, label, label), min_size=1))
+def test_what_write_tsv_writes_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]
+) -> None:
+    path = tmp_path_factory.mktemp("tsv") / "t.tsv"
+    rows = [("first", "r", "second"), *rows]  # a byte-order mark can stand at the start of a file only
+    tables.write_tsv(path, rows)
+    assert columns.rows_of(columns.read_triples(path)) == [list(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"a\tr\tb\na\tr\n", r"t\.tsv:2: expected 3 tab-separated columns, found 2"),
+        (b"a\tr\tb\tc\n", r"t\.tsv:1: expected 3 tab-separated columns, found 4"),
+        (b"a\tr\tb\n\na\tr\tb\n", r"t\.tsv:2: expected 3"),
+        (b"a\t\tb\n", r"t\.tsv:1: column 2 is empty"),
+        (b"a\tr\tb\n\xff\tr\tb\n", r"t\.tsv:2: not UTF-8"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        columns.read_triples(path)
+
+
+def test_windows_line_ends_and_byte_order_marks_are_no_part_of_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_bytes("\ufeffa\tr\tb\r\nc\tr\td\r\n".encode())
+    assert columns.rows_of(columns.read_triples(path)) == [["a", "r", "b"], ["c", "r", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("t.tsv.gz", b"not gzip"),
+        ("t.tsv.gz", gzip.compress(b"a\tr\tb\n", mtime=0)[:10] + b"\xff" * 9),
+        ("t.parquet", b"not parquet"),
+        ("none.tsv", None),
+    ],
+)
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, data: bytes | None) -> None:
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(DataError, match=name):
+        columns.read_triples(path)
+
+
+def test_parquet_without_a_column_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"head": ["a"], "tail": ["b"]}), path)
+    with pytest.raises(DataError, match="column 'relation' is missing"):
+        columns.read_triples(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name\nx\n", "column 'label' is missing"),
+        ("label\tname\na\n", ":2: expected 2 columns, found 1"),
+        ("label\tname\na\tA\na\tB\n", ":3: label 'a' stands already on line 2"),
+        ("label\tname\n\tA\n", ":2: the label is empty"),
+        ("label\tname\tname\na\tA\tB\n", "column 'name' is there twice"),
+        ("", "is empty"),
+    ],
+)
+def test_a_malformed_text_table_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "entities.tsv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        columns.read_texts(path, ("label", "name"), ("description",))
+
+
+def test_optional_columns_come_back_empty_and_order_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "entities.tsv"
+    path.write_text("name\tlabel\nAnna\ta\n")
+    assert columns.read_texts(path, ("label", "name"), ("description",)).to_pydict() == {
+        "label": ["a"], "name": ["Anna"], "description": [""],
+    }  # fmt: skip
+
+
+def test_parquet_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    latin = pa.array([b"caf\xe9"]).view(pa.string())
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"head": latin, "relation": ["r"], "tail": ["t"]}), path)
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+        columns.read_triples(path)
+    pq.write_table(pa.table({"label": latin, "name": ["x"]}), path)
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+        columns.read_texts(path, ("label", "name"), ())
+
+
+field = st.text(st.sampled_from('ab\t\r"\x00é ,_'), max_size=3)
+
+
+@given(st.lists(st.lists(field, min_size=2, max_size=4), max_size=4), st.sampled_from(["\n", "\r\n"]))
+def test_arrow_reads_a_file_as_it_is_read_line_by_line(rows: list[list[str]], end: str) -> None:
+    data = "".join("\t".join(row) + end for row in [["a", "r", "b"], *rows]).encode()
+    assert _read(lambda: columns.rows_of(columns.triples_in(data, "x"))) == _read(
+        lambda: list(tables.parse_rows(data, "x", 3))
+    )
+
+
+def _read(read: Callable[[], list[list[str]]]) -> list[list[str]] | str:
+    """What is read, or the error."""
+    try:
+        return read()
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("text", ["a\tr\tb\n" * 3, "a\tr\tb\r\n", 'é\tr\t"b\n'])
+def test_plain_files_are_left_to_arrow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "parse_rows", None)
+    assert columns.triples_in(text.encode(), "x").num_columns == 3
+
+
+def test_no_row_is_a_python_object(tmp_path: Path) -> None:
+    """Lists of strings would take some 300 bytes per triple."""
+    count = 200_000
+    path = tmp_path / "train.tsv"
+    path.write_text("".join(f"e{i % 5000}\tr{i % 7}\te{i * 7 % 5000}\n" for i in range(count)))
+    tracemalloc.start()
+    try:
+        graph = build_graph("large", {"train": columns.read_triples(path)})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(graph.triples("train")) == count
+    assert peak < 150 * count
+
+
+@given(st.lists(st.tuples(label, label), min_size=1, max_size=4))
+def test_a_written_table_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("written") / "entities"
+    unique = dict(rows)
+    table = pa.table({"label": list(unique), "name": list(unique.values())})
+    columns.write_table(path, table)
+    again = columns.read_texts(path.with_name("entities.tsv"), ("label", "name"), ())
+    assert again.to_pydict() == table.to_pydict()
+
+
+@pytest.mark.parametrize("odd", ["a\tb", "a\nb", "a\r"])
+def test_what_tsv_cannot_hold_is_written_as_parquet(tmp_path: Path, odd: str) -> None:
+    columns.write_table(tmp_path / "entities", pa.table({"label": ["x"], "name": [odd]}))
+    again = columns.read_texts(tmp_path / "entities.parquet", ("label", "name"), ())
+    assert again.to_pydict() == {"label": ["x"], "name": [odd]}
