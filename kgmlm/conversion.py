@@ -138,7 +138,7 @@ def _convert_checkpoint(folder: Path) -> None:
 
 def _write_names(run: Path, span: int, settings: Settings) -> None:
     """The tokens of the entities' names, which early runs did not keep."""
-    from kgmlm.records import read_graph
+    from kgmlm.graph_files import read_graph
 
     graph = read_graph(run / "graph", "", {})
     tokenizer = load_tokenizer(run / "model")
@@ -188,7 +188,7 @@ def _write_chosen(
 
 
 def _relations(run: Path) -> list[str]:
-    from kgmlm.records import read_graph
+    from kgmlm.graph_files import read_graph
 
     return [r.label for r in read_graph(run / "graph", "", {}).relations]
 

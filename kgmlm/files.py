@@ -133,6 +133,12 @@ def write_parquet(path: Path, table: pa.Table, *, follow: bool = False) -> None:
         pq.write_table(table, temporary)
 
 
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Write an Arrow table atomically as an IPC file of one batch, which can be mapped into memory."""
+    with atomic_file(path) as temporary, pa.ipc.new_file(str(temporary), table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
 def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
     """Write safetensors atomically; a full disk is an ``OSError`` whichever library met it.
 

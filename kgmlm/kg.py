@@ -196,9 +196,12 @@ class EntityTable:
             raise DataError("an entity label occurs twice in the entity table")
 
     @classmethod
-    def of(cls, table: pa.Table) -> EntityTable:
+    def of(cls, table: pa.Table, *, check: bool = True) -> EntityTable:
         """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are, and
         ``types``, if there are any.
+
+        Args:
+            check: see that labels do not repeat; False where they are known not to.
 
         Raises:
             DataError: when labels repeat.
@@ -206,7 +209,8 @@ class EntityTable:
         made = cls.__new__(cls)
         typed = TYPES in table.column_names and pc.any(pc.not_equal(table.column(TYPES), "")).as_py()
         made.table = table.select([*TEXT_COLUMNS, *([TYPES] if typed else [])])
-        made._check()
+        if check:
+            made._check()
         return made
 
     @property

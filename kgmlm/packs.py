@@ -20,9 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import __version__, digests, files
+from kgmlm.graph_files import portable, read_graph
 from kgmlm.kg import RunError
 from kgmlm.onnx_model import FILE as STRUCTURE
 from kgmlm.upkeep import RERANKER, has_reranker
@@ -35,7 +37,6 @@ _SCALE = ":scale"  # behind the name of a quantized matrix
 _MODEL = "model/model.safetensors"
 _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
 _KGE = "signals/kge.safetensors"
-_GRAPH = ("entities", "relations", "triples", "negatives")
 _NAMES = "graph/name_tokens.safetensors"
 _CHOSEN = "model/mixture.json"
 _PROBABILITIES = "model/probabilities.json"
@@ -112,9 +113,8 @@ def write_pack(
                 advance("packing", 1, len(parts) * len(_TENSORS) + len(beside))
                 entries[prefix + name] = _quantized(folder / name)
         if not prefix:  # a reranker has the graph of its run
-            for table in (folder / "graph" / f"{table}.parquet" for table in _GRAPH):
-                if table.is_file():
-                    entries[f"graph/{table.name}"] = _compressed(table)
+            for name, table in portable(read_graph(folder / "graph", "", {})).items():
+                entries[f"graph/{name}.parquet"] = _compressed(table)
             entries[_NAMES] = (folder / _NAMES).read_bytes()
     if structure is not None:
         entries[f"model/{STRUCTURE}"] = structure
@@ -333,14 +333,14 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
     files.write_tensors(path, tensors, {"format": "pt"})
 
 
-def _compressed(path: Path) -> bytes:
-    """A Parquet file as small as it gets."""
+def _compressed(table: pa.Table) -> bytes:
+    """A table as a Parquet file as small as it gets."""
     import io
 
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(pq.ParquetFile(path).read(), buffer, compression="zstd", compression_level=19)
+    pq.write_table(table, buffer, compression="zstd", compression_level=19)
     return buffer.getvalue()
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from kgmlm import __version__
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph_files import read_graph
 from kgmlm.kg import KgmlmError, RunError
-from kgmlm.records import read_graph, read_record
+from kgmlm.records import read_record
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,7 @@
     RUN/
     ├── run.json          format, versions, seed, dataset and its checksums, frozen vocabulary, progress
     ├── config.toml       the expanded settings
-    ├── graph/            texts and triples of all splits (Parquet): the candidates and the filter; and the
+    ├── graph/            texts and triples of all splits (Arrow): the candidates and the filter; and the
     │                     tokens of the entities' names
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors; mixture.json: what validation chose for all signals
@@ -30,6 +30,7 @@ import numpy as np
 from kgmlm import digests, files
 from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import RunError
 from kgmlm.packs import find_pack, unpack
 from kgmlm.provenance import began_from, command, earlier, hardware, versions
@@ -37,10 +38,8 @@ from kgmlm.records import (
     FORMAT,
     accepted,
     check_files,
-    read_graph,
     read_record,
     read_settings,
-    write_graph,
 )
 from kgmlm.upkeep import RERANKER, check_output, has_reranker, recover, steady
 

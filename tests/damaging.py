@@ -253,6 +253,17 @@ def changed_parquet(random: Random, data: bytes) -> bytes:
     return parquet(changed_table(random, pq.read_table(io.BytesIO(data))))
 
 
+def changed_arrow(random: Random, data: bytes) -> bytes:
+    """An Arrow file of another table, or none any more."""
+    if random.random() < 0.4:
+        return damaged(random, data)
+    table = changed_table(random, pa.ipc.open_file(data).read_all())
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=random.choice((None, 5)))
+    return sink.getvalue()
+
+
 def changed_tensors(random: Random, data: bytes) -> bytes:
     """Safetensors of other tensors, a changed header, or none any more."""
     from safetensors.numpy import load, save

@@ -24,6 +24,7 @@ import tomli_w
 from damaging import (
     ODD,
     changed_array,
+    changed_arrow,
     changed_json,
     changed_parquet,
     changed_rows,
@@ -374,7 +375,7 @@ def _of_run(*names: str, change: Callable[[Random, bytes], bytes]) -> Callable[[
     return lambda fuzzer, random: fuzzer._in_run(random, *names, change=change)
 
 
-GRAPH = ("graph/entities.parquet", "graph/relations.parquet", "graph/triples.parquet")
+GRAPH = ("graph/entities.arrow", "graph/relations.arrow", "graph/triples.arrow")
 
 
 def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
@@ -391,7 +392,7 @@ def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
         "ranks": Fuzzer._compare,
         "run.json": _of_run("run.json", change=changed_json),
         "config.toml": _of_run("config.toml", change=changed_toml),
-        "graph": _of_run(*GRAPH, change=changed_parquet),
+        "graph": _of_run(*GRAPH, change=changed_arrow),
         "weights": _of_run("model/model.safetensors", change=changed_tensors),
         "vectors": _of_run(Vector.file, change=changed_tensors),
         "kge": _of_run(KGE.file, change=changed_tensors),

@@ -86,8 +86,8 @@ def test_weights_are_chosen_again_on_all_of_validation(
     assert "text: validation MRR" in told.stdout
     assert "one weight for all" in " ".join(told.stdout.split())
     kept = (run / MIXTURE).read_bytes()
-    (run / "graph" / "triples.parquet").write_bytes(b"")
-    with pytest.raises(RunError, match=r"triples\.parquet has 0 bytes instead of"):
+    (run / "graph" / "triples.arrow").write_bytes(b"")
+    with pytest.raises(RunError, match=r"triples\.arrow has 0 bytes instead of"):
         kgmlm.tune(run, progress=False)
     assert (run / MIXTURE).read_bytes() == kept
 

@@ -22,8 +22,8 @@ from kgmlm.datasets import (
     write_folder,
 )
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import DataError
-from kgmlm.records import read_graph, write_graph
 
 REGISTRY = TEXT_READERS
 Real = Callable[[str], KnowledgeGraph]

@@ -62,7 +62,7 @@ def test_a_cut_or_missing_file_is_named_on_opening(toy_vector_run: Path, tmp_pat
 def test_changed_contents_are_found_when_asked_for(toy_vector_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_vector_run, run)
-    for name in ("model/model.safetensors", Vector.file, "graph/triples.parquet", "config.toml"):
+    for name in ("model/model.safetensors", Vector.file, "graph/triples.arrow", "config.toml"):
         before = (run / name).read_bytes()
         changed(run / name)
         with pytest.raises(RunError):

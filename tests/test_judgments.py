@@ -11,9 +11,9 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm import judgments
+from kgmlm.columns import read_triples
 from kgmlm.judgments import Judgment
 from kgmlm.kg import RunError
-from kgmlm.tables import read_triples
 
 
 def said(tail: str, label: int | None, head: str = "virus") -> Judgment:

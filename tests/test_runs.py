@@ -10,11 +10,11 @@ import pytest
 from conftest import without_digests
 
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import ModelError, RunError
 from kgmlm.mixture import Use
 from kgmlm.modeling import load_model
 from kgmlm.provenance import began_from
-from kgmlm.records import read_graph, write_graph
 from kgmlm.runs import open_run
 from kgmlm.signals.vector import Vector
 from kgmlm.tokenizer_sources import load_tokenizer
@@ -84,7 +84,7 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.rmtree(base)
     shutil.copytree(toy_run, base)
     assert len(run.past(reranked=True)[0]) == 1
-    (base / "graph" / "triples.parquet").write_bytes(b"PAR1")
+    (base / "graph" / "triples.arrow").write_bytes(b"PAR1")
     assert run.past(reranked=True) == ([], ["toy"]), "what cannot be read cannot be checked"
 
 
@@ -117,9 +117,9 @@ def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> N
         (lambda p: (p / "run.json").unlink(), "is not a run folder"),
         (lambda p: (p / "run.json").write_text("{"), "is damaged"),
         (lambda p: (p / "run.json").write_text("{}"), "is damaged"),
-        (lambda p: (p / "graph" / "triples.parquet").unlink(), r"triples\.parquet is missing"),
+        (lambda p: (p / "graph" / "triples.arrow").unlink(), r"triples\.arrow is missing"),
         (
-            lambda p: (p / "graph" / "entities.parquet").write_bytes(b"x"),
+            lambda p: (p / "graph" / "entities.arrow").write_bytes(b"x"),
             r"has 1 byte instead of the [\d,]+ ",
         ),
     ],

@@ -288,7 +288,7 @@ def test_a_run_and_its_pack_keep_given_types_and_the_signal(toy_run: Path, tmp_p
 
 
 def test_a_run_on_disk_has_given_types(tmp_path: Path) -> None:
-    from kgmlm.records import read_graph, write_graph
+    from kgmlm.graph_files import read_graph, write_graph
 
     graph = towns(types={"new": "town", "town00": "town"})
     write_graph(graph, tmp_path / "graph")
