@@ -9,16 +9,14 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kgmlm import files, tables
+from kgmlm.building import TextColumns, build_graph, completed
 from kgmlm.cards import (
     Card,
     Sources,
@@ -29,14 +27,12 @@ from kgmlm.cards import (
     write_card,
 )
 from kgmlm.columns import (
-    CODED,
     ENDS,
     LABEL,
     read_texts,
     read_triples,
     rows_of,
     triples_in,
-    triples_of,
     truths_of,
     write_table,
 )
@@ -44,147 +40,11 @@ from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import (
     SPLITS,
-    TYPES,
     BoolArray,
     DataError,
     EntityTable,
     IntArray,
-    RelationTable,
-    humanize,
-    humanized,
 )
-
-LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
-_TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfaces"), (TYPES, "types"))
-
-
-@dataclass
-class TextColumns:
-    """Texts by label, as a reader found them; ``notes`` are counts worth reporting."""
-
-    names: dict[str, str] = field(default_factory=dict)
-    descriptions: dict[str, str] = field(default_factory=dict)
-    surfaces: dict[str, str] = field(default_factory=dict)
-    relations: dict[str, str] = field(default_factory=dict)
-    types: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, int] = field(default_factory=dict)
-
-    def table(self) -> pa.Table:
-        """The texts of entities as Arrow columns."""
-        of = {column: getattr(self, attribute) for column, attribute in _TEXTS}
-        labels = list(dict.fromkeys(chain.from_iterable(of.values())))
-        columns = {column: [texts.get(x, "") for x in labels] for column, texts in of.items()}
-        schema = pa.schema([(column, pa.large_string()) for column in ("label", *of)])
-        return pa.table({"label": labels, **columns}, schema)
-
-
-def build_graph(
-    name: str,
-    splits: LabeledSplits,
-    texts: TextColumns | None = None,
-    *,
-    entities: pa.Table | None = None,
-    extra_entities: Iterable[str] = (),
-    humanize_labels: bool = False,
-    sources: Mapping[str, str] | None = None,
-    negatives: LabeledSplits | None = None,
-) -> KnowledgeGraph:
-    """A graph from labeled triples; ids follow the sorted labels, every label is kept.
-
-    Args:
-        splits: split name to (head, relation, tail) labels, as rows or as Arrow columns; duplicates stay.
-        texts: by label.
-        entities: instead, the texts of entities as Arrow columns ``label``, ``name``, ``description``,
-            ``surface`` and ``types``; all are candidates, though no triple has them.
-        extra_entities: labels that are candidates though no triple has them.
-        humanize_labels: names that are missing are labels as words, instead of the labels.
-        negatives: likewise triples that are known to be false.
-
-    Raises:
-        DataError: when there is no training split.
-    """
-    if "train" not in splits:
-        raise DataError(f"'{name}' has no training triples")
-    texts = texts or TextColumns()
-    found = [
-        (of, split, _coded(rows))
-        for of, each in enumerate((splits, negatives or {}))
-        for split, rows in each.items()
-    ]
-    parts = [part for _, _, part in found]
-    extra = pa.array(extra_entities, pa.string()) if entities is None else entities.column("label")
-    extra = pa.chunked_array([extra]) if isinstance(extra, pa.Array) else extra
-    ends = [column for part in parts for column in (part.column("head"), part.column("tail"))]
-    labels, ids = _numbered([*ends, extra.cast(pa.string()).dictionary_encode()])
-    relation_labels, relation_ids = _numbered([part.column("relation") for part in parts])
-    triples = [np.stack(x, axis=1) for x in zip(ids[:-1:2], relation_ids, ids[1:-1:2], strict=True)]
-    by_split = [
-        {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
-    ]
-    table = _named(labels, texts.table() if entities is None else entities, humanize_labels)
-    relations = relation_labels.to_pylist()
-    names = [texts.relations.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
-    graph_relations = RelationTable(relations, names)
-    return KnowledgeGraph(
-        name,
-        EntityTable.of(table),
-        graph_relations,
-        by_split[0],
-        dict(sources or {}),
-        texts.notes,
-        by_split[1],
-    )
-
-
-def _coded(rows: Iterable[Sequence[str]] | pa.Table) -> pa.Table:
-    return rows if isinstance(rows, pa.Table) else triples_of(rows)
-
-
-def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArray]]:
-    """The distinct labels of coded columns, sorted, and each column as numbers of them."""
-    coded = pa.chunked_array(list(chain.from_iterable(c.chunks for c in columns)), CODED).unify_dictionaries()
-    if not coded.num_chunks:
-        return pa.array([], pa.large_string()), [np.zeros(0, np.int64) for _ in columns]
-    every = coded.chunk(0).dictionary
-    used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
-    for chunk in coded.chunks:
-        used[chunk.indices.to_numpy()] = True
-    kept = np.flatnonzero(used)
-    order = kept[pc.sort_indices(every.take(pa.array(kept))).to_numpy()]
-    number = np.empty(len(every), np.int64)
-    number[order] = np.arange(len(order))
-    ids, at = [], 0
-    for column in columns:
-        chunks = coded.chunks[at : at + column.num_chunks]
-        at += column.num_chunks
-        ids.append(np.concatenate([np.zeros(0, np.int64), *(number[x.indices.to_numpy()] for x in chunks)]))
-    return every.take(pa.array(order)).cast(pa.large_string()), ids
-
-
-def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table:
-    """The texts of entities with these labels; what has none has its label for a name, and nothing else."""
-    rows = pc.index_in(labels, texts.column("label").combine_chunks())
-    found = {"label": pa.chunked_array([labels])}
-    for column in ("name", "description", "surface", TYPES):
-        if column in texts.column_names:
-            found[column] = pc.fill_null(texts.column(column).take(rows), "")
-    return completed(pa.table(found), humanize_labels)
-
-
-def completed(table: pa.Table, humanize_labels: bool = True) -> pa.Table:
-    """A table of entities with a name and a surface for each: an empty name is the label, as words if asked
-    for, and an empty surface the name."""
-    label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
-    unnamed = pc.equal(pc.utf8_trim_whitespace(name) if humanize_labels else name, "")
-    if pc.any(unnamed).as_py():
-        name = pc.if_else(unnamed, humanized(label) if humanize_labels else label, name)
-    # Mostly there are no surfaces, and the column of names serves as both.
-    given = pc.any(pc.not_equal(surface, "")).as_py()
-    surface = pc.if_else(pc.equal(surface, ""), name, surface) if given else name
-    for column, values in (("name", name), ("surface", surface)):
-        table = table.set_column(table.column_names.index(column), column, values)
-    return table
-
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
 

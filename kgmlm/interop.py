@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, DataError, Queries, humanize
 from kgmlm.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.cards import read_card
 from kgmlm.checks import ceiling, check_graph, lines_of, name_groups
-from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.data import check_tokens
 from kgmlm.kg import EntityTable, both_sides

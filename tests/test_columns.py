@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kgmlm import columns, tables
-from kgmlm.datasets import build_graph
+from kgmlm.building import build_graph
 from kgmlm.kg import DataError
 
 STRANGE = [

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from kgmlm.building import build_graph
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
-from kgmlm.datasets import build_graph
 from kgmlm.evaluation import evaluate
 from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph

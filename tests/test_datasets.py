@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kgmlm.building import build_graph
 from kgmlm.cards import Card, Sources, card_names, cards_folder, read_card
 from kgmlm.checks import check_graph
 from kgmlm.datasets import (
     TEXT_READERS,
     GlossChooser,
-    build_graph,
     load_graph,
     read_entities,
     read_folder,

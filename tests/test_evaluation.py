@@ -13,9 +13,9 @@ import pytest
 import torch
 from doubles import FakeRanker, fake, run
 
+from kgmlm.building import build_graph
 from kgmlm.config import Protocol, load_protocol
 from kgmlm.constraints import MISSED, Possible
-from kgmlm.datasets import build_graph
 from kgmlm.evaluation import Asked, View, _Drawn, evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index

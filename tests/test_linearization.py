@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.config import TextSettings
-from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import Edge, KnowledgeGraph
 from kgmlm.kg import ConfigError, Query
 from kgmlm.linearization import (

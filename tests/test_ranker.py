@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.config import RerankingSettings, TextSettings, VectorSettings
-from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, ModelError, Queries, RelationTable

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.config import Settings
-from kgmlm.datasets import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
 from kgmlm.recipes import PRESETS, Shape, epochs_within, given_settings, recipe_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kgmlm.datasets import build_graph
+from kgmlm.building import build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import QueryError
 from kgmlm.resolver import Resolver

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from doubles import fake, run
 
+from kgmlm.building import build_graph
 from kgmlm.config import Protocol
-from kgmlm.datasets import build_graph
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError

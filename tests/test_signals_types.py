@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 import kgmlm
 from kgmlm.asking import Way
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.cli import app
 from kgmlm.config import Protocol, TypeSettings, VectorSettings
 from kgmlm.constraints import IMPOSSIBLE, LEAST, Functional, Possible, Typed
-from kgmlm.datasets import TextColumns, build_graph, read_folder, write_folder
+from kgmlm.datasets import read_folder, write_folder
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError, EntityTable, Queries, Query, RunError, both_sides

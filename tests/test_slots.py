@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgmlm.datasets import TextColumns, build_graph
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, Queries, Query
 from kgmlm.slots import SMOOTHING, Affinity, EntityTypes, fills

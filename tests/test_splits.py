@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kgmlm.building import build_graph
 from kgmlm.cards import folder_card, read_card
 from kgmlm.checks import check_graph
-from kgmlm.datasets import build_graph, load_graph, write_folder
+from kgmlm.datasets import load_graph, write_folder
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError
 from kgmlm.splits import describe_split, split_random, split_unseen
