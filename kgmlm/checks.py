@@ -5,25 +5,28 @@ Pure functions of a :class:`KnowledgeGraph`; knows no tokenizer and no model.
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm.cards import Counts
+from kgmlm.filters import distinct_triples, repeated
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import SPLITS, IntArray, both_sides
+from kgmlm.kg import SPLITS, TYPES, BoolArray, IntArray, both_sides, by_python, split_types
 
 LISTED = 100  # examples of what is counted; people are shown five
 OVERLAP = 0.8  # share of pairs from which two relations count as inverse or duplicate
 
 
-def name_groups(names: list[str]) -> IntArray:
-    """A group number for each entity: equal names, equal groups."""
-    groups: dict[str, int] = {}
-    return np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)
+def name_groups(names: pa.ChunkedArray) -> IntArray:
+    """A group number for each entity, in order of first occurrence: equal names, equal groups."""
+    if not len(names):
+        return np.zeros(0, np.int64)
+    groups: IntArray = names.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    return groups
 
 
 def ceiling(graph: KnowledgeGraph, groups_N: IntArray, split: str) -> dict[str, float]:
@@ -42,57 +45,90 @@ def ceiling(graph: KnowledgeGraph, groups_N: IntArray, split: str) -> dict[str, 
     return {"mrr": float((1 / ranks).mean()), "hits_at_1": float((ranks <= 1).mean())}
 
 
-def _rows(triples: IntArray) -> set[tuple[int, int, int]]:
-    return set(map(tuple, triples.tolist()))
+class _Pairs:
+    """The training triples by their (head, tail) pairs: P distinct pairs, and the relations of each.
+
+    Attributes:
+        pairs_P: distinct pairs, as integers, sorted.
+        first: where the relations of each begin; one longer.
+        relation_T: relations of distinct triples, by pair.
+    """
+
+    def __init__(self, graph: KnowledgeGraph) -> None:
+        self.entities, self.relations = len(graph.entities), max(1, len(graph.relations))
+        triples = distinct_triples(graph.splits["train"])
+        self.pairs_P, pair_T = np.unique(self.of(triples[:, 0], triples[:, 2]), return_inverse=True)
+        self.keys_T = np.sort(pair_T * self.relations + triples[:, 1])
+        pair_T, self.relation_T = np.divmod(self.keys_T, self.relations)
+        self.first = np.concatenate([[0], np.cumsum(np.bincount(pair_T, minlength=len(self.pairs_P)))])
+        self.head_T, self.tail_T = np.divmod(self.pairs_P[pair_T], max(1, self.entities))
+
+    def of(self, heads: IntArray, tails: IntArray) -> IntArray:
+        """Pairs as integers."""
+        return heads * self.entities + tails
+
+    def held(self, heads: IntArray, tails: IntArray) -> tuple[IntArray, IntArray]:
+        """How many training relations each of some pairs has, and from where on in ``relation_T``."""
+        if not len(self.pairs_P):
+            return np.zeros_like(heads), np.zeros_like(heads)
+        wanted = self.of(heads, tails)
+        at = np.minimum(np.searchsorted(self.pairs_P, wanted), len(self.pairs_P) - 1)
+        return np.where(self.pairs_P[at] == wanted, np.diff(self.first)[at], 0), self.first[at]
+
+    def has(self, heads: IntArray, relations: IntArray, tails: IntArray) -> BoolArray:
+        """Which of some triples training has."""
+        if not len(self.pairs_P):
+            return np.zeros(len(heads), np.bool_)
+        wanted = self.of(heads, tails)
+        at = np.minimum(np.searchsorted(self.pairs_P, wanted), len(self.pairs_P) - 1)
+        keys = at * self.relations + relations
+        found = self.keys_T[np.minimum(np.searchsorted(self.keys_T, keys), len(self.keys_T) - 1)] == keys
+        there: BoolArray = (self.pairs_P[at] == wanted) & found
+        return there
+
+    def shared(self, *, inverse: bool) -> tuple[IntArray, IntArray, IntArray]:
+        """Relations ``r <= s``, and how many (head, tail) pairs of r are pairs of s (inverse: turned).
+
+        For the same relation only pairs that are turned count.
+        """
+        heads, tails = (self.tail_T, self.head_T) if inverse else (self.head_T, self.tail_T)
+        counts, first = self.held(heads, tails)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        r, s = self.relation_T[rows], self.relation_T[first[rows] + within]
+        kept = r <= s if inverse else r < s
+        keys, found = np.unique(r[kept] * self.relations + s[kept], return_counts=True)
+        return *np.divmod(keys, self.relations), found
 
 
-def overlaps(graph: KnowledgeGraph) -> dict[str, list[dict[str, Any]]]:
+def overlaps(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, list[dict[str, Any]]]:
     """Pairs of relations of which one repeats the other's training pairs, forwards or backwards."""
-    pairs: dict[int, set[tuple[int, int]]] = {}
-    for r in np.unique(graph.splits["train"][:, 1]):
-        part = graph.splits["train"][graph.splits["train"][:, 1] == r]
-        pairs[int(r)] = set(map(tuple, part[:, [0, 2]].tolist()))
-    holders: dict[tuple[int, int], list[int]] = {}
-    for r, part_pairs in pairs.items():
-        for pair in part_pairs:
-            holders.setdefault(pair, []).append(r)
     found: dict[str, list[dict[str, Any]]] = {"inverse": [], "duplicate": []}
-    for kind in found:
-        shared: Counter[tuple[int, int]] = Counter()
-        for (h, t), relations in holders.items():
-            for other in holders.get((t, h) if kind == "inverse" else (h, t), []):
-                shared.update((r, other) for r in relations if r <= other)
-        for (r, other), count in sorted(shared.items()):
-            if r == other and kind == "duplicate":
-                continue
-            share = count / min(len(pairs[r]), len(pairs[other]))
+    sizes = np.bincount(pairs.relation_T, minlength=len(graph.relations))
+    for kind, rows in found.items():
+        for r, other, count in zip(*pairs.shared(inverse=kind == "inverse"), strict=True):
+            share = count / min(sizes[r], sizes[other])
             if share >= OVERLAP and count > 1:
                 names = [graph.relations[i].label for i in (r, other)]
-                found[kind].append({"relations": names, "pairs": count, "share": round(share, 3)})
+                rows.append({"relations": names, "pairs": int(count), "share": round(float(share), 3)})
     return found
 
 
-def leakage(graph: KnowledgeGraph) -> dict[str, dict[str, int]]:
+def leakage(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, dict[str, int]]:
     """How many triples of the other splits training already has, in the same or another wording.
 
     ``mirrored``: training has (t, r, h) under the same relation. ``inverse``: training has (t, r', h) for
     another relation. ``parallel``: training has (h, r', t) for another relation.
     """
-    train = graph.splits["train"]
-    by_pair: dict[tuple[int, int], set[int]] = {}
-    for h, r, t in train.tolist():
-        by_pair.setdefault((h, t), set()).add(r)
     report = {}
-    for split in ("valid", "test"):
-        if split not in graph.splits:
-            continue
-        counts = {"mirrored": 0, "inverse": 0, "parallel": 0}
-        for h, r, t in graph.splits[split].tolist():
-            back, forth = by_pair.get((t, h), set()), by_pair.get((h, t), set())
-            counts["mirrored"] += r in back and h != t
-            counts["inverse"] += bool(back - {r})
-            counts["parallel"] += bool(forth - {r})
-        report[split] = counts
+    for split in (s for s in SPLITS[1:] if s in graph.splits):
+        h, r, t = graph.splits[split].T
+        back, forth = pairs.has(t, r, h), pairs.has(h, r, t)
+        report[split] = {
+            "mirrored": int((back & (h != t)).sum()),
+            "inverse": int((pairs.held(t, h)[0] > back).sum()),
+            "parallel": int((pairs.held(h, t)[0] > forth).sum()),
+        }
     return report
 
 
@@ -100,37 +136,60 @@ def _list(found: list[Any], count: int | None = None) -> dict[str, Any]:
     return {"count": len(found) if count is None else count, "examples": found[:LISTED]}
 
 
-def _twins(groups: Iterable[Iterable[str]], key: Callable[[str], str]) -> list[list[str]]:
+def _twins(groups: Iterable[pa.Array], key: Callable[[pa.Array], pa.Array]) -> list[list[str]]:
     """Different texts of the same group that have the same key, each set of them once, in order."""
     found: dict[tuple[str, ...], None] = {}
     for texts in groups:
-        by_key: dict[str, set[str]] = {}
-        for text in texts:
-            by_key.setdefault(key(text), set()).add(text)
-        found |= dict.fromkeys(tuple(sorted(same)) for same in by_key.values() if len(same) > 1)
+        codes = name_groups(pa.chunked_array([key(texts)]))
+        twins = np.flatnonzero((np.bincount(codes) > 1)[codes]) if len(codes) else codes
+        same: dict[int, list[str]] = {}
+        for code, text in zip(codes[twins].tolist(), texts.take(pa.array(twins)).to_pylist(), strict=True):
+            same.setdefault(code, []).append(text)
+        found |= dict.fromkeys(tuple(sorted(of_key)) for of_key in same.values())
     return [list(same) for same in found]
 
 
-def _nfc(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
+def _nfc(texts: pa.Array) -> pa.Array:
+    return pc.utf8_normalize(texts, "NFC")
 
 
-def listed(graph: KnowledgeGraph) -> dict[str, dict[str, Any]]:
+def _casefolded(texts: pa.Array) -> pa.Array:
+    """ASCII by Arrow, the rest by Python, which knows more of case."""
+    return by_python(pc.ascii_lower(texts), texts, pc.invert(pc.string_is_ascii(texts)), str.casefold)
+
+
+def _with_blanks(texts: pa.ChunkedArray) -> list[str]:
+    """Those that begin or end with a blank."""
+    odd = texts.filter(pc.match_substring_regex(texts, "^[^!-~]|[^!-~]$"))
+    return [x for batch in odd.chunks for x in batch.to_pylist() if x != x.strip()]
+
+
+def _shared_names(labels: pa.ChunkedArray, groups_N: IntArray, surfaces: pa.ChunkedArray) -> dict[str, Any]:
+    """Surfaces that several entities have."""
+    counts = np.bincount(groups_N)
+    order = np.argsort(groups_N, kind="stable")
+    first = np.concatenate([[0], np.cumsum(counts)])
+    examples = []
+    for group in np.flatnonzero(counts > 1)[:LISTED]:
+        rows = order[first[group] : first[group] + min(LISTED, counts[group])]
+        same = labels.take(pa.array(rows)).to_pylist()
+        examples.append({"name": surfaces[int(rows[0])].as_py(), "entities": same})
+    return _list(examples, int(counts[counts > 1].sum()))
+
+
+def listed(graph: KnowledgeGraph, surface_groups_N: IntArray) -> dict[str, dict[str, Any]]:
     """What is odd, by name: how many, and examples.
 
     ``unseen`` entities; ``shared_names`` (surfaces that several entities have); labels or names that differ
     by their Unicode form (``unicode_twins``) or by case (``case_twins``) alone; labels with ``blanks`` at an
     end; ``self_loops``, by relation.
     """
-    labels, surfaces = (graph.entities.column(c) for c in ("label", "surface"))
+    labels, surfaces = (graph.entities.table.column(c) for c in ("label", "surface"))
     relations = [r.label for r in graph.relations]
-    texts = (labels, surfaces, relations)
-    named: dict[str, list[str]] = {}
-    for label, surface in zip(labels, surfaces, strict=True):
-        named.setdefault(surface, []).append(label)
-    shared = [{"name": name, "entities": same[:LISTED]} for name, same in named.items() if len(same) > 1]
+    relation_labels = pa.chunked_array([pa.array(relations, pa.large_string())])
+    texts = [column.unique() for column in (labels, surfaces, relation_labels)]
     unicode_twins = _twins(texts, _nfc)
-    case_twins = _twins((dict.fromkeys(map(_nfc, part)) for part in texts), str.casefold)
+    case_twins = _twins((_nfc(part).unique() for part in texts), _casefolded)
     loops = graph.all_triples[graph.all_triples[:, 0] == graph.all_triples[:, 2]]
     by_relation = []
     for relation in np.unique(loops[:, 1]):
@@ -138,12 +197,13 @@ def listed(graph: KnowledgeGraph) -> dict[str, dict[str, Any]]:
         (example,) = graph.labeled(part[:1])
         by_relation.append({"relation": relations[relation], "count": len(part), "example": list(example)})
     by_relation.sort(key=lambda row: -int(row["count"]))
+    unseen = np.flatnonzero(~graph.seen_N)
     return {
-        "unseen": _list([labels[i] for i in np.flatnonzero(~graph.seen_N)]),
-        "shared_names": _list(shared, sum(len(same) for same in named.values() if len(same) > 1)),
+        "unseen": _list(labels.take(pa.array(unseen[:LISTED])).to_pylist(), len(unseen)),
+        "shared_names": _shared_names(labels, surface_groups_N, surfaces),
         "unicode_twins": _list(unicode_twins, sum(map(len, unicode_twins))),
         "case_twins": _list(case_twins, sum(map(len, case_twins))),
-        "blanks": _list([x for x in (*labels, *relations) if x != x.strip()]),
+        "blanks": _list([*_with_blanks(labels), *_with_blanks(relation_labels)]),
         "self_loops": _list(by_relation, len(loops)),
     }
 
@@ -152,14 +212,24 @@ def about_types(graph: KnowledgeGraph) -> dict[str, int] | None:
     """How many entities have types in the table of entities, seen in training or not, and how many types
     there are; None without any.
     """
-    if (types := graph.entities.types) is None:
+    if TYPES not in graph.entities.columns:
         return None
-    typed_N = np.array([bool(x) for x in types], np.bool_)
+    cells = graph.entities.table.column(TYPES).combine_chunks().dictionary_encode()
+    types = [split_types(cell) for cell in cells.dictionary.to_pylist()]
+    typed_N = np.array([bool(x) for x in types], np.bool_)[cells.indices.to_numpy()]
     return {
         "entities": int(typed_N.sum()),
         "unseen": int((typed_N & ~graph.seen_N).sum()),
         "types": len({t for of_entity in types for t in of_entity}),
     }
+
+
+def _longest(names: pa.ChunkedArray, count: int = 5) -> list[str]:
+    """The names of the most words."""
+    table = pa.table({"words": pc.count_substring_regex(names, r"\S+"), "name": names})
+    keys = [("words", "descending"), ("name", "ascending")]
+    found: list[str] = table.take(pc.select_k_unstable(table, count, keys)).column("name").to_pylist()
+    return found
 
 
 def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
@@ -172,13 +242,14 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
     groups = {
         kind: name_groups(names)
         for kind, names in (
-            ("bare", graph.entities.column("name")),
-            ("surface", graph.entities.column("surface")),
+            ("bare", graph.entities.table.column("name")),
+            ("surface", graph.entities.table.column("surface")),
         )
     }
     rank_split = next(s for s in ("test", "valid", "train") if s in graph.splits)
-    rows = {split: _rows(triples) for split, triples in graph.splits.items()}
-    names = graph.entities.column("surface")
+    distinct = {split: distinct_triples(triples) for split, triples in graph.splits.items()}
+    descriptions = graph.entities.table.column("description")
+    pairs = _Pairs(graph)
     report: dict[str, Any] = {
         "dataset": graph.name,
         "entities": len(graph.entities),
@@ -190,22 +261,22 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
             for split, triples in graph.splits.items()
             if split != "train"
         },
-        "duplicates": {split: len(t) - len(rows[split]) for split, t in graph.splits.items()},
+        "duplicates": {split: len(t) - len(distinct[split]) for split, t in graph.splits.items()},
         "shared": {
-            f"{a}+{b}": len(rows[a] & rows[b])
+            f"{a}+{b}": repeated(np.concatenate([distinct[a], distinct[b]]))
             for i, a in enumerate(SPLITS)
             for b in SPLITS[i + 1 :]
-            if a in rows and b in rows
+            if a in distinct and b in distinct
         },
-        "leakage": leakage(graph),
-        "overlapping_relations": overlaps(graph),
+        "leakage": leakage(graph, pairs),
+        "overlapping_relations": overlaps(graph, pairs),
         "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
         "without_name": graph.entities.unnamed,
-        "without_description": sum(not d for d in graph.entities.column("description")),
+        "without_description": int(pc.sum(pc.equal(descriptions, "")).as_py() or 0),
         "types": about_types(graph),
-        "longest_names": sorted(names, key=lambda n: (-len(n.split()), n))[:5],
-        "listed": listed(graph),
+        "longest_names": _longest(graph.entities.table.column("surface")),
+        "listed": listed(graph, groups["surface"]),
         "notes": dict(graph.notes),
     }
     if expected is not None:

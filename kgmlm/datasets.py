@@ -36,14 +36,12 @@ from kgmlm.columns import (
     truths_of,
     write_table,
 )
-from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import (
     SPLITS,
     BoolArray,
     DataError,
     EntityTable,
-    IntArray,
 )
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
@@ -228,11 +226,6 @@ def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> pa
     if skip_header and len(table) == 1:
         raise DataError(f"{path} has no triples below its header")
     return table.slice(1) if skip_header else table
-
-
-def repeated(triples: IntArray) -> int:
-    """How many triples are there again: each counts once in training and in splitting."""
-    return len(triples) - len(distinct_triples(triples))
 
 
 def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:

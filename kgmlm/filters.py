@@ -47,6 +47,11 @@ def distinct_triples(triples: IntArray) -> IntArray:
     return np.stack([*np.divmod(pairs, relations), tails], axis=1)
 
 
+def repeated(triples: IntArray) -> int:
+    """How many triples are there again: each counts once in training and in splitting."""
+    return len(triples) - len(distinct_triples(triples))
+
+
 def _distinct(keys: IntArray) -> IntArray:
     """Sorted integers, each once; several times as fast as sorting rows."""
     keys = np.sort(keys)

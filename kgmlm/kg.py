@@ -17,7 +17,7 @@ Shapes: B queries, N entities, n triples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, overload
@@ -90,20 +90,21 @@ def humanize(label: str) -> str:
 
 def humanized(labels: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column of labels as words; see :func:`humanize`."""
-    if not len(labels):
-        return labels
-    plain = pc.match_substring_regex(labels, "^[!-~]+$")  # what else there is Python splits at blanks
+    odd = pc.invert(pc.match_substring_regex(labels, "^[!-~]+$"))  # Python knows what else is a blank
     words = pc.utf8_trim(pc.replace_substring_regex(labels, "_+", " "), " ")
     words = pc.if_else(pc.equal(words, ""), labels, words)
-    if pc.all(plain).as_py():
-        return words
-    odd = np.flatnonzero(~plain.to_numpy())
-    parts = [odd[start : start + _ODD] for start in range(0, len(odd), _ODD)]
-    others = [pa.array(map(humanize, labels.take(pa.array(part)).to_pylist()), labels.type) for part in parts]
-    found = pc.replace_with_mask(
-        words.combine_chunks(), pc.invert(plain).combine_chunks(), pa.concat_arrays(others)
-    )
-    return pa.chunked_array([found])
+    parts = [column.combine_chunks() for column in (words, labels, odd)]
+    return pa.chunked_array([by_python(parts[0], parts[1], parts[2], humanize)])
+
+
+def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
+    """``found``, but for the odd ones of some texts, which a function of Python's changes."""
+    at = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
+    if not len(at):
+        return found
+    parts = [texts.take(pa.array(at[start : start + _ODD])) for start in range(0, len(at), _ODD)]
+    changed = [pa.array([change(x) for x in part.to_pylist()], texts.type) for part in parts]
+    return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kgmlm.building import TextColumns, build_graph
 from kgmlm.cards import read_card
-from kgmlm.checks import ceiling, check_graph, lines_of, name_groups
+from kgmlm.checks import OVERLAP, ceiling, check_graph, lines_of, name_groups
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.data import check_tokens
 from kgmlm.kg import EntityTable, both_sides
@@ -25,7 +28,7 @@ def test_the_toy_graph_is_what_it_was_made_to_be(toy: KnowledgeGraph) -> None:
 
 
 def test_the_ceiling_is_the_one_of_counting_by_hand(toy: KnowledgeGraph) -> None:
-    groups = name_groups(toy.entities.column("name"))
+    groups = name_groups(toy.entities.table.column("name"))
     known = set(map(tuple, toy.all_triples.tolist()))
     total = 0.0
     queries, answers = both_sides(toy.splits["test"])
@@ -158,3 +161,56 @@ def test_what_the_model_lacks_and_what_sets_the_span_are_said(toy_tokenizer: Spa
     assert lines["tokens of the span"] == ["3, for 'new new paris'"]
     own = check_tokens(graph, toy_tokenizer)
     assert own["unknown"]["count"] == 0, "byte-level tokenizers lack nothing"
+
+
+node, edge = st.sampled_from("abcd"), st.sampled_from("rs")
+drawn = st.lists(st.tuples(node, edge, node), min_size=1, max_size=12)
+
+
+@given(drawn, drawn)
+def test_pairs_are_counted_as_one_by_one(
+    train: list[tuple[str, str, str]], test: list[tuple[str, str, str]]
+) -> None:
+    report = check_graph(build_graph("drawn", {"train": train, "test": test}))
+    have = set(train)
+    relations = sorted({r for _, r, _ in have})
+    pairs = {r: {(h, t) for h, r2, t in have if r2 == r} for r in relations}
+    expected: dict[str, dict[tuple[str, str], int]] = {"inverse": {}, "duplicate": {}}
+    for one, other in [(r, s) for r in relations for s in relations if r <= s]:
+        expected["inverse"][one, other] = len(pairs[one] & {(t, h) for h, t in pairs[other]})
+        expected["duplicate"][one, other] = len(pairs[one] & pairs[other]) if one != other else 0
+    for kind, counts in expected.items():
+        assert {
+            tuple(found["relations"]): found["pairs"] for found in report["overlapping_relations"][kind]
+        } == {
+            (one, other): count
+            for (one, other), count in counts.items()
+            if count > 1 and count / min(len(pairs[one]), len(pairs[other])) >= OVERLAP
+        }
+    assert report["leakage"]["test"] == {
+        "mirrored": sum((t, r, h) in have and h != t for h, r, t in test),
+        "inverse": sum(any((t, s, h) in have for s in "rs" if s != r) for h, r, t in test),
+        "parallel": sum(any((h, s, t) in have for s in "rs" if s != r) for h, r, t in test),
+    }
+    assert report["shared"]["train+test"] == len(have & set(test))
+
+
+@given(
+    st.lists(st.text(st.sampled_from("aAßé\u0301\u212a k"), min_size=1, max_size=3), unique=True, min_size=1)
+)
+def test_twins_are_those_that_python_finds(labels: list[str]) -> None:
+    found = check_graph(
+        build_graph("drawn", {"train": [(labels[0], "r", labels[0])]}, extra_entities=labels)
+    )["listed"]
+
+    def twins(texts: list[str], key: Callable[[str], str]) -> list[list[str]]:
+        keys = dict.fromkeys(map(key, texts))
+        groups = [sorted(x for x in texts if key(x) == k) for k in keys]
+        return sorted(x for x in groups if len(x) > 1)
+
+    def nfc(text: str) -> str:
+        return unicodedata.normalize("NFC", text)
+
+    assert sorted(found["unicode_twins"]["examples"]) == twins(labels, nfc)
+    assert sorted(found["case_twins"]["examples"]) == twins(sorted(set(map(nfc, labels))), str.casefold)
+    assert sorted(found["blanks"]["examples"]) == sorted(x for x in labels if x != x.strip())

@@ -18,9 +18,9 @@ from kgmlm.datasets import (
     load_graph,
     read_entities,
     read_folder,
-    repeated,
     write_folder,
 )
+from kgmlm.filters import repeated
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import DataError

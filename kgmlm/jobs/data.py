@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.checks import LISTED, check_graph, lines_of
-from kgmlm.datasets import load_graph, repeated, write_folder
+from kgmlm.datasets import load_graph, write_folder
+from kgmlm.filters import repeated
 from kgmlm.kg import SPLITS, ConfigError, Entity, counted
 from kgmlm.splits import describe_split, split_random, split_unseen
 from kgmlm.watching import Advance, Watcher, watcher_of

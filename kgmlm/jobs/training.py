@@ -250,7 +250,7 @@ def _start(
 
 def _tell_start(run: runs.RunFolder, ranker: Ranker, watch: Watcher) -> None:
     """Say what a new run is about, and what is odd about its names and triples."""
-    from kgmlm.datasets import repeated
+    from kgmlm.filters import repeated
 
     graph = run.graph
     watch.tell(
