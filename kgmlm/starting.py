@@ -108,9 +108,10 @@ def start_run(
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)
         check_vocabulary(model, tokenizer, model_name)
-    surfaces = graph.entities.column("surface")
-    vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
+    names = tokenizer.candidates(graph.entities.table.column("surface"), None, settings.scoring.end_of_name)
+    vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
     ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
+    ranker.reader.adopt_names(names.cut(vocabulary.span_length))
     stream_of(ranker, graph, settings.training, (processes.process_index, processes.num_processes))
     if OBJECTIVES[settings.training.objective].checks_queries:
         ranker.reader.encode(of_each_relation(graph))  # what cannot fit is said before anything is written

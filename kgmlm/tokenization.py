@@ -118,6 +118,18 @@ class Candidates:
             np.concatenate([self.truncated_N, more.truncated_N]),
         )
 
+    def cut(self, span_length: int) -> Candidates:
+        """The same names, cut to so many tokens."""
+        lengths = self.lengths_N
+        kept = np.minimum(lengths, span_length)
+        if (kept == lengths).all():
+            return self
+        within = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], lengths)
+        offsets = np.concatenate([[0], np.cumsum(kept)])
+        return Candidates(
+            self.token_ids[within < span_length], offsets, self.truncated_N | (lengths > span_length)
+        )
+
     def take(self, rows: IntArray) -> Candidates:
         """Some of the names, in the order asked for."""
         lengths = self.lengths_N[rows]

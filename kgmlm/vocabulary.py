@@ -5,16 +5,19 @@ The span, the tokens of the softmax, and the text that a scratch tokenizer is tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from kgmlm.config import Settings, TextSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, IntArray, ModelError, Queries
 from kgmlm.linearization import get_template
-from kgmlm.tokenization import SpanTokenizer, auto_span_length
+from kgmlm.tokenization import Candidates, auto_span_length
+
+_BATCH = 10_000  # texts that are Python strings at one time
 
 
 @dataclass(frozen=True)
@@ -30,19 +33,18 @@ class Vocabulary:
     softmax_tokens: IntArray | None
 
     @classmethod
-    def fit(
-        cls, tokenizer: SpanTokenizer, surfaces: Sequence[str], seen_N: BoolArray, settings: Settings
-    ) -> Vocabulary:
+    def fit(cls, names: Candidates, seen_N: BoolArray, settings: Settings) -> Vocabulary:
         """Fix the span length and the softmax's tokens from the entities seen in training.
 
         A span that fits the names takes half of a query's tokens at most; longer names are cut to it.
+
+        Args:
+            names: the tokens of all entities' names, as long as they are.
         """
         scoring = settings.scoring
-        seen = [s for s, is_seen in zip(surfaces, seen_N, strict=True) if is_seen]
-        names = tokenizer.candidates(seen, None, scoring.end_of_name)
         length = scoring.span_length
         span = (
-            auto_span_length(names.lengths_N, settings.text.max_length // 2)
+            auto_span_length(names.lengths_N[seen_N], settings.text.max_length // 2)
             if length == "auto"
             else int(length)
         )
@@ -50,17 +52,17 @@ class Vocabulary:
             raise ModelError(f"scoring.span_length must be 1 or more, not {span}")
         if scoring.softmax == "vocabulary":
             return cls(span, None)
-        fitting = tokenizer.candidates(seen, span, scoring.end_of_name)
-        return cls(span, np.unique(fitting.token_ids))
+        return cls(span, np.unique(names.take(np.flatnonzero(seen_N)).cut(span).token_ids))
 
 
 def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
     """What a scratch tokenizer reads: training entities and relations only, and the template's words."""
-    surfaces, descriptions = (graph.entities.column(c) for c in ("surface", "description"))
-    for entity in np.flatnonzero(graph.seen_N):
-        yield surfaces[entity]
-        if text.descriptions and descriptions[entity]:
-            yield descriptions[entity]
+    columns = graph.entities.table.select(["surface", "description"])
+    for batch in columns.take(pa.array(np.flatnonzero(graph.seen_N))).to_batches(_BATCH):
+        for surface, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield surface
+            if text.descriptions and description:
+                yield description
     template = get_template(text.template)
     for query in of_each_relation(graph):
         yield template(graph.context, query, text.descriptions, ()).text("")

@@ -94,8 +94,8 @@ def make_ranker(
             vector=vector or VectorSettings(),
             scoring=ScoringSettings.model_validate(scoring),
         )
-        surfaces = toy.entities.column("surface")
-        vocabulary = Vocabulary.fit(toy_tokenizer, surfaces, toy.seen_N, settings)
+        names = toy_tokenizer.candidates(toy.entities.column("surface"), None, settings.scoring.end_of_name)
+        vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
         return Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
 
     return make

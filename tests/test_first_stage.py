@@ -86,7 +86,8 @@ def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(
     settings = Settings(
         vector=VectorSettings(enabled=True, temperature=0.1), training=TrainingSettings(temperature=0.5)
     )
-    vocabulary = Vocabulary.fit(toy_tokenizer, toy.entities.column("surface"), toy.seen_N, settings)
+    names = toy_tokenizer.candidates(toy.entities.column("surface"), None, end_of_name=False)
+    vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
     ranker = Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
     queries, _ = toy.queries("test")
     for rows, _, said in ranker.said(queries):

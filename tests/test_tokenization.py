@@ -8,6 +8,7 @@ from families import FAMILIES, build, byte_level, sentencepiece, wordpiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError
 from kgmlm.linearization import Linearization, Segment
 from kgmlm.saved_tokenizer import SavedTokenizer
@@ -194,3 +195,15 @@ def test_pieces_of_a_name_are_readable_and_join_to_it(toy_tokenizer: SpanTokeniz
         assert len(texts) == len(ids)
         assert "".join(texts).strip() == name
         assert not any("\ufffd" in text or "\u0120" in text for text in texts)
+
+
+@pytest.mark.parametrize("end_of_name", [False, True])
+@pytest.mark.parametrize("span", [1, 2, 9])
+def test_names_cut_to_a_span_are_those_tokenized_for_it(
+    toy: KnowledgeGraph, toy_tokenizer: SpanTokenizer, span: int, end_of_name: bool
+) -> None:
+    surfaces = toy.entities.column("surface")
+    cut = toy_tokenizer.candidates(surfaces, None, end_of_name).cut(span)
+    expected = toy_tokenizer.candidates(surfaces, span, end_of_name)
+    for one, other in zip(vars(cut).values(), vars(expected).values(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -206,22 +206,24 @@ def check(dataset: str | Path, *, model: str | Path | None = None, skip_header: 
 
 def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, Any]:
     """What names are to a model: how long, which sets the span by default, which it has no tokens for."""
+    import pyarrow as pa
+
     from kgmlm.config import Settings
     from kgmlm.vocabulary import Vocabulary
 
-    names = graph.entities.column("surface")
+    names = graph.entities.table.column("surface")
     tokens = tokenizer.candidates(names, None, end_of_name=False)
     lengths = tokens.lengths_N
     longest = lengths.argsort(kind="stable")[::-1][:5]
     unknown = tokenizer.unknown(tokens)
-    span = Vocabulary.fit(tokenizer, names, graph.seen_N, Settings()).span_length
-    sets = next((names[i] for i in graph.seen_N.nonzero()[0] if lengths[i] == span), None)
+    span = Vocabulary.fit(tokens, graph.seen_N, Settings()).span_length
+    sets = (graph.seen_N & (lengths == span)).nonzero()[0][:1]
     return {
         "mean": round(float(lengths.mean()), 3),
         "max": int(lengths.max()),
-        "longest": [{"name": names[i], "tokens": int(lengths[i])} for i in longest],
-        "span": {"tokens": span, "name": sets},
-        "unknown": {"count": len(unknown), "examples": [names[i] for i in unknown[:LISTED]]},
+        "longest": [{"name": names[int(i)].as_py(), "tokens": int(lengths[i])} for i in longest],
+        "span": {"tokens": span, "name": names[int(sets[0])].as_py() if len(sets) else None},
+        "unknown": {"count": len(unknown), "examples": names.take(pa.array(unknown[:LISTED])).to_pylist()},
     }
 
 

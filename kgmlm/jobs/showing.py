@@ -85,7 +85,9 @@ def linearize(
 
             quiet_transformers()
             tokenizer = load_tokenizer(model)
-        vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
+        surfaces = graph.entities.table.column("surface")
+        names = tokenizer.candidates(surfaces, None, settings.scoring.end_of_name)
+        vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
     query = Resolver(graph).query(relation, head, tail)
     (text,) = linearize_queries(graph.context, Queries.of([query]), settings.text)
     (encoded,) = tokenizer.encode_queries(
