@@ -284,11 +284,11 @@ class EntityTable:
 
     def find(self, label: str) -> int | None:
         """The id of a label, or None; without a dictionary of all."""
-        found = int(pc.index(self.table.column("label"), _scalar(label)).as_py())
+        found = int(pc.index(self.table.column("label"), text_scalar(label)).as_py())
         return found if found >= 0 else None
 
 
-def _scalar(text: str) -> pa.Scalar:
+def text_scalar(text: str) -> pa.Scalar:
     """A text for Arrow, which imports pandas to make one of a Python object."""
     data = text.encode(errors="surrogatepass")
     ends = pa.py_buffer(np.array([0, len(data)], np.int64))

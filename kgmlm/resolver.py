@@ -7,8 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import Query, QueryError
+from kgmlm.kg import Query, QueryError, text_scalar
+
+LARGE = 200_000  # entities from which on names are compared as columns, instead of in a dictionary of all
+_LIKE = 20_000  # names of a large graph among which the nearest to an unknown one are looked for
 
 
 class Resolver:
@@ -26,6 +32,22 @@ class Resolver:
                 found[text].append(i)
         return found
 
+    @cached_property
+    def _lowered(self) -> list[pa.ChunkedArray]:
+        """Names and surfaces in lower case, of a large graph."""
+        table = self.graph.entities.table
+        names = pc.utf8_lower(table.column("name"))
+        same = table.column("surface").equals(table.column("name"))
+        return [names] if same else [names, pc.utf8_lower(table.column("surface"))]
+
+    def _named(self, text: str) -> list[int]:
+        """The entities of a name, whatever the case."""
+        if len(self.graph.entities) < LARGE:
+            return self._by_name.get(text.casefold(), [])
+        asked = text_scalar(text.lower())
+        found = [pc.indices_nonzero(pc.equal(column, asked)).to_pylist() for column in self._lowered]
+        return sorted({i for part in found for i in part})
+
     def entity(self, text: str) -> int:
         """Id of an entity by label, else by surface or name, whatever the case.
 
@@ -36,7 +58,7 @@ class Resolver:
         entities = self.graph.entities
         if (labeled := entities.find(text)) is not None:
             return labeled
-        found = self._by_name.get(text.casefold(), [])
+        found = self._named(text)
         if len(found) == 1:
             return found[0]
         if found:
@@ -72,8 +94,12 @@ class Resolver:
         )
 
     def near(self, text: str) -> list[str]:
-        """Names of entities that are like an unknown one."""
-        return _nearest(text, self._by_name)
+        """Names of entities that are like an unknown one; of a large graph, those that begin as it does."""
+        if len(self.graph.entities) < LARGE:
+            return _nearest(text, self._by_name)
+        begin = text.lower()[:2]
+        like = (column.filter(pc.starts_with(column, begin)).slice(0, _LIKE) for column in self._lowered)
+        return _nearest(text, [name for column in like for name in column.to_pylist()])
 
     def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:
         """A query from a relation and exactly one of head and tail.

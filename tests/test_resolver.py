@@ -2,18 +2,26 @@ from __future__ import annotations
 
 import pytest
 
+from kgmlm import resolver
 from kgmlm.building import build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import QueryError
 from kgmlm.resolver import Resolver
 
 
+@pytest.fixture(params=["a dictionary", "columns"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How names are found: by a dictionary of all, or as columns, as in a large graph."""
+    if request.param == "columns":
+        monkeypatch.setattr(resolver, "LARGE", 0)
+
+
 def test_labels_win_over_names_and_case_is_forgiven(toy: KnowledgeGraph) -> None:
-    resolver = Resolver(toy)
-    assert toy.entities[resolver.entity("NA")].name == "Namibia"
-    assert toy.entities[resolver.entity("namibia")].label == "NA"
-    assert toy.entities[resolver.entity("東京")].label == "tokyo"
-    assert toy.relations[resolver.relation("has the capital")].label == "capital"
+    find = Resolver(toy)
+    assert toy.entities[find.entity("NA")].name == "Namibia"
+    assert toy.entities[find.entity("namibia")].label == "NA"
+    assert toy.entities[find.entity("東京")].label == "tokyo"
+    assert toy.relations[find.relation("has the capital")].label == "capital"
 
 
 def test_an_ambiguous_name_lists_its_candidates(toy: KnowledgeGraph) -> None:
