@@ -10,6 +10,7 @@ per triple, in-batch negatives and the head itself), and pairs read as by KG-BER
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import resource
@@ -75,7 +76,11 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
     graph = load_graph(dataset)
     settings = load_settings(RECIPE)
     model, tokenizer = load_model(model_path), load_tokenizer(model_path)
-    vocabulary = Vocabulary.fit(tokenizer, graph.entities.column("surface"), graph.seen_N, settings)
+    surfaces = graph.entities.column("surface")
+    if "names" in inspect.signature(Vocabulary.fit).parameters:
+        vocabulary = Vocabulary.fit(tokenizer.candidates(surfaces, None, False), graph.seen_N, settings)
+    else:  # an older checkout
+        vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
     ranker = getattr(Ranker, "fresh", Ranker)(graph.context, tokenizer, model, settings, vocabulary)
     likelihood = getattr(ranker, "likelihood", ranker)  # an older checkout has all in one
     stream, losses = objective(ranker, graph, settings.training, (0, 1))

@@ -1,0 +1,233 @@
+"""What growing graphs cost: CPU seconds on one thread and peak memory of each part, and how these grow.
+
+    python eval/benchmarks/scale.py --model MODEL --folder FOLDER [--sizes 20k,200k] [--parts read,check]
+
+Each part is a process of its own, whose start is in its seconds. Graphs and runs are made once in FOLDER.
+"step" is a training step with entity vectors. "train" are two steps without them, a validation of 1,000
+triples, and all around that; its run is opened and asked. "rank" is the first query and "again" the median of
+twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from store import write_rows
+
+HERE = Path(__file__).parent
+SIZES = {
+    "20k": (20_000, 100_000),
+    "200k": (200_000, 1_000_000),
+    "1m": (1_000_000, 5_000_000),
+    "5m": (5_000_000, 20_000_000),
+}
+PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate")
+STEPS = 10
+
+
+def cpu() -> float:
+    """CPU seconds of this process so far."""
+    return time.process_time()
+
+
+def read(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """Open a dataset folder."""
+    from kgmlm.datasets import load_graph
+
+    load_graph(graph)
+    return {"seconds": cpu()}
+
+
+def check(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """``kgmlm data check``."""
+    from kgmlm import data
+
+    data.check(graph)
+    return {"seconds": cpu()}
+
+
+def step(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """Training steps with entity vectors, by the settings that are the default."""
+    import torch
+
+    from kgmlm.config import load_settings
+    from kgmlm.datasets import load_graph
+    from kgmlm.machine import fast_bf16, keep_memory
+    from kgmlm.modeling import load_model, reduced_products
+    from kgmlm.objectives import objective
+    from kgmlm.ranker import Ranker
+    from kgmlm.tokenizer_sources import load_tokenizer
+    from kgmlm.vocabulary import Vocabulary
+
+    keep_memory()
+    opened, settings = load_graph(graph), load_settings(None, ["vector.enabled=true"])
+    reader, tokenizer = load_model(model), load_tokenizer(model)
+    names = tokenizer.candidates(opened.entities.table.column("surface"), None, end_of_name=False)
+    vocabulary = Vocabulary.fit(names, opened.seen_N, settings)
+    ranker = Ranker.fresh(opened.context, tokenizer, reader, settings, vocabulary)
+    ranker.reader.adopt_names(names.cut(vocabulary.span_length))
+    stream, losses = objective(ranker, opened, settings.training, (0, 1))
+    optimizer = torch.optim.AdamW(reader.parameters(), lr=1e-5, fused=True)
+    reader.train()
+    reader.attend("eager" if fast_bf16() else "sdpa")
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=fast_bf16())
+    seconds = []
+    with reduced_products(fast_bf16()):
+        for _, batch in zip(range(STEPS), stream.from_position(0), strict=False):
+            before = cpu()
+            losses(autocast(reader), batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(cpu() - before)
+    return {"seconds": cpu(), "step": statistics.median(seconds[2:])}
+
+
+def train(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """``kgmlm train --max-steps 2`` of a text model alone, without entity vectors."""
+    import kgmlm
+
+    kgmlm.train(graph, model, run, preset="plain", max_steps=2, progress=False, overwrite=True)
+    return {"seconds": cpu()}
+
+
+def open_(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """Open a run, without its model."""
+    import kgmlm
+
+    opened = kgmlm.open_run(run)
+    assert len(opened.graph.entities)
+    return {"seconds": cpu()}
+
+
+def rank(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """Rank all entities for one query, and for others after it."""
+    import kgmlm
+
+    opened = kgmlm.open_run(run)
+    train, entities, relations = opened.graph.triples("train"), opened.graph.entities, opened.graph.relations
+    seconds: list[float] = []
+    for h, r, _ in train[:21].tolist():
+        before = cpu() if seconds else 0.0
+        opened.rank(head=entities[h].label, relation=relations[r].label)
+        seconds.append(cpu() - before)
+    return {"seconds": seconds[0], "again": statistics.median(seconds[1:])}
+
+
+def evaluate(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """Both sides of 200 validation triples among all entities, by all signals."""
+    import kgmlm
+
+    kgmlm.evaluate(run, split="valid", max_triples=200)
+    return {"seconds": cpu()}
+
+
+def measured(part: str, graph: Path, run: Path, model: str) -> dict[str, float]:
+    """What a part costs, in a process of its own."""
+    command = [
+        sys.executable,
+        __file__,
+        "--only",
+        part,
+        "--folder",
+        str(graph),
+        "--run",
+        str(run),
+        "--model",
+        model,
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def fitted(rows: list[dict[str, Any]], key: str) -> float:
+    """The exponent of a power law through the points, by entities."""
+    import numpy as np
+
+    points = np.log([(row["entities"], row[key]) for row in rows])
+    return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Seconds by entities, on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "kgmlm"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for part, key in [(part, "seconds") for part in PARTS if part != "step"] + [
+        ("step", "step"),
+        ("rank", "again"),
+    ]:
+        of_part = [row for row in rows if row["part"] == part and key in row]
+        if len(of_part) > 1:
+            name = {"step": "a training step", "again": "rank again"}.get(key, part)
+            label = f"{name} (N^{fitted(of_part, key):.2f})"
+            axes.loglog(
+                [row["entities"] for row in of_part], [row[key] for row in of_part], "o-", label=label
+            )
+    axes.set(xlabel="entities", ylabel="CPU seconds, one thread")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main(
+    folder: Annotated[Path, typer.Option(help="Where graphs and runs are.")],
+    model: Annotated[str, typer.Option(help="A masked LM.")],
+    sizes: Annotated[str, typer.Option(help="Which graphs.")] = ",".join(SIZES),
+    parts: Annotated[str, typer.Option(help="What is measured.")] = ",".join(PARTS),
+    only: Annotated[str | None, typer.Option(hidden=True)] = None,
+    run: Annotated[Path, typer.Option(hidden=True)] = Path(),
+) -> None:
+    """Measure parts of the work on graphs of several sizes."""
+    of = {
+        "read": read,
+        "check": check,
+        "step": step,
+        "train": train,
+        "open": open_,
+        "rank": rank,
+        "evaluate": evaluate,
+    }
+    if only is not None:
+        found = of[only](folder, run, model)
+        found["gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(json.dumps({key: round(value, 3) for key, value in found.items()}))
+        return
+    output = HERE / "scale.json"
+    rows = json.loads(output.read_text("utf-8"))["rows"] if output.is_file() else []
+    for size in sizes.split(","):
+        entities, triples = SIZES[size]
+        if not (folder / size).is_dir():
+            options = ["--entities", str(entities), "--triples", str(triples)]
+            subprocess.run(
+                [sys.executable, str(HERE / "graphs.py"), str(folder / size), *options], check=True
+            )
+        for part in parts.split(","):
+            found = measured(part, folder / size, folder / f"run-{size}", model)
+            row = {"size": size, "entities": entities, "triples": triples, "part": part, **found}
+            print(row, file=sys.stderr)
+            rows = [x for x in rows if (x["size"], x["part"]) != (size, part)] + [row]
+            rows.sort(key=lambda x: (PARTS.index(x["part"]), x["entities"]))
+            write_rows(output, rows)
+    draw(rows, HERE / "scale.svg")
+
+
+if __name__ == "__main__":
+    typer.run(main)
