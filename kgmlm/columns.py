@@ -63,10 +63,8 @@ def triples_in(data: bytes, origin: str, separator: str = "\t", *, labeled: bool
     first = next(parse_lines(data, origin, separator), (0, []))[1]
     names = (*ENDS, LABEL) if labeled and len(first) == 4 else ENDS
     table = _plain(data, separator, names, CODED)
-    if table is not None:
-        table = table.unify_dictionaries()
-        if not any(_has(column, "") for column in table.columns):
-            return table
+    if table is not None and not any(_has(column, "") for column in table.columns):
+        return table
     rows = parse_rows(data, origin, len(names), separator)
     return _coded(_batched(rows, pa.schema([(name, pa.string()) for name in names])))
 
@@ -102,12 +100,12 @@ def truths_of(table: pa.Table, origin: str, first: int = 1) -> BoolArray | None:
 
 def _coded(table: pa.Table) -> pa.Table:
     columns = [column.cast(pa.string()).dictionary_encode() for column in table.columns]
-    return pa.table(dict(zip(table.column_names, columns, strict=True))).unify_dictionaries()
+    return pa.table(dict(zip(table.column_names, columns, strict=True)))
 
 
 def _has(column: pa.ChunkedArray, text: str) -> bool:
-    """Whether a coded column, its dictionaries unified, has a text."""
-    return bool(column.num_chunks) and pc.index(column.chunk(0).dictionary, text).as_py() >= 0
+    """Whether a coded column has a text."""
+    return any(pc.index(chunk.dictionary, text).as_py() >= 0 for chunk in column.chunks)
 
 
 def _plain(
