@@ -27,17 +27,19 @@ def _words(text: str) -> list[str]:
 
 
 KINDS = _words(
-    "river lake mountain village city island forest bridge castle church museum school station road company "
-    "painter writer singer player judge king film book song album poem ship engine bird fish flower stone"
+    "river lake mountain village city island forest bridge castle church museum school station road "
+    "company painter writer singer player judge king film book song album poem ship engine bird fish "
+    "flower stone"
 )
 WORDS = _words(
     "red blue green white black silver golden little great old new north south east west upper lower high "
-    "deep long short wide broken hidden quiet bright dark cold warm early late first last royal holy common "
-    "rare wild iron copper glass wooden salt sweet bitter winter summer spring autumn morning evening night "
-    "sun moon star cloud rain snow wind storm fire water earth sand hill valley field garden meadow marsh "
-    "shore harbor tower gate wall market mill farm well stone oak pine birch willow rose lily thorn apple cherry "
-    "wolf bear fox deer hare eagle raven swan heron pike trout bell drum flute harp crown sword shield arrow "
-    "wheel anchor lantern candle mirror ribbon button needle thread hammer barrel basket bottle kettle"
+    "deep long short wide broken hidden quiet bright dark cold warm early late first last royal holy "
+    "common rare wild iron copper glass wooden salt sweet bitter winter summer spring autumn morning "
+    "evening night sun moon star cloud rain snow wind storm fire water earth sand hill valley field "
+    "garden meadow marsh shore harbor tower gate wall market mill farm well stone oak pine birch willow "
+    "rose lily thorn apple cherry wolf bear fox deer hare eagle raven swan heron pike trout bell drum "
+    "flute harp crown sword shield arrow wheel anchor lantern candle mirror ribbon button needle thread "
+    "hammer barrel basket bottle kettle"
 )
 VERBS = _words(
     "part member neighbor maker owner keeper child teacher student rival friend source origin guest"
