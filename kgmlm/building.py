@@ -23,7 +23,10 @@ _TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfa
 
 @dataclass
 class TextColumns:
-    """Texts by label, as a reader found them; ``notes`` are counts worth reporting."""
+    """Texts by label, as a reader found them; ``notes`` are counts worth reporting.
+
+    Those of entities may be ``columns`` instead: label, name, description, surface and, if any, types.
+    """
 
     names: dict[str, str] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
@@ -31,9 +34,12 @@ class TextColumns:
     relations: dict[str, str] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
+    columns: pa.Table | None = None
 
     def table(self) -> pa.Table:
         """The texts of entities as Arrow columns."""
+        if self.columns is not None:
+            return self.columns
         of = {column: getattr(self, attribute) for column, attribute in _TEXTS}
         labels = list(dict.fromkeys(chain.from_iterable(of.values())))
         columns = {column: [texts.get(x, "") for x in labels] for column, texts in of.items()}
@@ -46,8 +52,7 @@ def build_graph(
     splits: LabeledSplits,
     texts: TextColumns | None = None,
     *,
-    entities: pa.Table | None = None,
-    extra_entities: Iterable[str] = (),
+    extra_entities: Iterable[str] | pa.ChunkedArray = (),
     humanize_labels: bool = False,
     sources: Mapping[str, str] | None = None,
     negatives: LabeledSplits | None = None,
@@ -57,8 +62,6 @@ def build_graph(
     Args:
         splits: split name to (head, relation, tail) labels, as rows or as Arrow columns; duplicates stay.
         texts: by label.
-        entities: instead, the texts of entities as Arrow columns ``label``, ``name``, ``description``,
-            ``surface`` and ``types``; all are candidates, though no triple has them.
         extra_entities: labels that are candidates though no triple has them.
         humanize_labels: names that are missing are labels as words, instead of the labels.
         negatives: likewise triples that are known to be false.
@@ -75,16 +78,16 @@ def build_graph(
         for split, rows in each.items()
     ]
     parts = [part for _, _, part in found]
-    extra = pa.array(extra_entities, pa.string()) if entities is None else entities.column("label")
-    extra = pa.chunked_array([extra]) if isinstance(extra, pa.Array) else extra
+    if not isinstance(extra_entities, pa.ChunkedArray):
+        extra_entities = pa.chunked_array([pa.array(extra_entities, pa.string())])
     ends = [column for part in parts for column in (part.column("head"), part.column("tail"))]
-    labels, ids = _numbered([*ends, extra.cast(pa.string()).dictionary_encode()])
+    labels, ids = _numbered([*ends, extra_entities.cast(pa.string()).dictionary_encode()])
     relation_labels, relation_ids = _numbered([part.column("relation") for part in parts])
     triples = [np.stack(x, axis=1) for x in zip(ids[:-1:2], relation_ids, ids[1:-1:2], strict=True)]
     by_split = [
         {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
     ]
-    table = _named(labels, texts.table() if entities is None else entities, humanize_labels)
+    table = _named(labels, texts.table(), humanize_labels)
     relations = relation_labels.to_pylist()
     names = [texts.relations.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
     graph_relations = RelationTable(relations, names)

@@ -6,13 +6,16 @@ Knows files, not graphs.
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 import tomllib
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,10 +28,13 @@ class _Strict(BaseModel):
 
 
 class Source(_Strict):
-    """One file: at an address, or inside an installed package (``path`` is then relative to it)."""
+    """One file: at an address, or inside an installed package (``path`` is then relative to it).
+
+    Without a ``sha256`` nobody knows one, and the file is taken unverified.
+    """
 
     path: str
-    sha256: str
+    sha256: str = ""
     url: str = ""
     package: str = ""
     license: str = ""
@@ -57,7 +63,8 @@ class Card(_Strict):
 
     ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
     A card without splits describes an ordinary dataset folder: the one that it lies in. ``example`` is the
-    query that the page of `kgmlm serve` opens with, by labels or names.
+    query that the page of `kgmlm serve` opens with, by labels or names. A ``large`` one is fetched by its own
+    name alone, not with all others.
     """
 
     name: str
@@ -70,6 +77,7 @@ class Card(_Strict):
     splits: dict[str, str] = {}
     texts: Texts | None = None
     example: dict[Literal["head", "relation"], str] = {}
+    large: bool = False
 
 
 def cards_folder() -> Path:
@@ -129,7 +137,7 @@ def _parse(path: Path) -> Card:
 
 def _verify(path: Path, source: Source) -> Path:
     actual = files.sha256(path)
-    if actual != source.sha256:
+    if source.sha256 and actual != source.sha256:
         raise DataError(
             f"{path} has the wrong checksum (sha256 {actual[:12]}…, the card says {source.sha256[:12]}…); "
             "delete it and run `kgmlm data prepare` again"
@@ -169,9 +177,8 @@ def fetch(source: Source, *, download: bool = True, progress: Any = True) -> Pat
     import pooch
 
     try:
-        got = pooch.retrieve(
-            source.url, f"sha256:{source.sha256}", path.name, path.parent, progressbar=progress
-        )
+        known = f"sha256:{source.sha256}" if source.sha256 else None
+        got = pooch.retrieve(source.url, known, path.name, path.parent, progressbar=progress)
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash is a ValueError
         reason = str(error).split("\n", 1)[0][:200]
         raise DataError(
@@ -212,7 +219,37 @@ class Sources:
 
     def text(self, role: str) -> bytes:
         """Bytes of the text file that plays a role for the card's reader."""
+        return self.read(self._of(role))
+
+    def columns(self, role: str, kinds: Mapping[str, str]) -> pa.Table:
+        """What a regular expression finds in each line of the text file of a role, block by block.
+
+        Args:
+            kinds: name of each column to the expression of what is in it, in order, with tabs between.
+        """
+        import pyarrow.compute as pc
+        import pyarrow.csv as csv
+
+        pattern = "^" + r"\t".join(f"(?P<{name}>{kind})" for name, kind in kinds.items())
+        name, _, member = self._of(role).partition(":")
+        data = io.BytesIO(self.read(self._of(role))) if member else str(self.path(name))
+        parse = csv.ParseOptions(delimiter="\x01", quote_char=False, double_quote=False)
+        parse.invalid_row_handler = lambda row: "skip"  # a line with that character in it
+        read = csv.ReadOptions(column_names=["line"], block_size=2**24)
+        convert = csv.ConvertOptions(column_types={"line": pa.large_string()}, null_values=[])
+        batches = []
+        try:
+            with csv.open_csv(data, read, parse, convert) as lines:
+                for batch in lines:
+                    found = pc.extract_regex(batch.column(0), pattern)
+                    batches.append(pa.RecordBatch.from_struct_array(found.filter(pc.is_valid(found))))
+        except (OSError, pa.ArrowException) as error:
+            why = (str(error).splitlines() or ["?"])[0]
+            raise DataError(f"{self.path(name)} cannot be read: {why}") from None
+        return pa.Table.from_batches(batches, pa.schema([(name, pa.large_string()) for name in kinds]))
+
+    def _of(self, role: str) -> str:
         assert self.card.texts is not None  # only a reader asks, and only texts name a reader
         if role not in self.card.texts.files:
             raise DataError(f"the card of '{self.card.name}' names no file for '{role}'")
-        return self.read(self.card.texts.files[role])
+        return self.card.texts.files[role]

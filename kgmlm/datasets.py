@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm import files, tables
 from kgmlm.building import TextColumns, build_graph, completed
@@ -46,6 +47,7 @@ from kgmlm.kg import (
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
 
+_BEGINNING = 400  # characters of an article that are kept: more than a model reads
 PARTS_OF_SPEECH = {"NN": "noun", "VB": "verb", "JJ": "adjective", "RB": "adverb"}
 
 
@@ -141,9 +143,23 @@ def read_freebase(sources: Sources) -> TextColumns:
     return texts
 
 
+def read_wikidata5m(sources: Sources) -> TextColumns:
+    """The first alias of Wikidata's entities and relations, and how their Wikipedia articles begin."""
+    named = sources.columns("entities", {"label": r"Q\d+", "name": r"[^\t]*"})
+    told = sources.columns("descriptions", {"label": r"Q\d+", "description": f".{{0,{_BEGINNING}}}"})
+    labels, names = (named.column(c).combine_chunks() for c in ("label", "name"))
+    rows = pc.index_in(labels, told.column("label").combine_chunks())
+    descriptions = pc.fill_null(told.column("description").take(rows), "")
+    empty = pa.repeat(pa.scalar("", pa.large_string()), len(labels))
+    columns = {"label": labels, "name": names, "description": descriptions, "surface": empty}
+    relations = sources.columns("relations", {"label": r"P\d+", "name": r"[^\t]*"})
+    return TextColumns(columns=pa.table(columns), relations=dict(rows_of(relations)))
+
+
 TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
     "wordnet": read_wordnet,
     "freebase": read_freebase,
+    "wikidata5m": read_wikidata5m,
 }
 
 
@@ -255,10 +271,10 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         splits[split] = table if true is None else table.filter(pa.array(true))
         if true is not None and not true.all():
             negatives[split] = table.filter(pa.array(~true))
-    texts, entities = TextColumns(), None
+    texts = TextColumns()
     if path := tables.find_table(folder, "entities"):
         paths["entities"] = path
-        entities = read_texts(path, *ENTITY_COLUMNS)
+        texts.columns = read_texts(path, *ENTITY_COLUMNS)
     if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
         texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
@@ -266,7 +282,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
         splits,
         texts,
-        entities=entities,
+        extra_entities=() if texts.columns is None else texts.columns.column("label"),
         humanize_labels=True,
         sources={p.name: files.sha256(p) for p in paths.values()},
         negatives=negatives,
@@ -315,7 +331,7 @@ def load_graph(
         splits,
         texts,
         humanize_labels=True,
-        sources={s.path: s.sha256 for s in card.source},
+        sources={s.path: s.sha256 or files.sha256(sources.path(s.path)) for s in card.source},
     )
 
 

@@ -62,7 +62,13 @@ def test_labels_that_were_sliced_away_are_no_entities() -> None:
 def test_entities_of_a_table_are_candidates_with_their_texts() -> None:
     texts = {"label": ["z", "a"], "name": ["Zoe", " "], "description": ["who", ""], "surface": ["", ""]}
     table = pa.table(texts, pa.schema([(name, pa.large_string()) for name in texts]))
-    graph = build_graph("told", {"train": [("a", "r", "b_c")]}, entities=table, humanize_labels=True)
+    graph = build_graph(
+        "told",
+        {"train": [("a", "r", "b_c")]},
+        TextColumns(columns=table),
+        extra_entities=table.column("label"),
+        humanize_labels=True,
+    )
     assert [e.surface for e in map(graph.entities.__getitem__, range(3))] == ["a", "b c", "Zoe"]
     assert graph.entities[2].description == "who"
 

@@ -21,7 +21,10 @@ EXPECTED = {
     "fb237-v1-ind",
     "toy",
     "europe",
+    "wikidata5m",
+    "wikidata5m-ind",
 }
+UNVERIFIED = {"wikidata5m_text.txt.gz"}  # nobody has published their checksums
 
 
 def test_every_promised_dataset_has_a_card() -> None:
@@ -36,13 +39,13 @@ def test_every_card_is_whole(name: str) -> None:
     assert card.citation
     paths = {s.path for s in card.source}
     for source in card.source:
-        assert len(source.sha256) == 64
+        assert len(source.sha256) == 64 or source.path in UNVERIFIED
         assert source.url.startswith("https://") or source.package
         assert source.license
     assert {a.partition(":")[0] for a in card.splits.values()} <= paths
     if card.texts:
         assert card.texts.reader in TEXT_READERS
-        assert set(card.texts.files.values()) <= paths
+        assert {a.partition(":")[0] for a in card.texts.files.values()} <= paths
 
 
 def test_an_unknown_dataset_lists_the_known() -> None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kgmlm import files
 from kgmlm.building import build_graph
-from kgmlm.cards import Card, Sources, card_names, cards_folder, read_card
+from kgmlm.cards import Card, Sources, card_names, cards_folder, read_card, write_card
 from kgmlm.checks import check_graph
 from kgmlm.datasets import (
     TEXT_READERS,
@@ -61,7 +65,7 @@ class TestEveryReader:
             REGISTRY[name](Sources(bare, download=False))
 
 
-LARGE = {"wn18rr", "fb15k237"}
+LARGE = {"wn18rr", "fb15k237", "wikidata5m", "wikidata5m-ind"}
 
 
 @pytest.mark.parametrize(
@@ -325,3 +329,74 @@ def test_labels_that_cannot_be_right_are_one_sentence(tmp_path: Path, rows: str,
     (tmp_path / "train.tsv").write_text("a\tr\tb\t1\n")
     with pytest.raises(DataError, match="expected 3 tab-separated columns, found 4"):
         read_folder(tmp_path)
+
+
+def _tar(path: Path, members: dict[str, str]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in members.items():
+            data = text.encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cards of Wikidata5M with files of a few lines in the same form; returns the folder of the files."""
+    mirror, cards = tmp_path / "mirror", tmp_path / "cards"
+    mirror.mkdir()
+    aliases = "Q1\tEarth\tthe globe\nQ2\tSun\nQ30\tpart of nothing\nQ4\n"
+    relations = "P1\torbits\tgoes around\nP2\tpart of\n"
+    _tar(
+        mirror / "wikidata5m_alias.tar.gz",
+        {"wikidata5m_entity.txt": aliases, "wikidata5m_relation.txt": relations},
+    )
+    texts = f'Q1\tthird planet "from" the Sun\nQ2\t{"star " * 999}\nQ30\tnowhere\nno line of it\n'
+    (mirror / "wikidata5m_text.txt.gz").write_bytes(gzip.compress(texts.encode()))
+    for kind, test in (("transductive", "Q2\tP2\tQ1\n"), ("inductive", "Q5\tP2\tQ6\n")):
+        splits = {"train": "Q1\tP1\tQ2\nQ4\tP2\tQ1\n", "valid": "Q4\tP1\tQ2\n", "test": test}
+        _tar(
+            mirror / f"wikidata5m_{kind}.tar.gz",
+            {f"wikidata5m_{kind}_{split}.txt": text for split, text in splits.items()},
+        )
+    for name in ("wikidata5m", "wikidata5m-ind"):
+        card = read_card(name)
+        known = [
+            source.model_copy(update={"sha256": source.sha256 and files.sha256(mirror / source.path)})
+            for source in card.source
+        ]
+        (cards / name).mkdir(parents=True)
+        write_card(card.model_copy(update={"source": tuple(known)}), cards / name)
+    monkeypatch.setattr("kgmlm.cards.cards_folder", lambda: cards)
+    monkeypatch.setenv("KGMLM_MIRROR", str(mirror))
+    return mirror
+
+
+def test_wikidata5m_is_read_from_its_files(miniature: Path) -> None:
+    graph = load_graph("wikidata5m", download=False)
+    assert graph.entities.column("label") == ["Q1", "Q2", "Q4"]
+    assert graph.entities.column("surface") == ["Earth", "Sun", "Q4"]
+    first, star, none = graph.entities.column("description")
+    assert (first, star[:10], len(star), none) == ('third planet "from" the Sun', "star star ", 400, "")
+    assert [(r.label, r.name) for r in graph.relations] == [("P1", "orbits"), ("P2", "part of")]
+    assert {split: graph.labeled(part) for split, part in graph.splits.items()} == {
+        "train": [("Q1", "P1", "Q2"), ("Q4", "P2", "Q1")],
+        "valid": [("Q4", "P1", "Q2")],
+        "test": [("Q2", "P2", "Q1")],
+    }
+    assert graph.sources["wikidata5m_text.txt.gz"] == files.sha256(miniature / "wikidata5m_text.txt.gz")
+
+
+def test_wikidata5m_of_unseen_entities_keeps_them(miniature: Path) -> None:
+    graph = load_graph("wikidata5m-ind", download=False)
+    assert [x for x, seen in zip(graph.entities.column("label"), graph.seen_N, strict=True) if not seen] == [
+        "Q5",
+        "Q6",
+    ]
+
+
+def test_a_text_file_that_is_cut_is_one_sentence(miniature: Path) -> None:
+    path = miniature / "wikidata5m_text.txt.gz"
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(DataError, match=r"wikidata5m_text\.txt\.gz cannot be read"):
+        load_graph("wikidata5m", download=False)

@@ -156,7 +156,7 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     """Fetch and verify the files of a built-in dataset, from ``$KGMLM_MIRROR`` where it has them.
 
     Args:
-        name: of a dataset, or "all".
+        name: of a dataset, or "all", which leaves out large ones.
 
     Returns:
         The files of each dataset.
@@ -171,12 +171,13 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
         )
         return {}
     found: dict[str, Sequence[Path]] = {}
-    for each in card_names() if name == "all" else [name]:
+    for each in [x for x in card_names() if not read_card(x).large] if name == "all" else [name]:
         paths = []
         for source in read_card(each).source:
             with watch:
                 paths.append(fetch(source, progress=_Download(watch, source.path)))
-            watch.tell(f"{each}: {source.path} is at {paths[-1]}")
+            unverified = "" if source.sha256 else ", unverified: nobody has published its checksum"
+            watch.tell(f"{each}: {source.path} is at {paths[-1]}{unverified}")
         watch.tell(f"{each}: ready")
         found[each] = tuple(paths)
     return found
