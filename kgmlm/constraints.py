@@ -23,6 +23,7 @@ from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.slots import EntityTypes, Floats, fills
 
+PLENTY = 10_000  # triples of a relation that are not all the same few
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
 EXCEPTIONS = 0.01  # share of entities that may have several answers in a relation that has one; fixed, too
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
@@ -198,16 +199,19 @@ class Possible:
         """From training triples ``(n, 3)`` over so many relations.
 
         A relation is loop-free when it has :data:`LEAST` distinct training triples or more and none of them
-        is a self-loop. A relation without triples forbids nothing.
+        is a self-loop. Where it has :data:`PLENTY`, nobody looks whether these are distinct. A relation
+        without triples forbids nothing.
 
         >>> chain = np.array([[i, 0, i + 1] for i in range(20)])
         >>> Possible.learn(chain, 2).loop_free_R.tolist()
         [True, False]
         """
-        triples = distinct_triples(train)
-        counts_R = np.bincount(triples[:, 1], minlength=relations)
-        loops_R = np.bincount(triples[triples[:, 0] == triples[:, 2], 1], minlength=relations)
-        return cls((counts_R >= LEAST) & (loops_R == 0))
+        h, r, t = train.T
+        loops_R = np.bincount(r[h == t], minlength=relations)
+        plenty_R = np.bincount(r, minlength=relations) >= PLENTY
+        distinct = distinct_triples(train[~plenty_R[r]])
+        counts_R = np.bincount(distinct[:, 1], minlength=relations)
+        return cls((plenty_R | (counts_R >= LEAST)) & (loops_R == 0))
 
     @classmethod
     def anything(cls, relations: int) -> Possible:
