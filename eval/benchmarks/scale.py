@@ -32,7 +32,7 @@ SIZES = {
     "1m": (1_000_000, 5_000_000),
     "5m": (5_000_000, 20_000_000),
 }
-PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate")
+PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate", "index", "retrieve")
 STEPS = 10
 
 
@@ -110,11 +110,11 @@ def open_(graph: Path, run: Path, model: str) -> dict[str, float]:
     return {"seconds": cpu()}
 
 
-def rank(graph: Path, run: Path, model: str) -> dict[str, float]:
+def rank(graph: Path, run: Path, model: str, retrieve: int | None = None) -> dict[str, float]:
     """Rank all entities for one query, and for others after it."""
     import kgmlm
 
-    opened = kgmlm.open_run(run)
+    opened = kgmlm.open_run(run, retrieve=retrieve)
     train, entities, relations = opened.graph.triples("train"), opened.graph.entities, opened.graph.relations
     seconds: list[float] = []
     for h, r, _ in train[:21].tolist():
@@ -122,6 +122,19 @@ def rank(graph: Path, run: Path, model: str) -> dict[str, float]:
         opened.rank(head=entities[h].label, relation=relations[r].label)
         seconds.append(cpu() - before)
     return {"seconds": seconds[0], "again": statistics.median(seconds[1:])}
+
+
+def index(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """``kgmlm index``: of likelihoods."""
+    import kgmlm
+
+    recall = kgmlm.index(run, progress=False)["recall_at_10"]
+    return {"seconds": cpu(), "recall": recall}
+
+
+def retrieve(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """As :func:`rank`, scoring 100 entities that the index finds."""
+    return rank(graph, run, model, 100)
 
 
 def evaluate(graph: Path, run: Path, model: str) -> dict[str, float]:
@@ -175,7 +188,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     ]:
         of_part = [row for row in rows if row["part"] == part and key in row]
         if len(of_part) > 1:
-            name = {"step": "a training step", "again": "rank again"}.get(key, part)
+            name = {"step": "a training step", "again": f"{part} again"}.get(key, part)
             label = f"{name} (N^{fitted(of_part, key):.2f})"
             axes.loglog(
                 [row["entities"] for row in of_part], [row[key] for row in of_part], "o-", label=label
