@@ -5,12 +5,13 @@ Shapes: B queries, n triples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from kgmlm.kg import IntArray, Queries, both_sides
+from kgmlm.kg import IntArray, Queries, Query, both_sides
 
 _WIDEST = 2**63  # what integers of 64 bits are below
 _SCANNED = 16  # queries whose answers are looked for without sorting all triples
@@ -29,6 +30,43 @@ class GroupedAnswers:
         positions = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
         return positions, self.ids[np.repeat(self.offsets[rows], counts) + within]
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Triples by entity, as a large graph keeps them: those of e are ``rows[offsets[e]:offsets[e + 1]]``.
+
+    Attributes:
+        offsets: one more than there are entities with triples.
+        rows: (relation, whether the other entity is the tail, the other entity); each triple twice, once per
+            entity, duplicates left out.
+        of: the triples; links are of no others.
+    """
+
+    offsets: IntArray
+    rows: IntArray
+    of: IntArray
+
+    @classmethod
+    def made(cls, triples: IntArray, entities: int) -> Links:
+        """Of triples ``(n, 3)`` among so many entities."""
+        queries, others = both_sides(distinct_triples(triples))
+        order = np.argsort(queries.entity_B, kind="stable")
+        counts = np.bincount(queries.entity_B, minlength=entities)
+        rows = np.stack([queries.relation_B, queries.tail_B, others], axis=1)[order]
+        return cls(np.concatenate([[0], np.cumsum(counts)]), rows, triples)
+
+    def at(self, entity: int) -> IntArray:
+        """The rows ``(E, 3)`` of an entity."""
+        if entity >= len(self.offsets) - 1:
+            return np.zeros((0, 3), np.int64)
+        return self.rows[self.offsets[entity] : self.offsets[entity + 1]].astype(np.int64)
+
+    def answers(self, query: Query) -> IntArray:
+        """What answers a query."""
+        rows = self.at(query.entity)
+        found: IntArray = rows[(rows[:, 0] == query.relation) & (rows[:, 1] == (query.target == "tail")), 2]
+        return found
 
 
 def distinct_triples(triples: IntArray) -> IntArray:
@@ -78,17 +116,26 @@ class FilterIndex:
     It is sorted when it is first asked about more than a few queries.
 
     Args:
-        triples: (n, 3) known triples, duplicates allowed.
+        triples: (n, 3) known triples, duplicates allowed; in parts, one below the other.
         num_entities: N; ids are below it.
+        links: those of one of the parts, if there are any: a few queries are looked up there.
     """
 
-    def __init__(self, triples: IntArray, num_entities: int) -> None:
+    def __init__(
+        self, triples: IntArray | Sequence[IntArray], num_entities: int, links: Links | None = None
+    ) -> None:
         self.num_entities = num_entities
-        self._triples = triples.reshape(-1, 3)
+        parts = [triples] if isinstance(triples, np.ndarray) else triples
+        self._parts = [part.reshape(-1, 3) for part in parts]
+        self._links = links
+        self._scanned = [
+            p for p, given in zip(self._parts, parts, strict=True) if not (links and given is links.of)
+        ]
 
     @cached_property
     def _sorted(self) -> tuple[IntArray, GroupedAnswers]:
-        queries, answers = both_sides(self._triples)
+        whole = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        queries, answers = both_sides(whole)
         keys, offsets, ids = grouped(self.keys(queries), answers, self.num_entities)
         return keys, GroupedAnswers(offsets, ids)
 
@@ -114,10 +161,12 @@ class FilterIndex:
 
     def _scan(self, queries: Queries) -> tuple[IntArray, IntArray]:
         """The same for a few queries, without sorting anything."""
-        h, r, t = self._triples.T
         found = []
         for query in queries:
-            asked, answers = (h, t) if query.target == "tail" else (t, h)
-            found.append(np.unique(answers[(asked == query.entity) & (r == query.relation)]))
+            answers = [np.zeros(0, np.int64)] if self._links is None else [self._links.answers(query)]
+            for h, r, t in (part.T for part in self._scanned):
+                asked, other = (h, t) if query.target == "tail" else (t, h)
+                answers.append(other[(asked == query.entity) & (r == query.relation)])
+            found.append(np.unique(np.concatenate(answers)))
         rows = np.repeat(np.arange(len(found)), [len(ids) for ids in found])
         return rows, np.concatenate([np.zeros(0, np.int64), *found])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kgmlm.filters import FilterIndex, GroupedAnswers, distinct_triples, grouped
+from kgmlm.filters import FilterIndex, GroupedAnswers, Links, grouped
 from kgmlm.kg import (
     BoolArray,
     DataError,
@@ -39,6 +39,7 @@ class KnowledgeGraph:
         sources: file name to sha256, for the record.
         notes: counts that a reader of texts wants reported.
         negatives: split name to (n, 3) ids of triples that its file says are false; most graphs have none.
+        links: training triples by entity, where a run keeps them so.
     """
 
     name: str
@@ -48,6 +49,7 @@ class KnowledgeGraph:
     sources: Mapping[str, str]
     notes: Mapping[str, int] = field(default_factory=dict)
     negatives: Mapping[str, IntArray] = field(default_factory=dict)
+    links: Links | None = None
 
     def triples(self, split: str) -> IntArray:
         """The triples of one split.
@@ -78,12 +80,17 @@ class KnowledgeGraph:
     @cached_property
     def filter_index(self) -> FilterIndex:
         """Known answers over all splits: what filtered evaluation takes out."""
-        return FilterIndex(self.all_triples, len(self.entities))
+        return FilterIndex(list(self.splits.values()), len(self.entities), self._links)
+
+    @property
+    def _links(self) -> Links | None:
+        """The links of today's training triples."""
+        return self.links if self.links and self.links.of is self.splits["train"] else None
 
     @cached_property
     def context(self) -> ContextGraph:
         """What a template may see."""
-        return ContextGraph(self.entities, self.relations, self.splits["train"])
+        return ContextGraph(self.entities, self.relations, self.splits["train"], self._links)
 
     def extended(self, more: EntityTable) -> KnowledgeGraph:
         """The same triples with further entities, which no triple has; ids are kept.
@@ -166,25 +173,25 @@ class ContextGraph:
     entities: EntityTable
     relations: RelationTable
     train: IntArray
+    kept: Links | None = None
 
     @cached_property
-    def _edges(self) -> tuple[IntArray, IntArray]:
-        """Residuals by entity, and rows (relation, is tail, other)."""
-        queries, others = both_sides(distinct_triples(self.train))
-        order = np.argsort(queries.entity_B, kind="stable")
-        counts = np.bincount(queries.entity_B, minlength=len(self.entities))
-        rows = np.stack([queries.relation_B, queries.tail_B, others], axis=1)[order]
-        return np.concatenate([[0], np.cumsum(counts)]), rows
+    def links(self) -> Links:
+        """Training triples by entity."""
+        return Links.made(self.train, len(self.entities)) if self.kept is None else self.kept
 
     @cached_property
     def degree_N(self) -> IntArray:
         """Training triples of each entity."""
-        return np.diff(self._edges[0])
+        degree_N = np.zeros(len(self.entities), np.int64)
+        counts = np.diff(self.links.offsets)
+        degree_N[: len(counts)] = counts
+        return degree_N
 
     @cached_property
     def answers(self) -> FilterIndex:
         """What training triples answer."""
-        return FilterIndex(self.train, len(self.entities))
+        return FilterIndex(self.train, len(self.entities), self.kept)
 
     @cached_property
     def surfaces(self) -> list[str]:
@@ -199,19 +206,16 @@ class ContextGraph:
     def edges(self, entity: int) -> list[Edge]:
         """The training triples of an entity."""
         return [
-            Edge(r, "tail" if is_tail else "head", other) for r, is_tail, other in self._rows(entity).tolist()
+            Edge(r, "tail" if is_tail else "head", other)
+            for r, is_tail, other in self.links.at(entity).tolist()
         ]
-
-    def _rows(self, entity: int) -> IntArray:
-        offsets, rows = self._edges
-        return rows[offsets[entity] : offsets[entity + 1]]
 
     def telling(self, entity: int) -> Telling:
         """The same in order: neighbors of few triples before hubs; among equals texts decide, never ids."""
         known = self._hubs.get(entity)
         if known is not None:
             return known
-        rows_E3 = self._rows(entity)
+        rows_E3 = self.links.at(entity)
         relations, tails, others = rows_E3.T.tolist()
         degrees = self.degree_N[rows_E3[:, 2]].tolist()
         surfaces, names = self.surfaces, self.relation_names

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from kgmlm import files
 from kgmlm.digests import RESTORE
+from kgmlm.filters import Links
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TEXT_COLUMNS, TYPES, DataError, EntityTable, IntArray, RelationTable, RunError
 
@@ -22,8 +24,10 @@ IDS = ("head", "relation", "tail")
 TABLES = ("entities", "relations", "triples", "negatives")
 NEGATIVES = "negatives"  # triples that are known to be false, where a graph has some
 TRIPLE, SPLITS = "triple", b"splits"  # the column of triples; where their file says how many each split has
+LINKS, OFFSETS, LINK = "links", "link_offsets", "link"  # triples by entity, where there are many
+LINKED = 1_000_000  # training triples from which on sorting them takes seconds
 THOROUGH = 2**28  # bytes of a file up to which it is looked through when it is opened
-_TRIPLE = pa.list_(pa.int64(), 3)
+_TRIPLE, _LINK = pa.list_(pa.int64(), 3), pa.list_(pa.int32(), 3)
 
 
 def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
@@ -37,6 +41,15 @@ def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
     _write_triples(folder / "triples.arrow", graph.splits)
     if graph.negatives:
         _write_triples(folder / f"{NEGATIVES}.arrow", graph.negatives)
+    if len(graph.splits["train"]) >= LINKED:
+        _write_links(graph.context.links, folder)
+
+
+def _write_links(links: Links, folder: Path) -> None:
+    rows = pa.array(np.ascontiguousarray(links.rows, np.int32).ravel())
+    table = pa.table([pa.FixedSizeListArray.from_arrays(rows, type=_LINK)], pa.schema([(LINK, _LINK)]))
+    files.write_arrow(folder / f"{LINKS}.arrow", table)
+    files.write_arrow(folder / f"{OFFSETS}.arrow", pa.table({LINK: links.offsets}))
 
 
 def _relations(graph: KnowledgeGraph) -> pa.Table:
@@ -92,7 +105,35 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     negatives = {}
     if any(folder.glob(f"{NEGATIVES}.*")):
         negatives = _triples(*_table(folder, NEGATIVES), *sizes)
-    return KnowledgeGraph(name, entity_table, relation_table, splits, sources, negatives=negatives)
+    graph = KnowledgeGraph(name, entity_table, relation_table, splits, sources, negatives=negatives)
+    return replace(graph, links=_links(folder, graph)) if (folder / f"{LINKS}.arrow").is_file() else graph
+
+
+def _links(folder: Path, graph: KnowledgeGraph) -> Links:
+    """Training triples by entity, where they are in the files."""
+    path, rows, thorough = _table(folder, LINKS)
+    offsets_path, offsets, _ = _table(folder, OFFSETS)
+    ends: Any = np.from_dlpack(_column(offsets_path, offsets, LINK, text=False).combine_chunks())
+    _check_once(path, rows, LINK)
+    links: IntArray = _lists(path, rows.column(LINK), _LINK)
+    count = len(graph.entities)
+    whole = len(ends) == count + 1 and (ends[0], ends[-1]) == (0, len(links)) and (np.diff(ends) >= 0).all()
+    if whole and thorough and len(links):
+        whole = links.min() >= 0 and (links.max(0) < (len(graph.relations), 2, count)).all()
+    if not whole:
+        raise _damaged(path, "it is not of the training triples")
+    return Links(ends, links, graph.splits["train"])
+
+
+def _lists(path: Path, column: pa.ChunkedArray, kind: pa.DataType) -> Any:
+    """A column of lists of three numbers ``(n, 3)``, where it is in the file."""
+    if column.type != kind or column.null_count or column.num_chunks > 1:
+        raise _damaged(path, f"a column is of type {column.type}, or has gaps")
+    values = column.chunk(0).flatten() if column.num_chunks else pa.array([], kind.value_type)
+    if values.null_count:
+        raise _damaged(path, "a column has gaps")
+    found: Any = np.from_dlpack(values)  # to_numpy() would import pandas
+    return found.reshape(-1, 3)
 
 
 def _table(folder: Path, stem: str) -> tuple[Path, pa.Table, bool]:
@@ -132,9 +173,7 @@ def _triples(
 def _mapped(path: Path, table: pa.Table) -> dict[str, IntArray]:
     """Triples where they are in the file."""
     _check_once(path, table, TRIPLE)
-    column = table.column(TRIPLE)
-    if column.type != _TRIPLE or column.null_count or column.num_chunks > 1:
-        raise _damaged(path, f"the column '{TRIPLE}' is of type {column.type}, or has gaps")
+    every: IntArray = _lists(path, table.column(TRIPLE), _TRIPLE)
     try:
         counts = json.loads(table.schema.metadata[SPLITS])
         ends = np.cumsum([0, *(int(count) for count in counts.values())])
@@ -142,11 +181,6 @@ def _mapped(path: Path, table: pa.Table) -> dict[str, IntArray]:
             raise ValueError(f"the splits have {ends[-1]:,} triples of {len(table):,}")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _damaged(path, f"its counts of splits: {_line(error)}") from None
-    chunk = column.chunk(0) if column.num_chunks else pa.array([], _TRIPLE)
-    if chunk.flatten().null_count:
-        raise _damaged(path, f"the column '{TRIPLE}' has gaps")
-    ids: Any = np.from_dlpack(chunk.flatten())  # to_numpy() would import pandas
-    every: IntArray = ids.reshape(-1, 3)
     return {str(name): every[a:b] for name, a, b in zip(counts, ends, ends[1:], strict=False)}
 
 

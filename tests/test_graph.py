@@ -20,7 +20,9 @@ def test_queries_carry_no_answer(toy: KnowledgeGraph) -> None:
 
 
 def test_context_has_training_triples_only(toy: KnowledgeGraph) -> None:
-    assert {f.name for f in fields(toy.context)} == {"entities", "relations", "train"}
+    assert {f.name for f in fields(toy.context)} == {"entities", "relations", "train", "kept"}
+    assert toy.context.kept is None
+    assert toy.context.links.of is toy.splits["train"]
     assert toy.context.train is toy.splits["train"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kgmlm import graph_files
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.graph_files import portable, read_graph, write_graph
-from kgmlm.kg import RunError
+from kgmlm.kg import EntityTable, Queries, RunError, both_sides
 
 
 def column(table: pa.Table, name: str, values: Any) -> pa.Table:
@@ -131,10 +133,10 @@ def splits(text: bytes | None) -> Callable[[pa.Table], pa.Table]:
 ARROW: dict[str, tuple[str, Callable[[pa.Table], pa.Table], str]] = {
     "an id too high": ("triples", triple(3, 2, 31), "tail 31 is not one of 31"),
     "an id below 0": ("triples", triple(3, 0, -1), "head -1 is not one of 31"),
-    "an id missing": ("triples", triple(3, 0, None), "the column 'triple' has gaps"),
+    "an id missing": ("triples", triple(3, 0, None), "a column has gaps"),
     "a relation too high": ("triples", triple(0, 1, 5), "relation 5 is not one of 5"),
     "ids of another type": (
-        "triples", lambda t: column(t, "triple", pa.array([[1, 2, 3]] * len(t))), "'triple' is of type list",
+        "triples", lambda t: column(t, "triple", pa.array([[1, 2, 3]] * len(t))), "a column is of type list",
     ),
     "no counts": ("triples", splits(None), "its counts of splits"),
     "counts that are none": ("triples", splits(b"[]"), "its counts of splits"),
@@ -186,3 +188,44 @@ def test_a_cut_file_is_one_sentence(arrow: Path) -> None:
         path.unlink()
         path.write_bytes(whole)
     read_graph(arrow, "toy", {})
+
+
+@pytest.fixture
+def linked(toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a graph that keeps its triples by entity, as large ones do."""
+    monkeypatch.setattr(graph_files, "LINKED", 1)
+    write_graph(toy, tmp_path / "graph")
+    return tmp_path / "graph"
+
+
+def test_triples_by_entity_come_back(toy: KnowledgeGraph, linked: Path) -> None:
+    again = read_graph(linked, "toy", {})
+    assert again.links is not None
+    queries, _ = both_sides(again.all_triples)
+    for entity in range(len(toy.entities)):
+        assert again.context.edges(entity) == toy.context.edges(entity)
+    for query in queries:
+        one = Queries.of([query])
+        for of in ("filter_index", "answers"):
+            mine, theirs = (
+                getattr(g if of == "filter_index" else g.context, of).lookup(one)[1] for g in (again, toy)
+            )
+            assert mine.tolist() == theirs.tolist()
+    assert again.context.degree_N.tolist() == toy.context.degree_N.tolist()
+
+
+def test_new_entities_have_no_links_and_other_triples_none_of_these(linked: Path) -> None:
+    graph = read_graph(linked, "toy", {})
+    more = graph.extended(EntityTable(["new"]))
+    assert more.context.edges(len(graph.entities)) == []
+    assert more.context.degree_N[-1] == 0
+    fewer = replace(graph, splits={"train": graph.splits["train"][:1]})
+    assert fewer.context.kept is None
+    assert fewer.context.degree_N.sum() == 2
+
+
+@pytest.mark.parametrize("name", ["links", "link_offsets"])
+def test_links_of_another_graph_are_one_sentence(linked: Path, name: str) -> None:
+    rewritten(linked / f"{name}.arrow", lambda table: table.slice(1))
+    with pytest.raises(RunError, match="not of the training triples"):
+        read_graph(linked, "toy", {})
