@@ -35,7 +35,7 @@ from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.process import address, bound, is_loopback
 from kgmlm.serving.search import Search
 from kgmlm.serving.session import ClassifyTask, RankTask, Session
-from kgmlm.watching import Bars
+from kgmlm.watching import Bars, Watcher
 
 HOME = "http://127.0.0.1"
 CAPITAL = {"head": "France", "relation": "capital"}
@@ -178,6 +178,102 @@ def test_entities_are_found_as_they_are_typed(client: TestClient) -> None:
 
     assert labels("FRA")[0] == labels("frnace")[0] == labels("Farnce")[0] == "france"
     assert labels("qqqqqqqq") == []
+
+
+JUDGED = {"head": "france", "relation": "capital", "tail": "paris", "label": 1}
+
+
+def moved(run: Path, other: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def replaced(run: Path, other: Path) -> None:
+    moved(run, other)
+    shutil.copytree(other, run)
+
+
+def overwritten(run: Path, other: Path) -> None:
+    shutil.copytree(other, run, dirs_exist_ok=True)  # file by file, as `cp -r` does
+
+
+def tuned(run: Path, other: Path) -> None:
+    kgmlm.tune(run, add="types", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("happens", "folder", "status"),
+    [
+        (moved, "gone", 409),
+        (replaced, "changed", 409),
+        (overwritten, "changed", 409),
+        (tuned, "changed", 201),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"allow_self": True}], ids=["plain", "allow-self"])
+def test_a_run_that_changes_or_vanishes_is_served_as_it_was(
+    calibrated: Path,
+    toy_vector_run: Path,
+    tmp_path: Path,
+    happens: Callable[[Path, Path], None],
+    folder: str,
+    status: int,
+    options: dict[str, Any],
+) -> None:
+    run = shutil.copytree(calibrated, tmp_path / "run")
+    triples = [CAPITAL | {"tail": "berlin"}]
+    new = [{"name": "Atlantis", "description": "a lost island"}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/rank", {"queries": [CAPITAL], "entities": new}),
+        ("/explain", {"queries": [CAPITAL]}),
+        ("/classify", {"triples": triples}),
+        ("/explore", CAPITAL | {"also": ["berlin"]}),
+        ("/near", CAPITAL | {"answer": "berlin"}),
+    ]
+    read = ("/entity/france", "/entities?q=fra", "/relations?entity=france", "/healthz")
+    served = kgmlm.open_run(run, device="cpu", **options)
+    apps = [service(served) for _ in range(2)]  # the second is asked for the first time when it has happened
+    with client_of(apps[0]) as client, client_of(apps[1]) as late:
+        before = [client.post(path, json=body).json() for path, body in asked]
+        before += [client.get(path).json() for path in read]
+        said = client.get("/info").json()
+        assert (said["folder"], said["judging"]) == ("as opened", True)
+        happens(run, toy_vector_run)
+        files = set(tmp_path.rglob("*"))
+        for asker in (client, late):
+            after = [asker.post(path, json=body) for path, body in asked] + [asker.get(path) for path in read]
+            assert [answer.status_code for answer in after] == [200] * 9
+            assert [answer.json() for answer in after] == before
+            told_now = {"folder": folder, "judging": status == 201}
+            assert asker.get("/info").json() == said | told_now
+            assert asker.get("/feedback", params={"entity": "france"}).json() == {"results": []}
+        answer = client.post("/feedback", json=JUDGED)
+        assert answer.status_code == status, answer.text
+        if status == 409:
+            assert "no longer where this service has opened it" in told(answer)
+            assert set(tmp_path.rglob("*")) == files, "nothing is written where another run is, or none"
+
+
+def test_a_judgment_that_cannot_be_written_is_told_without_paths(calibrated: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(calibrated, tmp_path / "run")
+    with client_of(service(run)) as client:
+        (run / "feedback.jsonl").mkdir()
+        answer = client.post("/feedback", json=JUDGED)
+        assert answer.status_code == 409
+        assert "cannot be written now" in told(answer)
+        assert str(tmp_path) not in answer.text
+
+
+def test_a_run_that_was_trained_further_is_opened_again_before_it_is_served(
+    calibrated: Path, tmp_path: Path
+) -> None:
+    run = kgmlm.open_run(shutil.copytree(calibrated, tmp_path / "run"), device="cpu")
+    run.open(Watcher())
+    kgmlm.tune(run.path, add="types", progress=False)
+    with client_of(service(run)) as client:
+        info = client.get("/info").json()
+        assert info["folder"] == "as opened"
+        (found,) = client.post("/explain", json={"queries": [CAPITAL], "k": 1}).json()["results"]
+        assert "types" in found["predictions"][0]["parts"]
 
 
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:

@@ -380,6 +380,9 @@ class InfoResponse(BaseModel):
     calibrated: bool = Field(description="Whether /classify answers.")
     writable: bool = Field(description="Whether POST /entities is allowed.")
     judging: bool = Field(description="Whether POST /feedback is allowed.")
+    folder: Literal["as opened", "changed", "gone"] = Field(
+        description="What has become of the run's folder since it was opened; answers stay as they were."
+    )
     example: ExampleQuery | None = Field(description="A query to begin with.")
     added: int = Field(description="How many entities were added to this process.")
     limits: Limits

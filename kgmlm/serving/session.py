@@ -25,6 +25,7 @@ from kgmlm.resolver import Resolver
 from kgmlm.run import Run
 from kgmlm.serving.exploring import Explorer
 from kgmlm.serving.models import MOST_KEPT, Asked, ExploreRequest, NewEntity, Triple
+from kgmlm.serving.origin import Origin
 from kgmlm.serving.search import Hit, Search
 from kgmlm.serving.showing import shown
 from kgmlm.watching import Watcher
@@ -123,11 +124,14 @@ Finding = Names | OwnNames
 
 
 class Session:
-    """A run that is being served.
+    """A run that is being served: all that answers is in memory, so its folder may change or vanish.
 
     Args:
         run: as it is to be asked.
         calibration: what probabilities go by; None where they were not fitted.
+
+    Attributes:
+        origin: the folder that the run was opened from.
     """
 
     def __init__(self, run: Run, calibration: Calibration | None = None) -> None:
@@ -137,6 +141,8 @@ class Session:
         self.searched_added: Search | None = None
         self.added: list[NewEntity] = []
         self.predictor = run.open(Watcher())
+        self.origin = Origin(run)
+        self._plain = None if calibration is None else _plain(run)
         self.names = Names(run.graph, self.find)
 
     def work(self, tasks: Sequence[Task]) -> list[Any]:
@@ -259,18 +265,6 @@ class Session:
         names = self.names
         return self.explorer.near(_query(names, asked), names.entity(answer))
 
-    @cached_property
-    def _plain(self) -> Ranker | None:
-        """The ranker that probabilities were fitted to, where the one that ranks is another."""
-        way = self.run.way
-        if way == Way(rerank=way.rerank, retrieve=way.retrieve, index=way.index, effort=way.effort,
-                      device=way.device, runtime=way.runtime):  # fmt: skip
-            return None
-        plain = Way(rerank=0, retrieve=0, device=way.device, runtime=way.runtime)
-        ranker = plain.ranker(self.run.folder, self.run.graph)
-        read_entities(ranker, Watcher())
-        return ranker
-
     def _first_stage(self, predictor: Predictor) -> Ranker:
         if self._plain is None:
             return predictor.ranker.but(reranking=None)
@@ -349,6 +343,18 @@ class Session:
             "offset": offset,
             "triples": shown,
         }
+
+
+def _plain(run: Run) -> Ranker | None:
+    """The ranker that probabilities were fitted to, where the one that ranks is another."""
+    way = run.way
+    if way == Way(rerank=way.rerank, retrieve=way.retrieve, index=way.index, effort=way.effort,
+                  device=way.device, runtime=way.runtime):  # fmt: skip
+        return None
+    plain = Way(rerank=0, retrieve=0, device=way.device, runtime=way.runtime)
+    ranker = plain.ranker(run.folder, run.graph)
+    read_entities(ranker, Watcher())
+    return ranker
 
 
 def table_of(entities: Sequence[NewEntity]) -> EntityTable:

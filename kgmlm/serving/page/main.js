@@ -160,6 +160,10 @@ async function begin() {
     el("strong", {}, name(info.run)),
     ` ${info.graph.name === info.run ? "" : `on ${info.graph.name}: `}${many(entities, "entity", "entities")}, ${many(relations, "relation")}, ${many(all, "triple")}`,
   );
+  if (info.folder !== "as opened") {
+    const what = info.folder === "gone" ? "is gone" : "has changed";
+    byId("run").append(el("span", { class: "old" }, ` The run's folder ${what} since it was opened; answers are by what was opened.`));
+  }
   if (navigator.clipboard) {
     byId("copy").hidden = false;
     byId("copy").onclick = async () => {
