@@ -385,6 +385,151 @@ def test_a_request_brings_entities_of_its_own(client: TestClient, run: Run) -> N
     assert "give a label" in told(twice)
 
 
+ATLANTIS = {
+    "label": "atl",
+    "name": "Atlantis",
+    "description": "a lost island",
+    "triples": [
+        {"relation": "is located in", "tail": "europe"},
+        {"head": "Spain", "relation": "borders"},
+        {"relation": "capital", "tail": "poseidonia"},
+    ],
+}
+POSEIDONIA = {"label": "poseidonia", "name": "Poseidonia"}
+TOLD = [("Atlantis", "located_in", "Europe"), ("spain", "borders", "atl"), ("atl", "capital", "Poseidonia")]
+NEW = EntityTable(["atl", "poseidonia"], ["Atlantis", "Poseidonia"], ["a lost island", ""])
+
+
+@pytest.fixture(scope="module")
+def typed(calibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with types and probabilities."""
+    run = shutil.copytree(calibrated, tmp_path_factory.mktemp("typed") / "toy")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.calibration.LEAST", 2)
+        kgmlm.tune(run, add="types", progress=False)
+        kgmlm.calibrate(run, progress=False)
+    return run
+
+
+def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_service(
+    typed: Path, tmp_path: Path, cli: Cli
+) -> None:
+    run = kgmlm.open_run(typed, device="cpu")
+    wider = run.with_entities(NEW, TOLD)
+    asked = [("Atlantis", "located_in", None), ("atl", "capital", None), (None, "borders", "Atlantis")]
+    expected = wider.rank(asked, k=33)
+    entities, triples, queries = (tmp_path / f"{name}.tsv" for name in ("entities", "triples", "queries"))
+    entities.write_text("label\tname\tdescription\natl\tAtlantis\ta lost island\nposeidonia\tPoseidonia\t\n")
+    triples.write_text("head\trelation\ttail\n" + "".join("\t".join(t) + "\n" for t in TOLD))
+    queries.write_text(
+        "head\trelation\ttail\n" + "".join("\t".join(x or "" for x in q) + "\n" for q in asked)
+    )
+    done = cli("rank", typed, "--entities", entities, "--entity-triples", triples, "--queries", queries,
+               "-k", "33", "--json", "-q")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = pd.DataFrame(map(json.loads, done.stdout.splitlines()))
+    keys = ("head", "relation", "tail")
+    body = {
+        "queries": [{name: x for name, x in zip(keys, query, strict=True) if x} for query in asked],
+        "k": 33,
+        "entities": [ATLANTIS, POSEIDONIA],
+    }
+    claim = {"head": "Atlantis", "relation": "capital", "tail": "paris"}
+    claims = [claim, claim | {"tail": "poseidonia"}]
+    with client_of(service(run)) as client:
+        results = client.post("/rank", json=body).json()["results"]
+        one = body | {"queries": body["queries"][:1]}
+        (with_them,) = client.post("/explain", json=one).json()["results"]
+        (without,) = client.post("/explain", json=one | {"entities": [ATLANTIS | {"triples": []}]}).json()[
+            "results"
+        ]
+        claimed = {"triples": claims, "entities": body["entities"]}
+        said = client.post("/classify", json=claimed).json()["results"]
+        (after,) = client.post("/rank", json={"queries": [CAPITAL]}).json()["results"]
+    answered = pd.DataFrame([
+        {key: answer[key] for key in keys} | p for answer in results for p in answer["predictions"]
+    ])  # fmt: skip
+    for found in (printed, answered):
+        pd.testing.assert_frame_equal(
+            found[list(expected.columns)], expected, check_dtype=False, rtol=1e-5, check_like=True
+        )
+    known = expected[expected["known"]]
+    assert set(known["entity"]) == {"europe", "poseidonia", "spain"}
+    values = {p["entity"]: p["parts"]["types"]["value"] for p in with_them["predictions"]}
+    assert any(p["parts"]["types"]["value"] != values[p["entity"]] for p in without["predictions"])
+    assert not any(p["known"] for p in without["predictions"])
+    judged = kgmlm.classify(
+        run, [tuple(c.values()) for c in claims], entities=NEW, entity_triples=TOLD, progress=False
+    )
+    assert said[0]["probability"] == pytest.approx(judged.probabilities[0], rel=1e-4)
+    assert [row["known"] for row in said] == judged.known.tolist() == [False, True]
+    assert "atl" not in {p["entity"] for p in after["predictions"]}, "nothing is kept"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"relation": "capital"}, "entities.0.triples.0: give the other entity, as head or as tail"),
+        ({"head": "paris", "relation": "capital", "tail": "paris"}, "give the other entity"),
+        ({"relation": "capitol", "tail": "paris"}, "entities.0.triples.0: no relation has"),
+        ({"relation": "capital", "tail": "Pariss"}, "entities.0.triples.0: no entity has the label or name"),
+        ({"relation": "capital", "tail": "paris", "more": 1}, "entities.0.triples.0.more: "),
+    ],
+)
+@pytest.mark.parametrize("path", ["/rank", "/explore", "/entities"])
+def test_a_triple_that_cannot_be_is_one_sentence(
+    writable: TestClient, path: str, given: dict[str, Any], sentence: str
+) -> None:
+    body = {
+        "/rank": {"queries": [CAPITAL]}, "/explore": CAPITAL, "/entities": {},
+    }[path] | {"entities": [{"name": "Atlantis", "triples": [given]}]}  # fmt: skip
+    answer = writable.post(path, json=body)
+    assert answer.status_code == 422, answer.text
+    assert sentence in told(answer)
+    assert writable.get("/info").json()["added"] == 0
+
+
+@pytest.fixture(scope="module")
+def writable(calibrated: Path) -> Iterator[TestClient]:
+    with client_of(service(calibrated, writable=True)) as made:
+        yield made
+
+
+def test_triples_are_bounded(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = ATLANTIS | {"triples": [{"relation": "capital", "tail": "paris"}] * (models.MOST_GIVEN + 1)}
+    answer = writable.post("/rank", json={"queries": [CAPITAL], "entities": [many]})
+    assert answer.status_code == 422
+    assert "entities.0.triples: " in told(answer)
+    assert writable.get("/info").json()["limits"]["triples"] == models.MOST_GIVEN
+    monkeypatch.setattr("kgmlm.serving.session.MOST_KEPT_TRIPLES", 2)
+    answer = writable.post("/entities", json={"entities": [ATLANTIS, POSEIDONIA]})
+    assert "with 2 triples are kept" in told(answer)
+
+
+def test_entities_that_are_kept_keep_their_triples(calibrated: Path) -> None:
+    with client_of(service(calibrated, writable=True)) as client:
+        before = client.get("/entity/europe", params={"limit": 100}).json()
+        first = client.post("/entities", json={"entities": [ATLANTIS, POSEIDONIA]})
+        assert first.status_code == 201, first.text
+        more = {"name": "Lemuria", "triples": [{"relation": "borders", "tail": "Atlantis"}]}
+        assert client.post("/entities", json={"entities": [more]}).status_code == 201
+        (found,) = client.post(
+            "/rank", json={"queries": [{"head": "atl", "relation": "capital"}], "k": 40}
+        ).json()["results"]
+        assert [p["entity"] for p in found["predictions"] if p["known"]] == ["poseidonia"]
+        page = client.get("/entity/atl").json()
+        rows = [tuple(t[key]["label"] for key in ("head", "relation", "tail")) for t in page["triples"]]
+        assert rows == [
+            ("atl", "located_in", "europe"), ("spain", "borders", "atl"), ("atl", "capital", "poseidonia"),
+            ("Lemuria", "borders", "atl"),
+        ]  # fmt: skip
+        assert {t["split"] for t in page["triples"]} == {"added"}
+        assert client.get("/entity/atl", params={"offset": 3}).json()["triples"] == page["triples"][3:]
+        after = client.get("/entity/europe", params={"limit": 100}).json()
+        assert after["triples"][:-1] == before["triples"]
+        assert after["total"] == before["total"] + 1
+
+
 def test_entities_are_kept_only_by_a_writable_service(client: TestClient, calibrated: Path) -> None:
     new = {"entities": [{"name": HOSTILE, "description": "a lost island", "label": "hostile"}]}
     answer = client.post("/entities", json=new)

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import MOST, BatchSize, Device, Json, Precision, Prior, Quiet, RunArgument
+from kgmlm.cli.options import (
+    MOST,
+    BatchSize,
+    Device,
+    EntityTriples,
+    Json,
+    Precision,
+    Prior,
+    Quiet,
+    RunArgument,
+)
 from kgmlm.terminal import handled, print_json, tell
 
 
@@ -29,6 +39,7 @@ def classify(
             "name and, if you like, description and surface."
         ),
     ] = None,
+    entity_triples: EntityTriples = None,
     allow_new_relations: Annotated[
         bool,
         typer.Option(
@@ -72,6 +83,7 @@ def classify(
         run,
         triples,
         entities=entities,
+        entity_triples=entity_triples or (),
         allow_new_relations=allow_new_relations,
         prior=prior,
         relation_thresholds=relation_thresholds,

@@ -74,6 +74,7 @@ def classify(
     triples: str | Path | Sequence[Labeled],
     *,
     entities: EntityTable | str | Path | None = None,
+    entity_triples: Sequence[Labeled] | str | Path = (),
     allow_new_relations: bool = False,
     prior: float = 0.5,
     relation_thresholds: bool = False,
@@ -93,6 +94,7 @@ def classify(
             and perhaps a fourth, 1 for true and -1 or 0 for false, which is only compared with.
         entities: further entities that triples may have, a table or a file with columns label, name,
             description; they are read by their text.
+        entity_triples: what is known of those, as of :meth:`kgmlm.run.Run.with_entities`.
         allow_new_relations: read relations that the run does not have from their names.
         prior: the share of true triples among those that are asked about.
         relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
@@ -108,7 +110,9 @@ def classify(
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
     if entities is not None:
-        opened = opened.with_entities(entities)
+        opened = opened.with_entities(entities, entity_triples)
+    elif isinstance(entity_triples, str | Path) or entity_triples:
+        raise ConfigError("--entity-triples goes with --entities")
     graph, ids = _resolved(opened, rows, lines, allow_new_relations)
     watch = watcher_of(progress)
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)

@@ -229,7 +229,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
     ) -> Any:
         """All relations."""
         rows = [{"label": r.label, "name": r.name} for r in session.graph.relations]
-        for row, n in zip(rows, session.counts_R.tolist(), strict=True):
+        for row, n in zip(rows, session.pages.counts_R.tolist(), strict=True):
             row["triples"] = n
         if entity is None:
             return {"results": rows}
@@ -247,7 +247,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
         limit: Annotated[int, Query(ge=1, le=models.MOST_K)] = 50,
     ) -> Any:
         """An entity by its label, and its triples page by page."""
-        found = session.page(label, offset, limit)
+        found = session.pages.page(session.graph, label, offset, limit)
         if found is None:
             raise HTTPException(404, f"no entity has the label '{label}'")
         return found
