@@ -110,29 +110,9 @@ class Run:
         from kgmlm.datasets import read_entities as read_new
 
         table = more if isinstance(more, EntityTable) else read_new(Path(more), self.graph)
-        wider = Run(self.folder, self.way, self.graph.extended(table))
-        given = wider._context(triples, first=len(self.graph.entities))
-        return Run(self.folder, self.way, wider.graph.with_context(given)) if len(given) else wider
-
-    def _context(self, triples: Sequence[Labeled] | str | Path, first: int) -> IntArray:
-        """Ids of triples that each have an entity from ``first`` on."""
-        import numpy as np
-
-        rows, where, start = (
-            (triples, "triple ", 1) if not isinstance(triples, str | Path) else _read(triples)
-        )
-        find, found = self.resolver, []
-        for n, row in enumerate(rows, start):
-            if isinstance(row, str) or len(row) != 3:
-                raise QueryError("triples are a list of (head, relation, tail)")
-            try:
-                head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
-                if max(head, tail) < first:
-                    raise QueryError("neither entity is new; only triples of new entities can be given")
-            except QueryError as error:
-                raise QueryError(f"{where}{n}: {error}") from None
-            found.append((head, relation, tail))
-        return np.array(found, np.int64).reshape(-1, 3)
+        graph = self.graph.extended(table)
+        given = _given(graph, triples, first=len(self.graph.entities))
+        return Run(self.folder, self.way, graph.with_context(given) if len(given) else graph)
 
     def rank(
         self,
@@ -298,6 +278,27 @@ class Run:
 
 def _row(p: Prediction) -> dict[str, Any]:
     return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known), strict=True))
+
+
+def _given(graph: KnowledgeGraph, triples: Sequence[Labeled] | str | Path, first: int) -> IntArray:
+    """Ids of triples that each have an entity from ``first`` on."""
+    import numpy as np
+
+    from kgmlm.resolver import Resolver
+
+    rows, where, start = (triples, "triple ", 1) if not isinstance(triples, str | Path) else _read(triples)
+    find, found = Resolver(graph), []
+    for n, row in enumerate(rows, start):
+        if isinstance(row, str) or len(row) != 3:
+            raise QueryError("triples are a list of (head, relation, tail)")
+        try:
+            head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
+            if max(head, tail) < first:
+                raise QueryError("neither entity is new; only triples of new entities can be given")
+        except QueryError as error:
+            raise QueryError(f"{where}{n}: {error}") from None
+        found.append((head, relation, tail))
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:

@@ -429,7 +429,7 @@ def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_servi
     assert done.returncode == 0, done.stderr
     printed = pd.DataFrame(map(json.loads, done.stdout.splitlines()))
     keys = ("head", "relation", "tail")
-    body = {
+    body: dict[str, Any] = {
         "queries": [{name: x for name, x in zip(keys, query, strict=True) if x} for query in asked],
         "k": 33,
         "entities": [ATLANTIS, POSEIDONIA],
@@ -459,7 +459,11 @@ def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_servi
     assert any(p["parts"]["types"]["value"] != values[p["entity"]] for p in without["predictions"])
     assert not any(p["known"] for p in without["predictions"])
     judged = kgmlm.classify(
-        run, [tuple(c.values()) for c in claims], entities=NEW, entity_triples=TOLD, progress=False
+        run,
+        [(c["head"], c["relation"], c["tail"]) for c in claims],
+        entities=NEW,
+        entity_triples=TOLD,
+        progress=False,
     )
     assert said[0]["probability"] == pytest.approx(judged.probabilities[0], rel=1e-4)
     assert [row["known"] for row in said] == judged.known.tolist() == [False, True]
@@ -480,10 +484,11 @@ def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_servi
 def test_a_triple_that_cannot_be_is_one_sentence(
     writable: TestClient, path: str, given: dict[str, Any], sentence: str
 ) -> None:
-    body = {
+    asked: dict[str, dict[str, Any]] = {
         "/rank": {"queries": [CAPITAL]}, "/explore": CAPITAL, "/entities": {},
-    }[path] | {"entities": [{"name": "Atlantis", "triples": [given]}]}  # fmt: skip
-    answer = writable.post(path, json=body)
+    }  # fmt: skip
+    new = {"name": "Atlantis", "triples": [given]}
+    answer = writable.post(path, json=asked[path] | {"entities": [new]})
     assert answer.status_code == 422, answer.text
     assert sentence in told(answer)
     assert writable.get("/info").json()["added"] == 0

@@ -17,6 +17,7 @@ from kgmlm.cli.options import (
     Prior,
     Quiet,
     RunArgument,
+    RuntimeOption,
 )
 from kgmlm.terminal import handled, print_json, tell
 
@@ -65,6 +66,7 @@ def classify(
     precision: Precision = "fp32",
     batch_size: BatchSize = 64,
     device: Device = None,
+    runtime: RuntimeOption = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Say of each triple how probable it is that it is true.
@@ -91,6 +93,7 @@ def classify(
         precision=precision,
         batch_size=batch_size,
         device=device,
+        runtime=runtime,
         progress=Bars(quiet),
     )
     print_classified(found, as_json=as_json, as_csv=as_csv, explain=explain)

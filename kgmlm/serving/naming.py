@@ -11,7 +11,7 @@ import numpy as np
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, IntArray, Query, QueryError
 from kgmlm.resolver import Resolver
-from kgmlm.serving.models import Asked, NewEntity, Triple
+from kgmlm.serving.models import NewEntity, OneSide, Triple
 from kgmlm.serving.search import Hit
 
 
@@ -95,7 +95,7 @@ def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> In
     return np.array(found, np.int64).reshape(-1, 3)
 
 
-def query_of(names: Finding, asked: Asked) -> Query:
+def query_of(names: Finding, asked: OneSide) -> Query:
     """What is asked, by ids.
 
     Raises:

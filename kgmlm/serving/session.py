@@ -219,9 +219,14 @@ class Session:
     def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
         """The triples that an entity has from a request."""
         given = graph.splits["train"][len(self.graph.splits["train"]) :].tolist()
-        edges = [Edge(r, "tail", t) for h, r, t in given if h == entity]
-        edges += [Edge(r, "head", h) for h, r, t in given if t == entity != h]
-        return told(graph, edges)
+        return told(
+            graph,
+            [
+                Edge(r, "tail", t) if h == entity else Edge(r, "head", h)
+                for h, r, t in given
+                if entity in (h, t)
+            ],
+        )
 
     @cached_property
     def explorer(self) -> Explorer:
