@@ -100,6 +100,15 @@ class KnowledgeGraph:
         """
         return replace(self, entities=self.entities.extended(more))
 
+    def with_context(self, triples: IntArray) -> KnowledgeGraph:
+        """The same with further training triples: context of templates, rules and types, and known answers.
+
+        Args:
+            triples: (n, 3) ids.
+        """
+        train = np.concatenate([self.splits["train"], triples.reshape(-1, 3)])
+        return replace(self, splits={**self.splits, "train": train})
+
     def with_relations(self, labels: Sequence[str]) -> KnowledgeGraph:
         """The same triples with further relations, which no triple has, named by their labels; ids are kept.
 

@@ -98,11 +98,15 @@ class Predictor:
         self.retrieval = retrieval
         self.resolver = Resolver(graph)
 
-    def with_entities(self, more: EntityTable) -> Predictor:
-        """A predictor that knows further entities, as candidates and in queries, by their text alone.
+    def with_entities(self, more: EntityTable, triples: IntArray | None = None) -> Predictor:
+        """A predictor that knows further entities, as candidates and in queries, by their text.
 
         Nothing is trained; for the likelihood no entity costs a forward pass, for its vector (in runs that
-        have them) one. Scores of the others do not change.
+        have them) one. Scores of the others do not change, unless triples are given.
+
+        Args:
+            triples: (n, 3) ids, triples of these entities: their neighbors in texts, what rules and types go
+                by, and known answers.
 
         Raises:
             DataError: when an entity exists already.
@@ -112,6 +116,8 @@ class Predictor:
             >>> predictor.with_entities(new).rank(head="coronavirus", relation="causes")  # doctest: +SKIP
         """
         graph = self.graph.extended(more)
+        if triples is not None and len(triples):
+            graph = graph.with_context(triples)
         ranker = self.ranker.over(graph.context)
         retrieval = self.retrieval
         if retrieval is not None:

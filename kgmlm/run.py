@@ -12,7 +12,7 @@ from kgmlm import runs
 from kgmlm.asking import Runtime, Way, read_entities, shortlist_of
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable, QueryError, RunError
+from kgmlm.kg import EntityTable, IntArray, QueryError, RunError
 from kgmlm.upkeep import steady
 from kgmlm.watching import Advance, Watcher, watcher_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kgmlm.prediction import Prediction, Predictor
 
 Asked = tuple[str | None, str, str | None]  # head, relation, tail; one of head and tail is None
+Labeled = tuple[str, str, str]  # head, relation, tail
 ASKED = ("head", "relation", "tail")
 _COLUMNS = ("rank", "entity", "name", "score", "known")
 
@@ -90,19 +91,28 @@ class Run:
         vars(self).pop("predictor", None)
         self.opened = ""
 
-    def with_entities(self, more: EntityTable | str | Path) -> Run:
-        """The same run that knows further entities by their text alone; nothing is trained.
+    def with_entities(
+        self, more: EntityTable | str | Path, triples: Sequence[Labeled] | str | Path = ()
+    ) -> Run:
+        """The same run that knows further entities, by their text and what is given of them; nothing is
+        trained.
 
         Args:
             more: a table, or a file with columns label, name and description.
+            triples: (head, relation, tail) of the new entities, by labels or names, or a file of them: what
+                training triples are of other entities. Texts tell them as neighbors, rules and types go by
+                them, and they are known answers.
 
         Raises:
-            DataError: when an entity exists already.
+            DataError: when an entity exists already, or a file is no such table.
+            QueryError: for a triple of no new entity, or with an unknown or ambiguous entity or relation.
         """
         from kgmlm.datasets import read_entities as read_new
 
         table = more if isinstance(more, EntityTable) else read_new(Path(more), self.graph)
-        return Run(self.folder, self.way, self.graph.extended(table))
+        graph = self.graph.extended(table)
+        given = _given(graph, triples, first=len(self.graph.entities))
+        return Run(self.folder, self.way, graph.with_context(given) if len(given) else graph)
 
     def rank(
         self,
@@ -268,6 +278,37 @@ class Run:
 
 def _row(p: Prediction) -> dict[str, Any]:
     return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known), strict=True))
+
+
+def _given(graph: KnowledgeGraph, triples: Sequence[Labeled] | str | Path, first: int) -> IntArray:
+    """Ids of triples that each have an entity from ``first`` on."""
+    import numpy as np
+
+    from kgmlm.resolver import Resolver
+
+    rows, where, start = (triples, "triple ", 1) if not isinstance(triples, str | Path) else _read(triples)
+    find, found = Resolver(graph), []
+    for n, row in enumerate(rows, start):
+        if isinstance(row, str) or len(row) != 3:
+            raise QueryError("triples are a list of (head, relation, tail)")
+        try:
+            head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
+            if max(head, tail) < first:
+                raise QueryError("neither entity is new; only triples of new entities can be given")
+        except QueryError as error:
+            raise QueryError(f"{where}{n}: {error}") from None
+        found.append((head, relation, tail))
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
+    """The triples of a file, with or without a header; the start of errors, and the line of the first."""
+    from kgmlm import tables
+
+    path = Path(file)
+    rows = [(head, relation, tail) for head, relation, tail in tables.read_triples(path)]
+    has_header = path.suffix != ".parquet" and tables.header_columns(rows[0]) == [0, 1, 2]
+    return rows[has_header:], f"{path}:", 1 + has_header
 
 
 def path_of(run: Run | str | Path) -> Path:

@@ -291,7 +291,15 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
             print(json.dumps(row, ensure_ascii=False))
         return
     if as_csv:
-        print(found.to_frame().to_csv(index=False, float_format="%.6f", lineterminator="\n"), end="")
+        import csv
+
+        columns = ["head", "relation", "tail", "probability", "true", "known"]
+        columns += ["label"] if found.labels is not None else []
+        writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            probability = "" if row["known"] else f"{row['probability']:.6f}"
+            writer.writerow(row | {"probability": probability})
         return
     from rich.markup import escape
     from rich.table import Table

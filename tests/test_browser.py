@@ -262,12 +262,37 @@ def test_what_if_there_were_another_entity(visit: Any, url: str) -> None:
     assert "Atlantis. a lost country in the sea | has the capital |" in page.inner_text("#text")
     assert len(visitor.names()) == 10
     assert page.locator(".judge").count() == 0
+    for label, typed in (
+        ("Relation of a known triple", "capi"),
+        ("Other entity of a known triple", "pariss"),
+    ):
+        page.fill(f"[aria-label='{label}']", typed)
+        page.wait_for_selector("#new [role=option]:visible")
+        page.keyboard.press("Enter")
+    page.wait_for_selector("#around .head:has-text('1 triple given')")
+    visitor.settled()
+    page.click("text=the other way round")
+    for label, typed in (("Other entity of a known triple", "Spai"), ("Relation of a known triple", "bord")):
+        page.fill(f"[aria-label='{label}']", typed)
+        page.wait_for_selector("#new [role=option]:visible")
+        page.keyboard.press("Enter")
+    page.wait_for_selector("#around .head:has-text('2 triples given')")
+    visitor.settled()
+    told = ["Atlantis has the capital Paris", "Spain borders Atlantis"]
+    assert page.locator("#given li > span").all_inner_texts() == told
+    page.click("#around summary")
+    assert [f"{line} (known)" for line in told] == page.locator("#around details li").all_inner_texts()[:2]
+    assert page.locator(".answer:has-text('Paris') .given").inner_text() == "known"
     link = page.url
+    visitor.click("[aria-label='Remove the triple with Spain']")
+    assert page.locator("#given li > span").all_inner_texts() == told[:1]
     page.click("text=What if")
     page.wait_for_selector("#around h2:has-text('Around France')")
+    assert "given=" not in page.url
     again = visit(url).open(link.removeprefix(f"{url}/"))
     assert again.input_value("#new-name") == "Atlantis"
     assert again.input_value("#new-about") == "a lost country in the sea"
+    assert again.locator("#given li > span").all_inner_texts() == told
 
 
 def test_answers_are_judged(visit: Any, url: str, folder: Path) -> None:
@@ -322,6 +347,20 @@ def test_what_goes_wrong_is_said(visit: Any, url: str) -> None:
     assert len(visitor.names()) == 10
 
 
+def test_it_says_when_the_run_is_gone(visit: Any, browser: Any, folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder, tmp_path / "toy")
+    with served(service(run)) as at:
+        visitor = visit(at)
+        page = visitor.open(CAPITAL)
+        assert page.locator("#list .judge").count() > 0
+        assert page.locator(".old").count() == 0
+        run.rename(tmp_path / "moved")
+        visitor.open(CAPITAL)
+        assert "The run's folder is gone since it was opened" in page.inner_text(".old")
+        assert len(visitor.names()) == 10
+        assert page.locator("#list .judge").count() == 0
+
+
 @pytest.mark.parametrize("width", [375, 1600])
 def test_everybody_can_use_it(visit: Any, url: str, width: int) -> None:
     visitor = visit(url, viewport={"width": width, "height": 900})
@@ -342,18 +381,16 @@ def test_everybody_can_use_it(visit: Any, url: str, width: int) -> None:
 
 def test_it_is_used_by_keyboard_alone(visit: Any, url: str) -> None:
     page = visit(url).open(CAPITAL)
-    reached = set()
+    controls = {"Entity", "Relation", "novel", "min", "name", "skip", "Accept", "Compare"}
     for _ in range(60):
         page.keyboard.press("Tab")
-        reached.add(
-            page.evaluate(
-                "(e => e.id || e.getAttribute('aria-label') || e.className)(document.activeElement)"
-            )
+        reached = page.evaluate(
+            "(e => e.id || e.getAttribute('aria-label') || e.className)(document.activeElement)"
         )
-    for control in ("Entity", "Relation", "novel", "min", "name", "skip"):
-        assert control in reached
-    assert any(found.startswith("Accept ") for found in reached)
-    assert any(found.startswith("Compare with ") for found in reached)
+        controls -= {reached, reached.partition(" ")[0]}
+        if not controls:
+            break
+    assert controls == set()
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
@@ -370,6 +407,14 @@ def test_hostile_names_are_only_text(visit: Any, hostile: str) -> None:
         assert page.locator("body img, body style, body b, body u, main script").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, label
     assert shown == {name for name, _ in HOSTILE.values()}
+    given = json.dumps(
+        [[side, next(iter(RELATIONS)), label] for label in HOSTILE for side in ("head", "tail")]
+    )
+    visitor.go("?" + urlencode({"relation": "near\"'", "name": HOSTILE["markup"][0], "given": given}))
+    assert page.locator("#given li").count() == 2 * len(HOSTILE)
+    assert page.locator("body img, body style, body b, body u, main script").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    visitor.go("?" + urlencode({"tail": "quotes", "given": "[[1], {}, ["}))
     visitor.click("#list .answer:not(.is-chosen) a.compare >> nth=0")
     page.fill("[aria-label=Entity]", "<img")
     page.wait_for_selector("#sentence [role=option]:visible")

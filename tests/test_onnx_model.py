@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -210,11 +211,20 @@ def test_a_pack_has_it(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         opened(tmp_path / "c.kgmlm", "torch").open(Watcher())
 
 
-WITHOUT_TORCH = """
+WITHOUT = """
 import sys
 for name in ("torch", "transformers", "accelerate", "pykeen", "pandas", "sklearn"):
     sys.modules[name] = None  # importing it fails
+import pyarrow
+try:
+    pyarrow.array(["a"])  # looks for pandas once, and fails because it finds None there
+except AttributeError:
+    pass
 from kgmlm.cli import app
+"""
+WITHOUT_TORCH = (
+    WITHOUT
+    + """
 try:
     app(sys.argv[1:])
 except SystemExit as done:
@@ -226,6 +236,31 @@ except SystemExit as done:
     print(found.status_code, found.text, file=sys.stderr)
     raise
 """
+)
+PROBABILITIES = (
+    WITHOUT
+    + """
+import json
+from fastapi.testclient import TestClient
+import kgmlm
+from kgmlm.jobs.serving import service
+run, triples = sys.argv[1:]
+pair = ["rank", run, "--head", "austria", "--tail", "vienna"]
+for arguments in ([*pair, "--json"], ["classify", run, triples, "--json"], [*pair, "--csv"], pair):
+    try:
+        app(arguments)
+    except SystemExit as done:
+        print("--", done.code, flush=True)
+body = {"head": "austria", "relation": "capital"}
+new = {"name": "Atlantis", "triples": [{"relation": "borders", "tail": "austria"}]}
+for way in ({}, {"allow_self": True, "scores": "text"}):
+    with TestClient(service(kgmlm.open_run(run, **way)), base_url="http://127.0.0.1") as client:
+        claims = {"triples": [body | {"tail": "berlin"}], "explain": True}
+        print(json.dumps(client.post("/classify", json=claims).json()))
+        asked = body | {"entities": [new], "also": ["berlin"]}
+        print(json.dumps(client.post("/explore", json=asked).json()))
+"""
+)
 
 
 IMPORTED = """
@@ -253,6 +288,40 @@ def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, cli: Cli) -> Non
     assert done.returncode == 0, done.stderr
     assert done.stdout == cli("rank", ready, *ask, "--runtime", "onnx").stdout
     assert done.stderr.strip().startswith("200 "), done.stderr
+
+
+@pytest.mark.slow
+def test_probabilities_need_no_torch(ready: Path, tmp_path: Path, cli: Cli) -> None:
+    run, triples = copied(ready, tmp_path), tmp_path / "triples.tsv"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.calibration.LEAST", 2)  # the toy graph has few validation triples
+        kgmlm.calibrate(run, progress=False)
+    triples.write_text("austria\tcapital\tberlin\naustria\tcapital\tvienna\nfrance\tborders\titaly\n")
+    done = python(PROBABILITIES, run, triples)
+    assert done.returncode == 0, done.stderr
+    *printed, served = re.split("^-- 0\n", done.stdout, flags=re.M)
+    by_torch = [
+        [json.loads(line) for line in cli(*command, "--json", "-q", *runtime).stdout.splitlines()]
+        for command, runtime in (
+            (("rank", run, "--head", "austria", "--tail", "vienna"), ("--runtime", "torch")),
+            (("classify", run, triples), ("--runtime", "torch")),
+        )
+    ]
+    for found, expected in zip(printed[:2], by_torch, strict=True):
+        rows = [json.loads(line) for line in found.splitlines()]
+        assert rows == [pytest.approx(row, abs=1e-3) for row in expected]
+    assert printed[2].splitlines()[0] == "head,relation,tail,probability,true,known"
+    assert len(printed[2].splitlines()) == 1 + len(by_torch[0])
+    assert "probability" in printed[3]
+    probability = by_torch[1][0]["probability"]
+    classified, explored, *others = map(json.loads, served.splitlines())
+    for answer in (classified, others[0]):
+        assert answer["results"][0]["probability"] == pytest.approx(probability, abs=1e-3)
+    for answer in (explored, others[1]):
+        assert answer["also"][0]["entity"] == "berlin"
+        assert 0 < answer["also"][0]["probability"] < 1
+    said = cli("classify", run, triples, "--runtime", "onnx", "--precision", "bf16", "-q").stderr
+    assert said == "ONNX Runtime computes in fp32, not bf16: torch reads the texts\n"
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import vectors_of
 
 import kgmlm
-from kgmlm.config import KGESettings, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.config import KGESettings, RerankingSettings, RuleSettings, TextSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, ModelError, Queries, Query, RunError
@@ -22,6 +23,7 @@ from kgmlm.reranking import Reranking
 from kgmlm.runs import open_run
 from kgmlm.shortlisting import Retrieval
 from kgmlm.signals.kge import KGE
+from kgmlm.signals.rules import Rules
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,34 @@ def test_new_entities_join_by_their_text_alone(toy_run: Path) -> None:
     assert len(wider.rank(head="q1", relation="capital")) == 10
     with pytest.raises(DataError, match="'paris' exists already"):
         predictor.with_entities(EntityTable(["paris"]))
+
+
+def test_triples_of_new_entities_are_told_known_and_what_rules_go_by(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    rules = Rules.fit(toy, RuleSettings())
+    predictor = Predictor(toy, make_ranker(TextSettings(neighbors=3)).with_signal(rules))
+    new, atlantis = EntityTable(["atl"], ["Atlantis"]), len(toy.entities)
+    capital, borders = (toy.relations.index[label] for label in ("capital", "borders"))
+    paris, spain = (toy.entities.index[label] for label in ("paris", "spain"))
+    wider = predictor.with_entities(new, np.array([(atlantis, capital, paris), (spain, borders, atlantis)]))
+
+    def text(of: Predictor, entity: int, relation: int) -> str:
+        return of.ranker.reader.linearize(Queries.of([Query(entity, relation, "tail")]))[0].text()
+
+    assert text(wider, atlantis, capital) == "Atlantis ; inverse of borders: Spain | has the capital | ___"
+    assert "; has the capital: Paris" in text(wider, atlantis, borders)
+    assert "borders: Atlantis" in text(wider, spain, capital)
+    assert "Atlantis" not in text(predictor, spain, capital)
+    table = wider.rank(head="Atlantis", relation="capital", k=99).set_index("tail_label")
+    assert table.index[table.known].tolist() == ["paris"]
+    over = wider.ranker.signals["rules"]
+    assert isinstance(over, Rules)
+    (best, *_) = over.reasons(Query(atlantis, borders, "tail"), spain)
+    assert best.triples == ((spain, borders, atlantis),)
+    bare = predictor.with_entities(new).ranker.signals["rules"]
+    assert isinstance(bare, Rules)
+    assert bare.reasons(Query(atlantis, borders, "tail"), spain) == []
 
 
 def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: Path, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def folder(tmp_path: Path) -> Path:
     for split in ("train", "test"):
         (other / f"{split}.tsv").write_text(f"crater {split}\tlocated_in\tmoon\n")
     (tmp_path / "new.tsv").write_text("label\tname\tdescription\natl\tAtlantis\ta lost island\n")
+    (tmp_path / "known.tsv").write_text("Atlantis\tlocated_in\teurope\n")
     return tmp_path
 
 

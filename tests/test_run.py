@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,38 @@ def test_further_entities_are_known_by_their_text(run: Run, tmp_path: Path) -> N
     assert widest.rank(head="France", relation="capital", k=1)["score"][0] == pytest.approx(before)
     with pytest.raises(QueryError):
         run.rank(head="Atlantis", relation="located_in")
+
+
+def test_further_entities_come_with_triples(run: Run, tmp_path: Path) -> None:
+    new = EntityTable(["atl", "lem"], ["Atlantis", "Lemuria"])
+    given = [("Atlantis", "capital", "paris"), ("lem", "borders", "atl")]
+    wider = run.with_entities(new, given)
+    assert wider.graph.labeled(wider.graph.context.train)[-2:] == [
+        ("atl", "capital", "paris"), ("lem", "borders", "atl"),
+    ]  # fmt: skip
+    assert len(run.graph.context.train) + 2 == len(wider.graph.context.train)
+    table = wider.rank(head="Atlantis", relation="capital", k=99).set_index("tail_label")
+    assert table.loc["paris", "known"]
+    assert table["known"].sum() == 1
+    file = tmp_path / "triples.csv"
+    for header, line in (("", 2), ("Head,Relation,Tail\n", 3)):
+        file.write_text(f"{header}Atlantis,capital,paris\nlem,borders,atl\n")
+        again = run.with_entities(new, file)
+        assert (again.graph.context.train == wider.graph.context.train).all()
+        file.write_text(f"{header}Atlantis,capital,paris\nlem,bounds,atl\n")
+        with pytest.raises(QueryError, match=rf"triples.csv:{line}: no relation has"):
+            run.with_entities(new, file)
+    wrong: list[tuple[Any, str]] = [
+        ([("france", "capital", "paris")], "triple 1: neither entity is new"),
+        ([given[0], ("Atlantis", "capital", "Nowhere")], "triple 2: no entity has"),
+        (["abc"], "a list of"),
+    ]
+    for triples, sentence in wrong:
+        with pytest.raises(QueryError, match=sentence):
+            run.with_entities(new, triples)
+    further = wider.with_entities(EntityTable(["mu"]), [("mu", "borders", "Atlantis")])
+    assert len(further.graph.context.train) == len(wider.graph.context.train) + 1
+    assert run.with_entities(new).graph.context.train is run.graph.splits["train"]
 
 
 def test_a_way_to_ask_is_given_when_it_is_opened(toy_vector_run: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.process import address, bound, is_loopback
 from kgmlm.serving.search import Search
 from kgmlm.serving.session import ClassifyTask, RankTask, Session
-from kgmlm.watching import Bars
+from kgmlm.watching import Bars, Watcher
 
 HOME = "http://127.0.0.1"
 CAPITAL = {"head": "France", "relation": "capital"}
@@ -180,6 +180,102 @@ def test_entities_are_found_as_they_are_typed(client: TestClient) -> None:
     assert labels("qqqqqqqq") == []
 
 
+JUDGED = {"head": "france", "relation": "capital", "tail": "paris", "label": 1}
+
+
+def moved(run: Path, other: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def replaced(run: Path, other: Path) -> None:
+    moved(run, other)
+    shutil.copytree(other, run)
+
+
+def overwritten(run: Path, other: Path) -> None:
+    shutil.copytree(other, run, dirs_exist_ok=True)  # file by file, as `cp -r` does
+
+
+def tuned(run: Path, other: Path) -> None:
+    kgmlm.tune(run, add="types", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("happens", "folder", "status"),
+    [
+        (moved, "gone", 409),
+        (replaced, "changed", 409),
+        (overwritten, "changed", 409),
+        (tuned, "changed", 201),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"allow_self": True}], ids=["plain", "allow-self"])
+def test_a_run_that_changes_or_vanishes_is_served_as_it_was(
+    calibrated: Path,
+    toy_vector_run: Path,
+    tmp_path: Path,
+    happens: Callable[[Path, Path], None],
+    folder: str,
+    status: int,
+    options: dict[str, Any],
+) -> None:
+    run = shutil.copytree(calibrated, tmp_path / "run")
+    triples = [CAPITAL | {"tail": "berlin"}]
+    new = [{"name": "Atlantis", "description": "a lost island"}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/rank", {"queries": [CAPITAL], "entities": new}),
+        ("/explain", {"queries": [CAPITAL]}),
+        ("/classify", {"triples": triples}),
+        ("/explore", CAPITAL | {"also": ["berlin"]}),
+        ("/near", CAPITAL | {"answer": "berlin"}),
+    ]
+    read = ("/entity/france", "/entities?q=fra", "/relations?entity=france", "/healthz")
+    served = kgmlm.open_run(run, device="cpu", **options)
+    apps = [service(served) for _ in range(2)]  # the second is asked for the first time when it has happened
+    with client_of(apps[0]) as client, client_of(apps[1]) as late:
+        before = [client.post(path, json=body).json() for path, body in asked]
+        before += [client.get(path).json() for path in read]
+        said = client.get("/info").json()
+        assert (said["folder"], said["judging"]) == ("as opened", True)
+        happens(run, toy_vector_run)
+        files = set(tmp_path.rglob("*"))
+        for asker in (client, late):
+            after = [asker.post(path, json=body) for path, body in asked] + [asker.get(path) for path in read]
+            assert [answer.status_code for answer in after] == [200] * 9
+            assert [answer.json() for answer in after] == before
+            told_now = {"folder": folder, "judging": status == 201}
+            assert asker.get("/info").json() == said | told_now
+            assert asker.get("/feedback", params={"entity": "france"}).json() == {"results": []}
+        answer = client.post("/feedback", json=JUDGED)
+        assert answer.status_code == status, answer.text
+        if status == 409:
+            assert "no longer where this service has opened it" in told(answer)
+            assert set(tmp_path.rglob("*")) == files, "nothing is written where another run is, or none"
+
+
+def test_a_judgment_that_cannot_be_written_is_told_without_paths(calibrated: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(calibrated, tmp_path / "run")
+    with client_of(service(run)) as client:
+        (run / "feedback.jsonl").mkdir()
+        answer = client.post("/feedback", json=JUDGED)
+        assert answer.status_code == 409
+        assert "cannot be written now" in told(answer)
+        assert str(tmp_path) not in answer.text
+
+
+def test_a_run_that_was_trained_further_is_opened_again_before_it_is_served(
+    calibrated: Path, tmp_path: Path
+) -> None:
+    run = kgmlm.open_run(shutil.copytree(calibrated, tmp_path / "run"), device="cpu")
+    run.open(Watcher())
+    kgmlm.tune(run.path, add="types", progress=False)
+    with client_of(service(run)) as client:
+        info = client.get("/info").json()
+        assert info["folder"] == "as opened"
+        (found,) = client.post("/explain", json={"queries": [CAPITAL], "k": 1}).json()["results"]
+        assert "types" in found["predictions"][0]["parts"]
+
+
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     paths = {"/rank", "/explain", "/classify", "/entities", "/relations", "/entity/{label}", "/info",
@@ -287,6 +383,156 @@ def test_a_request_brings_entities_of_its_own(client: TestClient, run: Run) -> N
               "entities": [{"name": "x", "label": "a"}, {"name": "X", "label": "b"}]},
     )  # fmt: skip
     assert "give a label" in told(twice)
+
+
+ATLANTIS = {
+    "label": "atl",
+    "name": "Atlantis",
+    "description": "a lost island",
+    "triples": [
+        {"relation": "is located in", "tail": "europe"},
+        {"head": "Spain", "relation": "borders"},
+        {"relation": "capital", "tail": "poseidonia"},
+    ],
+}
+POSEIDONIA = {"label": "poseidonia", "name": "Poseidonia"}
+TOLD = [("Atlantis", "located_in", "Europe"), ("spain", "borders", "atl"), ("atl", "capital", "Poseidonia")]
+NEW = EntityTable(["atl", "poseidonia"], ["Atlantis", "Poseidonia"], ["a lost island", ""])
+
+
+@pytest.fixture(scope="module")
+def typed(calibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with types and probabilities."""
+    run = shutil.copytree(calibrated, tmp_path_factory.mktemp("typed") / "toy")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.calibration.LEAST", 2)
+        kgmlm.tune(run, add="types", progress=False)
+        kgmlm.calibrate(run, progress=False)
+    return run
+
+
+def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_service(
+    typed: Path, tmp_path: Path, cli: Cli
+) -> None:
+    run = kgmlm.open_run(typed, device="cpu")
+    wider = run.with_entities(NEW, TOLD)
+    asked = [("Atlantis", "located_in", None), ("atl", "capital", None), (None, "borders", "Atlantis")]
+    expected = wider.rank(asked, k=33)
+    entities, triples, queries = (tmp_path / f"{name}.tsv" for name in ("entities", "triples", "queries"))
+    entities.write_text("label\tname\tdescription\natl\tAtlantis\ta lost island\nposeidonia\tPoseidonia\t\n")
+    triples.write_text("head\trelation\ttail\n" + "".join("\t".join(t) + "\n" for t in TOLD))
+    queries.write_text(
+        "head\trelation\ttail\n" + "".join("\t".join(x or "" for x in q) + "\n" for q in asked)
+    )
+    done = cli("rank", typed, "--entities", entities, "--entity-triples", triples, "--queries", queries,
+               "-k", "33", "--json", "-q")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = pd.DataFrame(map(json.loads, done.stdout.splitlines()))
+    keys = ("head", "relation", "tail")
+    body: dict[str, Any] = {
+        "queries": [{name: x for name, x in zip(keys, query, strict=True) if x} for query in asked],
+        "k": 33,
+        "entities": [ATLANTIS, POSEIDONIA],
+    }
+    claim = {"head": "Atlantis", "relation": "capital", "tail": "paris"}
+    claims = [claim, claim | {"tail": "poseidonia"}]
+    with client_of(service(run)) as client:
+        results = client.post("/rank", json=body).json()["results"]
+        one = body | {"queries": body["queries"][:1]}
+        (with_them,) = client.post("/explain", json=one).json()["results"]
+        (without,) = client.post("/explain", json=one | {"entities": [ATLANTIS | {"triples": []}]}).json()[
+            "results"
+        ]
+        claimed = {"triples": claims, "entities": body["entities"]}
+        said = client.post("/classify", json=claimed).json()["results"]
+        (after,) = client.post("/rank", json={"queries": [CAPITAL]}).json()["results"]
+    answered = pd.DataFrame([
+        {key: answer[key] for key in keys} | p for answer in results for p in answer["predictions"]
+    ])  # fmt: skip
+    for found in (printed, answered):
+        pd.testing.assert_frame_equal(
+            found[list(expected.columns)], expected, check_dtype=False, rtol=1e-5, check_like=True
+        )
+    known = expected[expected["known"]]
+    assert set(known["entity"]) == {"europe", "poseidonia", "spain"}
+    values = {p["entity"]: p["parts"]["types"]["value"] for p in with_them["predictions"]}
+    assert any(p["parts"]["types"]["value"] != values[p["entity"]] for p in without["predictions"])
+    assert not any(p["known"] for p in without["predictions"])
+    judged = kgmlm.classify(
+        run,
+        [(c["head"], c["relation"], c["tail"]) for c in claims],
+        entities=NEW,
+        entity_triples=TOLD,
+        progress=False,
+    )
+    assert said[0]["probability"] == pytest.approx(judged.probabilities[0], rel=1e-4)
+    assert [row["known"] for row in said] == judged.known.tolist() == [False, True]
+    assert "atl" not in {p["entity"] for p in after["predictions"]}, "nothing is kept"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"relation": "capital"}, "entities.0.triples.0: give the other entity, as head or as tail"),
+        ({"head": "paris", "relation": "capital", "tail": "paris"}, "give the other entity"),
+        ({"relation": "capitol", "tail": "paris"}, "entities.0.triples.0: no relation has"),
+        ({"relation": "capital", "tail": "Pariss"}, "entities.0.triples.0: no entity has the label or name"),
+        ({"relation": "capital", "tail": "paris", "more": 1}, "entities.0.triples.0.more: "),
+    ],
+)
+@pytest.mark.parametrize("path", ["/rank", "/explore", "/entities"])
+def test_a_triple_that_cannot_be_is_one_sentence(
+    writable: TestClient, path: str, given: dict[str, Any], sentence: str
+) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "/rank": {"queries": [CAPITAL]}, "/explore": CAPITAL, "/entities": {},
+    }  # fmt: skip
+    new = {"name": "Atlantis", "triples": [given]}
+    answer = writable.post(path, json=asked[path] | {"entities": [new]})
+    assert answer.status_code == 422, answer.text
+    assert sentence in told(answer)
+    assert writable.get("/info").json()["added"] == 0
+
+
+@pytest.fixture(scope="module")
+def writable(calibrated: Path) -> Iterator[TestClient]:
+    with client_of(service(calibrated, writable=True)) as made:
+        yield made
+
+
+def test_triples_are_bounded(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = ATLANTIS | {"triples": [{"relation": "capital", "tail": "paris"}] * (models.MOST_GIVEN + 1)}
+    answer = writable.post("/rank", json={"queries": [CAPITAL], "entities": [many]})
+    assert answer.status_code == 422
+    assert "entities.0.triples: " in told(answer)
+    assert writable.get("/info").json()["limits"]["triples"] == models.MOST_GIVEN
+    monkeypatch.setattr("kgmlm.serving.session.MOST_KEPT_TRIPLES", 2)
+    answer = writable.post("/entities", json={"entities": [ATLANTIS, POSEIDONIA]})
+    assert "with 2 triples are kept" in told(answer)
+
+
+def test_entities_that_are_kept_keep_their_triples(calibrated: Path) -> None:
+    with client_of(service(calibrated, writable=True)) as client:
+        before = client.get("/entity/europe", params={"limit": 100}).json()
+        first = client.post("/entities", json={"entities": [ATLANTIS, POSEIDONIA]})
+        assert first.status_code == 201, first.text
+        more = {"name": "Lemuria", "triples": [{"relation": "borders", "tail": "Atlantis"}]}
+        assert client.post("/entities", json={"entities": [more]}).status_code == 201
+        (found,) = client.post(
+            "/rank", json={"queries": [{"head": "atl", "relation": "capital"}], "k": 40}
+        ).json()["results"]
+        assert [p["entity"] for p in found["predictions"] if p["known"]] == ["poseidonia"]
+        page = client.get("/entity/atl").json()
+        rows = [tuple(t[key]["label"] for key in ("head", "relation", "tail")) for t in page["triples"]]
+        assert rows == [
+            ("atl", "located_in", "europe"), ("spain", "borders", "atl"), ("atl", "capital", "poseidonia"),
+            ("Lemuria", "borders", "atl"),
+        ]  # fmt: skip
+        assert {t["split"] for t in page["triples"]} == {"added"}
+        assert client.get("/entity/atl", params={"offset": 3}).json()["triples"] == page["triples"][3:]
+        after = client.get("/entity/europe", params={"limit": 100}).json()
+        assert after["triples"][:-1] == before["triples"]
+        assert after["total"] == before["total"] + 1
 
 
 def test_entities_are_kept_only_by_a_writable_service(client: TestClient, calibrated: Path) -> None:

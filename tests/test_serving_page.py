@@ -122,6 +122,19 @@ def test_a_new_entity_is_read_by_its_words(client: TestClient) -> None:
     assert client.post("/explore", json=ASKED | {"tail": "paris"}).status_code == 422
 
 
+def test_what_is_given_of_a_new_entity_is_told_back(client: TestClient) -> None:
+    triples = [{"relation": "capital", "tail": "Paris"}, {"head": "spain", "relation": "borders"}]
+    new = [{"name": "Atlantis", "triples": triples}]
+    asked = {"head": "Atlantis", "relation": "capital", "entities": new, "k": 40}
+    found = client.post("/explore", json=asked).json()
+    given = [(t["relation"]["label"], t["target"], t["entity"]["label"]) for t in found["entity"]["given"]]
+    assert given == [("capital", "tail", "paris"), ("borders", "head", "spain")]
+    assert [p["entity"] for p in found["predictions"] if p["known"]] == ["paris"]
+    (paris,) = (p for p in found["predictions"] if p["entity"] == "paris")
+    assert paris["probability"] is None, "it is known, so nobody asks how probable it is"
+    assert client.post("/explore", json=ASKED).json()["entity"]["given"] == []
+
+
 def test_neighbors_that_are_told_are_listed_and_what_cannot_answer_is_marked(
     make_ranker: Any, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import MOST, BatchSize, Device, Json, Precision, Prior, Quiet, RunArgument
+from kgmlm.cli.options import (
+    MOST,
+    BatchSize,
+    Device,
+    EntityTriples,
+    Json,
+    Precision,
+    Prior,
+    Quiet,
+    RunArgument,
+    RuntimeOption,
+)
 from kgmlm.terminal import handled, print_json, tell
 
 
@@ -29,6 +40,7 @@ def classify(
             "name and, if you like, description and surface."
         ),
     ] = None,
+    entity_triples: EntityTriples = None,
     allow_new_relations: Annotated[
         bool,
         typer.Option(
@@ -54,6 +66,7 @@ def classify(
     precision: Precision = "fp32",
     batch_size: BatchSize = 64,
     device: Device = None,
+    runtime: RuntimeOption = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Say of each triple how probable it is that it is true.
@@ -72,6 +85,7 @@ def classify(
         run,
         triples,
         entities=entities,
+        entity_triples=entity_triples or (),
         allow_new_relations=allow_new_relations,
         prior=prior,
         relation_thresholds=relation_thresholds,
@@ -79,6 +93,7 @@ def classify(
         precision=precision,
         batch_size=batch_size,
         device=device,
+        runtime=runtime,
         progress=Bars(quiet),
     )
     print_classified(found, as_json=as_json, as_csv=as_csv, explain=explain)

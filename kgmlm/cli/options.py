@@ -92,6 +92,13 @@ RuntimeOption = Annotated[
         "takes the latter on a CPU where it can do all that is asked.",
     ),
 ]
+EntityTriples = Annotated[
+    Path | None,
+    typer.Option(
+        help="What is known of the new entities: a file of triples (head, relation, tail), each with one of "
+        "them. They count like training triples, and are known answers.",
+    ),
+]
 BatchSize = Annotated[
     int, typer.Option(min=1, max=MOST, help="Queries, or candidates to rerank, per forward pass.")
 ]

@@ -14,6 +14,7 @@ from kgmlm.cli.options import (
     BatchSize,
     Device,
     Effort,
+    EntityTriples,
     Functional,
     IndexKind,
     Json,
@@ -57,6 +58,7 @@ def rank(
             "label, name and, if you like, description and surface."
         ),
     ] = None,
+    entity_triples: EntityTriples = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
     prior: Prior = 0.5,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
@@ -83,6 +85,7 @@ def rank(
 
     With both --head and --tail, relations are ranked, by their probability (`kgmlm calibrate`).
     """
+    from kgmlm.kg import QueryError
     from kgmlm.run import open_run
 
     _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
@@ -100,8 +103,10 @@ def rank(
         runtime=runtime,
         verify=verify,
     )
+    if entities is None and entity_triples is not None:
+        raise QueryError("--entity-triples goes with --entities")
     if entities is not None:
-        opened = opened.with_entities(entities)
+        opened = opened.with_entities(entities, entity_triples or ())
     shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
     if relation is None and head is not None and tail is not None and queries is None:
         options = {"k": k, "novel": novel, "prior": prior, "batch_size": batch_size, "device": device}

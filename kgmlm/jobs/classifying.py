@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kgmlm import runs
+from kgmlm.asking import Runtime, Way, read_entities
 from kgmlm.jobs.writing import writes_run
 from kgmlm.kg import ConfigError, EntityTable, QueryError
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run, path_of
-from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.watching import Advance, Watcher, watcher_of
 
 if TYPE_CHECKING:
     from kgmlm.calibration import Calibration
@@ -74,6 +76,7 @@ def classify(
     triples: str | Path | Sequence[Labeled],
     *,
     entities: EntityTable | str | Path | None = None,
+    entity_triples: Sequence[Labeled] | str | Path = (),
     allow_new_relations: bool = False,
     prior: float = 0.5,
     relation_thresholds: bool = False,
@@ -81,6 +84,7 @@ def classify(
     precision: Literal["fp32", "bf16"] = "fp32",
     batch_size: int = 64,
     device: str | None = None,
+    runtime: Runtime | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> Classified:
     """The probability that triples are true.
@@ -93,9 +97,11 @@ def classify(
             and perhaps a fourth, 1 for true and -1 or 0 for false, which is only compared with.
         entities: further entities that triples may have, a table or a file with columns label, name,
             description; they are read by their text.
+        entity_triples: what is known of those, as of :meth:`kgmlm.run.Run.with_entities`.
         allow_new_relations: read relations that the run does not have from their names.
         prior: the share of true triples among those that are asked about.
         relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
+        device, runtime: as of :func:`~kgmlm.run.open_run`; None is as the run was opened.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
@@ -108,12 +114,14 @@ def classify(
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
     if entities is not None:
-        opened = opened.with_entities(entities)
+        opened = opened.with_entities(entities, entity_triples)
+    elif isinstance(entity_triples, str | Path) or entity_triples:
+        raise ConfigError("--entity-triples goes with --entities")
     graph, ids = _resolved(opened, rows, lines, allow_new_relations)
     watch = watcher_of(progress)
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
-    asked = _Asking(opened.folder, graph, precision, batch_size, device, watch)
-    known, features = asked.features(ids)
+    way = _way(opened, precision, device, runtime)
+    known, features = _features(opened.folder, way, graph, ids, batch_size, watch)
     return said(calibration, graph, ids, known, features, prior, relation_thresholds, labels)
 
 
@@ -154,7 +162,8 @@ def rank_relations(
         ids = ids[~is_known(ids, graph.filter_index)]
     watch = watcher_of(progress)
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
-    known, features = _Asking(opened.folder, graph, precision, batch_size, device, watch).features(ids)
+    way = _way(opened, precision, device, None)
+    known, features = _features(opened.folder, way, graph, ids, batch_size, watch)
     found = said(calibration, graph, ids, known, features, prior)
     return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
 
@@ -181,36 +190,31 @@ def _calibration(
     return made
 
 
-class _Asking:
-    """A run's first stage over a graph, asked about triples."""
+def _way(run: Run, precision: Literal["fp32", "bf16"], device: str | None, runtime: Runtime | None) -> Way:
+    """How a run's first stage is asked for what probabilities go by."""
+    asked = Way(rerank=0, retrieve=0, device=run.way.device, runtime=run.way.runtime)
+    return replace(asked.given(device=device, runtime=runtime), precision=precision)
 
-    def __init__(
-        self,
-        folder: runs.RunFolder,
-        graph: KnowledgeGraph,
-        precision: str,
-        batch_size: int,
-        device: str | None,
-        watch: Watcher,
-    ) -> None:
-        self.folder, self.graph, self.precision = folder, graph, precision
-        self.batch_size, self.device, self.watch = batch_size, device, watch
 
-    def features(self, triples: IntArray) -> tuple[BoolArray, FloatArray]:
-        """Which triples training has, and the features of the others."""
-        from kgmlm.asking import read_entities
-        from kgmlm.calibration import FEATURES, SIDES
-        from kgmlm.judging import features_of
-        from kgmlm.probabilities import is_known
+def _features(
+    folder: runs.RunFolder,
+    way: Way,
+    graph: KnowledgeGraph,
+    triples: IntArray,
+    batch_size: int,
+    watch: Watcher,
+) -> tuple[BoolArray, FloatArray]:
+    """Which triples training has, and the features of the others."""
+    from kgmlm.calibration import FEATURES, SIDES
+    from kgmlm.judging import features_of
+    from kgmlm.probabilities import is_known
 
-        if (known := is_known(triples, self.graph.context.answers)).all():
-            return known, np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
-        quiet_transformers()
-        ranker = self.folder.ranker(self.device, self.graph, rerank=False)
-        ranker.reduce(self.precision == "bf16")
-        with self.watch as watch:
-            read_entities(ranker, watch, self.batch_size)
-            return features_of(ranker, self.graph, triples, self.batch_size, partial(watch, "classifying"))
+    if (known := is_known(triples, graph.context.answers)).all():
+        return known, np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
+    ranker = way.ranker(folder, graph, watch.tell)
+    with watch:
+        read_entities(ranker, watch, batch_size)
+        return features_of(ranker, graph, triples, batch_size, partial(watch, "classifying"))
 
 
 def _check_prior(prior: float) -> None:

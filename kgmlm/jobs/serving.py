@@ -63,9 +63,14 @@ def service(
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError("a token is of printable ASCII characters without blanks")
     opened = run if isinstance(run, Run) else open_run(run)
+    if opened.opened not in ("", opened.folder.made_by):  # it was trained further since
+        opened.reopen()
     with watcher_of(progress) as watch:
         opened.open(watch)
         session = Session(opened, _calibration(opened, watch))
+        if session.origin.standing != "as opened":  # so nobody knows which model the rest was read for
+            session.calibration = None
+            watch.tell(f"{opened.path} has changed since it was opened: /classify does not answer")
     options = Options(
         token,
         None if any_host or token is not None else LOOPBACK,

@@ -133,8 +133,9 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     )
     _add_asking(app, service)
     _add_exploring(app, service)
-    _add_reading(app, service)
-    add_judging(app, session, Judging(options.feedback, session.run.opened))
+    judging = Judging(options.feedback, session.origin)
+    _add_reading(app, service, judging)
+    add_judging(app, session, judging)
     add_page(app)
     _add_errors(app)
     app.add_middleware(Guard, metrics=service.metrics, token=options.token, hosts=options.hosts)
@@ -197,7 +198,7 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
         return session.near(body, body.answer)
 
 
-def _add_reading(app: FastAPI, service: Service) -> None:
+def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
     """What needs no model."""
     session = service.session
 
@@ -228,7 +229,7 @@ def _add_reading(app: FastAPI, service: Service) -> None:
     ) -> Any:
         """All relations."""
         rows = [{"label": r.label, "name": r.name} for r in session.graph.relations]
-        for row, n in zip(rows, session.counts_R.tolist(), strict=True):
+        for row, n in zip(rows, session.pages.counts_R.tolist(), strict=True):
             row["triples"] = n
         if entity is None:
             return {"results": rows}
@@ -246,7 +247,7 @@ def _add_reading(app: FastAPI, service: Service) -> None:
         limit: Annotated[int, Query(ge=1, le=models.MOST_K)] = 50,
     ) -> Any:
         """An entity by its label, and its triples page by page."""
-        found = session.page(label, offset, limit)
+        found = session.pages.page(session.graph, label, offset, limit)
         if found is None:
             raise HTTPException(404, f"no entity has the label '{label}'")
         return found
@@ -260,7 +261,8 @@ def _add_reading(app: FastAPI, service: Service) -> None:
             "version": __version__,
             "calibrated": session.calibration is not None,
             "writable": service.options.writable,
-            "judging": service.options.feedback is not None,
+            "folder": session.origin.standing,
+            "judging": judging.possible,
             "example": example and example._asdict(),
             "added": len(session.added),
             "limits": models.Limits(),
@@ -268,7 +270,7 @@ def _add_reading(app: FastAPI, service: Service) -> None:
 
     @app.get("/healthz", response_model=models.Health)
     async def healthz() -> Any:
-        """Whether the process answers; needs no token."""
+        """Whether the process answers, whatever has become of the run's folder; needs no token."""
         return models.Health()
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

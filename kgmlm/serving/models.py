@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 MOST_QUERIES = 256  # queries, or triples, of one request
 MOST_K = 1000  # candidates of a query, and rows of a page
 MOST_NEW = 100  # new entities of one request
+MOST_GIVEN = 100  # triples of a new entity
 MOST_KEPT = 10_000  # new entities that a process keeps
+MOST_KEPT_TRIPLES = 100_000  # and their triples
 LONGEST_NAME = 1000  # characters
 LONGEST_DESCRIPTION = 10_000
 MOST_BYTES = 2**20  # of a request's body
@@ -28,12 +30,46 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class OneSide(Body):
+    """A relation, and a head or a tail, as labels or names."""
+
+    head: Name | None = None
+    relation: Name
+    tail: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Self:
+        if (self.head is None) == (self.tail is None):
+            raise ValueError(self._one())
+        return self
+
+    def _one(self) -> str:
+        return "give either a head (to rank tails) or a tail (to rank heads)"
+
+
+class Asked(OneSide):
+    """One query: a relation, and a head (to rank tails) or a tail (to rank heads), as labels or names."""
+
+
+class Given(OneSide):
+    """A triple of a new entity: its relation, and the other entity as its head or as its tail."""
+
+    def _one(self) -> str:
+        return "give the other entity, as head or as tail; the new entity is the other side"
+
+
 class NewEntity(Body):
-    """An entity that the graph has not; it is read by its text."""
+    """An entity that the graph has not; it is read by its text and the triples that it is given."""
 
     name: Name = Field(description="What people call it.")
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
     label: Name | None = Field(None, description="Its identifier; by default its name.")
+    triples: list[Given] = Field(
+        [],
+        max_length=MOST_GIVEN,
+        description="What is known of it, as training triples are of others: neighbors in the text, what "
+        "rules and types go by, known answers. The other entity may be new, too.",
+    )
 
 
 NewEntities = Annotated[
@@ -43,20 +79,6 @@ NewEntities = Annotated[
         description="Entities for this request alone; they are candidates, and queries may name them.",
     ),
 ]
-
-
-class Asked(Body):
-    """One query: a relation, and a head (to rank tails) or a tail (to rank heads), as labels or names."""
-
-    head: Name | None = None
-    relation: Name
-    tail: Name | None = None
-
-    @model_validator(mode="after")
-    def _one_side(self) -> Self:
-        if (self.head is None) == (self.tail is None):
-            raise ValueError("give either a head (to rank tails) or a tail (to rank heads)")
-        return self
 
 
 class RankRequest(Body):
@@ -190,20 +212,21 @@ class Named(BaseModel):
     name: str
 
 
+class Told(BaseModel):
+    """A triple as one of its entities has it: ``entity`` is the other one, the relation's ``target``."""
+
+    relation: Named
+    target: Literal["head", "tail"]
+    entity: Named
+
+
 class Described(Named):
     """An entity with its texts and types; ``of_graph`` where the graph has it."""
 
     description: str
     types: list[str]
     of_graph: bool = True
-
-
-class Told(BaseModel):
-    """A neighbor in the text of a query: ``entity`` is the relation's ``target``."""
-
-    relation: Named
-    target: Literal["head", "tail"]
-    entity: Named
+    given: list[Told] = Field([], description="The triples that it has from the request.")
 
 
 class ReadText(BaseModel):
@@ -332,7 +355,7 @@ class TripleRow(BaseModel):
     head: Named
     relation: Named
     tail: Named
-    split: str
+    split: str = Field(description='"added" for what came with entities that were added to this process.')
 
 
 class EntityResponse(BaseModel):
@@ -353,6 +376,7 @@ class Limits(BaseModel):
     queries: int = MOST_QUERIES
     k: int = MOST_K
     entities: int = MOST_NEW
+    triples: int = MOST_GIVEN
     name_characters: int = LONGEST_NAME
     description_characters: int = LONGEST_DESCRIPTION
     body_bytes: int = MOST_BYTES
@@ -380,6 +404,9 @@ class InfoResponse(BaseModel):
     calibrated: bool = Field(description="Whether /classify answers.")
     writable: bool = Field(description="Whether POST /entities is allowed.")
     judging: bool = Field(description="Whether POST /feedback is allowed.")
+    folder: Literal["as opened", "changed", "gone"] = Field(
+        description="What has become of the run's folder since it was opened; answers stay as they were."
+    )
     example: ExampleQuery | None = Field(description="A query to begin with.")
     added: int = Field(description="How many entities were added to this process.")
     limits: Limits

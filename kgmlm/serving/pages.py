@@ -10,7 +10,9 @@ from fastapi import FastAPI, Query, Response
 from starlette.exceptions import HTTPException
 
 from kgmlm.judgments import Feedback, Judgment, add, read
+from kgmlm.kg import RunError
 from kgmlm.serving import models
+from kgmlm.serving.origin import Origin
 from kgmlm.serving.session import Session
 
 FOLDER = Path(__file__).parent / "page"
@@ -21,6 +23,8 @@ KINDS = {
     ".svg": "image/svg+xml",
 }
 REFUSED = "judgments are kept only where the run is a folder that this service may write"
+MOVED = "the run's folder is no longer where this service has opened it, so judgments cannot be kept"
+FAILED = "the run's folder cannot be written now, so the judgment is not kept"
 
 
 class Judging:
@@ -28,11 +32,11 @@ class Judging:
 
     Args:
         path: the file; None where nothing is written.
-        fingerprint: of what the served scores go by.
+        origin: the run's folder.
     """
 
-    def __init__(self, path: Path | None, fingerprint: str) -> None:
-        self.path, self.fingerprint = path, fingerprint
+    def __init__(self, path: Path | None, origin: Origin) -> None:
+        self.path, self.origin = path, origin
         self._lock = threading.Lock()
         found = Feedback([], 0) if path is None else read(path)
         self.latest = found.latest()
@@ -41,16 +45,26 @@ class Judging:
         """Keep a judgment.
 
         Raises:
-            RunError: when it cannot be written.
+            RunError: when it cannot be written, or the folder is not the run's any more.
         """
         assert self.path is not None
-        said = Judgment(**judged.model_dump(), fingerprint=self.fingerprint)
+        said = Judgment(**judged.model_dump(), fingerprint=self.origin.made_by)
         with self._lock:
-            add(self.path, said)
+            if not self.origin.is_the_run:  # another run may be there, or nothing, which would be made
+                raise RunError(MOVED)
+            try:
+                add(self.path, said)
+            except RunError:  # it names paths of this machine
+                raise RunError(FAILED) from None
             self.latest.pop(said.triple, None)
             if said.label is not None:
                 self.latest[said.triple] = said
         return said
+
+    @property
+    def possible(self) -> bool:
+        """Whether judgments can be kept now."""
+        return self.path is not None and self.origin.is_the_run
 
     def of(self, entity: str) -> list[Judgment]:
         """The judgments that count of triples of one entity."""
@@ -84,7 +98,10 @@ def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
         "/feedback",
         status_code=201,
         response_model=models.JudgmentRow,
-        responses={403: {"model": models.Problem, "description": REFUSED}},
+        responses={
+            403: {"model": models.Problem, "description": REFUSED},
+            409: {"model": models.Problem, "description": MOVED},
+        },
     )
     def judge(body: models.Judged) -> Any:
         """Accept or reject an answer; it is written to the run's `feedback.jsonl`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,17 +15,26 @@ import numpy as np
 
 from kgmlm.asking import Way, read_entities
 from kgmlm.calibration import Calibration
-from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph import Edge, KnowledgeGraph
 from kgmlm.judging import judged
-from kgmlm.kg import EntityTable, IntArray, KgmlmError, Query, QueryError, RunError
+from kgmlm.kg import KgmlmError, Query, QueryError, RunError
 from kgmlm.prediction import Prediction, Predictor
 from kgmlm.ranker import Ranker
-from kgmlm.resolver import Resolver
 from kgmlm.run import Run
 from kgmlm.serving.exploring import Explorer
-from kgmlm.serving.models import MOST_KEPT, Asked, ExploreRequest, NewEntity, Triple
+from kgmlm.serving.models import (
+    MOST_KEPT,
+    MOST_KEPT_TRIPLES,
+    Asked,
+    ExploreRequest,
+    NewEntity,
+    Triple,
+)
+from kgmlm.serving.naming import Finding, Names, OwnNames, ids_of, query_of, table_of, triples_of
+from kgmlm.serving.origin import Origin
+from kgmlm.serving.paging import Pages
 from kgmlm.serving.search import Hit, Search
-from kgmlm.serving.showing import shown
+from kgmlm.serving.showing import shown, told
 from kgmlm.watching import Watcher
 
 _Task = TypeVar("_Task")
@@ -77,66 +85,27 @@ Task = RankTask | ClassifyTask | AddTask | ExploreTask
 Row = dict[str, Any]
 
 
-class Names(Resolver):
-    """As :class:`~kgmlm.resolver.Resolver`, but names like an unknown one are searched for."""
-
-    def __init__(self, graph: KnowledgeGraph, find: Callable[[str, int], list[Hit]]) -> None:
-        super().__init__(graph)
-        self.find = find
-        with suppress(QueryError):
-            self.entity("")  # the list of names is made now, not for the first request
-
-    def near(self, text: str) -> list[str]:
-        """Names of the three entities that are most like a text."""
-        return [self.graph.entities[hit.entity].surface for hit in self.find(text, 3)]
-
-
-class OwnNames:
-    """Names of a request's own entities, which go before those of the graph."""
-
-    def __init__(self, base: Resolver, more: EntityTable, first: int) -> None:
-        self.base = base
-        self.labels = {label: first + i for i, label in enumerate(more.column("label"))}
-        self.names: dict[str, list[int]] = defaultdict(list)
-        for i, name in enumerate(more.column("name"), first):
-            self.names[name.casefold()].append(i)
-
-    def entity(self, text: str) -> int:
-        """Id of an entity.
-
-        Raises:
-            QueryError: when it is unknown or ambiguous.
-        """
-        if text in self.labels:
-            return self.labels[text]
-        found = self.names.get(text.casefold(), [])
-        if len(found) > 1:
-            raise QueryError(f"'{text}' names {len(found)} of the new entities; give a label")
-        return found[0] if found else self.base.entity(text)
-
-    def relation(self, text: str) -> int:
-        """Id of a relation, of the graph."""
-        return self.base.relation(text)
-
-
-Finding = Names | OwnNames
-
-
 class Session:
-    """A run that is being served.
+    """A run that is being served: all that answers is in memory, so its folder may change or vanish.
 
     Args:
         run: as it is to be asked.
         calibration: what probabilities go by; None where they were not fitted.
+
+    Attributes:
+        origin: the folder that the run was opened from.
     """
 
     def __init__(self, run: Run, calibration: Calibration | None = None) -> None:
         self.run, self.calibration = run, calibration
         self.graph = run.graph
+        self.pages = Pages(run.graph)
         self.searched = Search(run.graph.entities)
         self.searched_added: Search | None = None
         self.added: list[NewEntity] = []
         self.predictor = run.open(Watcher())
+        self.origin = Origin(run)
+        self._plain = None if calibration is None else _plain(run)
         self.names = Names(run.graph, self.find)
 
     def work(self, tasks: Sequence[Task]) -> list[Any]:
@@ -171,10 +140,11 @@ class Session:
         """The predictor and the names for a request, with its own entities."""
         if not entities:
             return self.predictor, self.names
-        more = table_of(entities)
-        predictor = self.predictor.with_entities(more)
+        more, first = table_of(entities), len(self.graph.entities)
+        names = OwnNames(self.names, more, first)
+        predictor = self.predictor.with_entities(more, triples_of(entities, names, first))
         read_entities(predictor.ranker, Watcher())
-        return predictor, OwnNames(self.names, more, len(self.graph.entities))
+        return predictor, names
 
     def _ranked(self, tasks: dict[int, RankTask]) -> dict[int, Any]:
         """The answers of requests that have the same options; those of one request where it has entities."""
@@ -184,7 +154,7 @@ class Session:
         except KgmlmError as error:
             return dict.fromkeys(tasks, error)
         results: dict[int, Any] = {
-            at: self._tried(lambda t: [_query(names, q) for q in t.queries], task)
+            at: self._tried(lambda t: [query_of(names, q) for q in t.queries], task)
             for at, task in tasks.items()
         }
         asked = {at: found for at, found in results.items() if isinstance(found, list)}
@@ -210,7 +180,7 @@ class Session:
         except KgmlmError as error:
             return dict.fromkeys(tasks, error)
         results = {
-            at: self._tried(lambda t: np.array([_ids(names, x) for x in t.triples], np.int64), task)
+            at: self._tried(lambda t: np.array([ids_of(names, x) for x in t.triples], np.int64), task)
             for at, task in tasks.items()
         }
         asked = {at: found for at, found in results.items() if not isinstance(found, KgmlmError)}
@@ -225,7 +195,7 @@ class Session:
     def _explored(self, task: ExploreTask) -> Row:
         asked = task.asked
         predictor, names = self._knowing(asked.entities)
-        query = _query(names, asked)
+        query = query_of(names, asked)
         also = np.array([names.entity(text) for text in asked.also], np.int64)
         found = shown(predictor, query, asked.k, asked.novel, also)
         rows = [*found["predictions"], *found["also"]]
@@ -243,7 +213,20 @@ class Session:
         for row in (found["entity"], *rows):
             row["types"] = self.explorer.types(row["id"], row["types"])
         found["entity"]["of_graph"] = query.entity < len(self.graph.entities)
+        found["entity"]["given"] = self._given(predictor.graph, query.entity)
         return found
+
+    def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
+        """The triples that an entity has from a request."""
+        given = graph.splits["train"][len(self.graph.splits["train"]) :].tolist()
+        return told(
+            graph,
+            [
+                Edge(r, "tail", t) if h == entity else Edge(r, "head", h)
+                for h, r, t in given
+                if entity in (h, t)
+            ],
+        )
 
     @cached_property
     def explorer(self) -> Explorer:
@@ -257,19 +240,7 @@ class Session:
             QueryError: for an unknown or ambiguous entity or relation.
         """
         names = self.names
-        return self.explorer.near(_query(names, asked), names.entity(answer))
-
-    @cached_property
-    def _plain(self) -> Ranker | None:
-        """The ranker that probabilities were fitted to, where the one that ranks is another."""
-        way = self.run.way
-        if way == Way(rerank=way.rerank, retrieve=way.retrieve, index=way.index, effort=way.effort,
-                      device=way.device, runtime=way.runtime):  # fmt: skip
-            return None
-        plain = Way(rerank=0, retrieve=0, device=way.device, runtime=way.runtime)
-        ranker = plain.ranker(self.run.folder, self.run.graph)
-        read_entities(ranker, Watcher())
-        return ranker
+        return self.explorer.near(query_of(names, asked), names.entity(answer))
 
     def _first_stage(self, predictor: Predictor) -> Ranker:
         if self._plain is None:
@@ -283,18 +254,18 @@ class Session:
 
         Raises:
             DataError: when a label is there already.
-            QueryError: when too many are kept.
+            QueryError: when too many are kept, or a triple names what there is not.
         """
-        if len(self.added) + len(task.entities) > MOST_KEPT:
-            raise QueryError(f"at most {MOST_KEPT:,} entities are kept per process")
-        more = table_of(task.entities)
-        predictor = self.predictor.with_entities(more)
-        read_entities(predictor.ranker, Watcher())
         added = [*self.added, *task.entities]
+        if len(added) > MOST_KEPT or sum(len(e.triples) for e in added) > MOST_KEPT_TRIPLES:
+            raise QueryError(
+                f"at most {MOST_KEPT:,} entities with {MOST_KEPT_TRIPLES:,} triples are kept per process"
+            )
+        predictor, _ = self._knowing(task.entities)
         self.searched_added = Search(table_of(added), len(self.run.graph.entities))
         self.names = Names(predictor.graph, self.find)
         self.predictor, self.graph, self.added = predictor, predictor.graph, added
-        return more.column("label")
+        return table_of(task.entities).column("label")
 
     def find(self, typed: str, k: int) -> list[Hit]:
         """The k entities whose label or name is most like what was typed."""
@@ -303,77 +274,17 @@ class Session:
         hits = [hit for hit in hits if hit.entity < len(graph.entities)]  # one may be about to be added
         return sorted(hits, key=lambda hit: -hit.match)[:k]
 
-    @cached_property
-    def counts_R(self) -> IntArray:
-        """Triples of each relation, in all splits."""
-        return np.bincount(self.run.graph.all_triples[:, 1], minlength=len(self.run.graph.relations))
 
-    @cached_property
-    def _places(self) -> tuple[IntArray, IntArray]:
-        """Where each entity's triples are among all: offsets, and rows in order."""
-        triples = self.run.graph.all_triples
-        loops = triples[:, 0] == triples[:, 2]
-        owners = np.concatenate([triples[:, 0], triples[~loops, 2]])
-        rows = np.concatenate([np.arange(len(triples)), np.flatnonzero(~loops)])
-        order = np.lexsort((rows, owners))
-        counts = np.bincount(owners, minlength=len(self.run.graph.entities))
-        return np.concatenate([[0], np.cumsum(counts)]), rows[order]
-
-    def page(self, label: str, offset: int, limit: int) -> Row | None:
-        """An entity and some of its triples, those of training first; None where there is no such label."""
-        graph = self.graph
-        entity = graph.entities.find(label)
-        if entity is None:
-            return None
-        kept, offsets, rows = len(self.run.graph.entities), *self._places
-        places = rows[offsets[entity] : offsets[entity + 1]] if entity < kept else rows[:0]
-        ends = np.cumsum([len(triples) for triples in graph.splits.values()])
-        splits, found = list(graph.splits), graph.entities[entity]
-        shown = []
-        for place in places[offset : offset + limit].tolist():
-            h, r, t = graph.all_triples[place].tolist()
-            shown.append(
-                {
-                    "head": _named(graph, h),
-                    "relation": {"label": graph.relations[r].label, "name": graph.relations[r].name},
-                    "tail": _named(graph, t),
-                    "split": splits[int(np.searchsorted(ends, place, "right"))],
-                }
-            )
-        return {
-            "label": found.label,
-            "name": found.surface,
-            "description": found.description,
-            "types": list(found.types),
-            "total": len(places),
-            "offset": offset,
-            "triples": shown,
-        }
-
-
-def table_of(entities: Sequence[NewEntity]) -> EntityTable:
-    """New entities as a table.
-
-    Raises:
-        DataError: when two have the same label.
-    """
-    return EntityTable(
-        [e.label or e.name for e in entities],
-        [e.name for e in entities],
-        [e.description for e in entities],
-    )
-
-
-def _query(names: Finding, asked: Asked) -> Query:
-    known = asked.head if asked.head is not None else asked.tail
-    assert known is not None
-    return Query(
-        names.entity(known), names.relation(asked.relation), "tail" if asked.head is not None else "head"
-    )
-
-
-def _ids(names: Finding, triple: Triple) -> tuple[int, int, int]:
-    return names.entity(triple.head), names.relation(triple.relation), names.entity(triple.tail)
+def _plain(run: Run) -> Ranker | None:
+    """The ranker that probabilities were fitted to, where the one that ranks is another."""
+    way = run.way
+    if way == Way(rerank=way.rerank, retrieve=way.retrieve, index=way.index, effort=way.effort,
+                  device=way.device, runtime=way.runtime):  # fmt: skip
+        return None
+    plain = Way(rerank=0, retrieve=0, device=way.device, runtime=way.runtime)
+    ranker = plain.ranker(run.folder, run.graph)
+    read_entities(ranker, Watcher())
+    return ranker
 
 
 def _row(graph: KnowledgeGraph, query: Query, predictions: Sequence[Prediction]) -> Row:
@@ -384,8 +295,3 @@ def _row(graph: KnowledgeGraph, query: Query, predictions: Sequence[Prediction])
         "tail": label if query.target == "head" else None,
         "predictions": [p.as_json() for p in predictions],
     }
-
-
-def _named(graph: KnowledgeGraph, entity: int) -> Row:
-    found = graph.entities[entity]
-    return {"label": found.label, "name": found.surface}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kgmlm.constraints import MISSED
-from kgmlm.graph import KnowledgeGraph
+from kgmlm.graph import Edge, KnowledgeGraph
 from kgmlm.kg import IntArray, Queries, Query
 from kgmlm.linearization import linearize, neighborhood
 from kgmlm.prediction import Prediction, Predictor
@@ -28,7 +28,7 @@ def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArra
     graph = predictor.graph
     return {
         "entity": _described(graph, query.entity),
-        "relation": _relation(graph, query.relation),
+        "relation": named_relation(graph, query.relation),
         "target": query.target,
         "reading": _reading(predictor, query),
         "usual": predictor.usual(query),
@@ -56,9 +56,28 @@ def _described(graph: KnowledgeGraph, entity: int) -> Row:
     }
 
 
-def _relation(graph: KnowledgeGraph, relation: int) -> Row:
+def named(graph: KnowledgeGraph, entity: int) -> Row:
+    """An entity's label and name."""
+    found = graph.entities[entity]
+    return {"label": found.label, "name": found.surface}
+
+
+def named_relation(graph: KnowledgeGraph, relation: int) -> Row:
+    """A relation's label and name."""
     found = graph.relations[relation]
     return {"label": found.label, "name": found.name}
+
+
+def told(graph: KnowledgeGraph, edges: Sequence[Edge]) -> list[Row]:
+    """Triples as one of their entities has them."""
+    return [
+        {
+            "relation": named_relation(graph, edge.relation),
+            "target": edge.target,
+            "entity": named(graph, edge.other),
+        }
+        for edge in edges
+    ]
 
 
 def _reading(predictor: Predictor, query: Query) -> Row:
@@ -74,18 +93,11 @@ def _reading(predictor: Predictor, query: Query) -> Row:
     said = reader.tokenizer.render(whole, encoded)
     hole = " ".join([mask] * (span + encoded.vector))
     before, _, after = said.rpartition(hole) if not whole.after else said.partition(hole)
-    told = neighborhood(reader.context, query, text.neighbors) if text.neighbors else []
+    edges = neighborhood(reader.context, query, text.neighbors) if text.neighbors else []
     return {
         "before": before.strip(),
         "after": after.strip(),
         "hole": span,
         "cut": encoded.cut,
-        "neighbors": [
-            {
-                "relation": _relation(graph, edge.relation),
-                "target": edge.target,
-                "entity": {k: v for k, v in _described(graph, edge.other).items() if k in ("label", "name")},
-            }
-            for edge in told
-        ],
+        "neighbors": told(graph, edges),
     }

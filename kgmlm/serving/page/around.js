@@ -43,7 +43,7 @@ function predicted(found) {
   }));
 }
 
-const walk = (edge) => link({ ...FRESH, side: "head", entity: edge.other.label, relation: "", name: "", about: "", type: "" });
+const walk = (edge) => link({ ...FRESH, side: "head", entity: edge.other.label, relation: "", name: "", about: "", given: [], type: "" });
 
 const cut = (text, width, letter = 7.4) => {
   const most = Math.max(4, Math.floor(width / letter));
@@ -148,7 +148,8 @@ export async function show(found) {
     : { total: 0, triples: [] };
   if (mine !== turn) return;
   const guessed = predicted(found);
-  edges = [...chosen(known.triples, center.label, found.relation.label), ...guessed];
+  const given = found.entity.given.map((t) => ({ out: t.target === "tail", other: t.entity, relation: t.relation, known: true }));
+  edges = [...given.slice(0, KNOWN), ...chosen(known.triples, center.label, found.relation.label), ...guessed];
   const place = el("div", { class: "drawing" });
   watcher.disconnect();
   const open = byId("around").querySelector("details")?.open ?? false;
@@ -158,7 +159,7 @@ export async function show(found) {
       "div",
       { class: "head" },
       el("h2", { id: "around-title" }, "Around ", name(center.name)),
-      el("p", { class: "dim" }, many(known.total, "triple"), " in the graph"),
+      el("p", { class: "dim" }, found.entity.of_graph ? `${many(known.total, "triple")} in the graph` : `${many(given.length, "triple")} given`),
       el("p", { class: "key" }, el("i", { class: "solid" }), "known", el("i", { class: "dashed" }), "predicted"),
     ),
     edges.length ? place : el("p", { class: "dim" }, "Nothing is known around it, and nothing is predicted."),

@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { combobox } from "./combobox.js";
 import { byId, el, fill, name } from "./dom.js";
+import * as given from "./given.js";
 import { FRESH, go, now } from "./state.js";
 import { count, many } from "./words.js";
 
@@ -40,7 +41,7 @@ const entity = combobox({
   label: "Entity",
   placeholder: "an entity",
   find: findEntities,
-  choose: (option) => go({ ...FRESH, entity: option.value, name: "", about: "", type: "" }),
+  choose: (option) => go({ ...FRESH, entity: option.value, name: "", about: "", given: [], type: "" }),
 });
 const relation = combobox({
   label: "Relation",
@@ -73,7 +74,7 @@ const whatIf = el(
       byId("new").hidden = !open;
       whatIf.setAttribute("aria-expanded", String(open));
       if (open) newName.focus();
-      else if (now().name) go({ ...FRESH, name: "", about: "", entity: now().entity || before });
+      else if (now().name) go({ ...FRESH, name: "", about: "", given: [], entity: now().entity || before });
     },
   },
   "What if …",
@@ -97,9 +98,10 @@ export function build() {
   about.addEventListener("input", described);
   fill(
     byId("new"),
-    el("p", {}, "An entity that the graph does not have. The model knows it by these words alone."),
+    el("p", {}, "An entity that the graph does not have. The model knows it by what you write here, and nothing is kept."),
     el("div", {}, el("label", { for: "new-name" }, "Name"), newName),
     el("div", {}, el("label", { for: "new-about" }, "Description"), about),
+    given.build(findRelations, findEntities),
   );
 }
 
@@ -133,6 +135,7 @@ export function show(state, found) {
   const chosen = relations.find((r) => r.label === state.relation);
   if (document.activeElement !== relation.input) relation.set(chosen?.name ?? state.relation);
   swap.textContent = state.side === "head" ? "⇄ ask for the head" : "⇄ ask for the tail";
+  given.show(state, found);
   if (isNew) {
     byId("new").hidden = false;
     whatIf.setAttribute("aria-expanded", "true");

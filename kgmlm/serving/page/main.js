@@ -23,12 +23,13 @@ let rows = [];
 let turn = 0;
 let leave = new AbortController();
 
-const question = (state) => JSON.stringify([state.side, state.entity, state.relation, state.name, state.about, state.novel]);
+const question = (state) => JSON.stringify([state.side, state.entity, state.relation, state.name, state.about, state.given, state.novel]);
 
 function body(state, k, also) {
   const isNew = Boolean(state.name);
   const given = isNew ? NEW + state.name : state.entity;
-  const entities = isNew ? [{ label: given, name: state.name, description: state.about }] : [];
+  const triples = state.given.map(([side, relation, other]) => ({ [side]: other, relation }));
+  const entities = isNew ? [{ label: given, name: state.name, description: state.about, triples }] : [];
   return { [state.side]: given, relation: state.relation, k, novel: state.novel, entities, also };
 }
 
@@ -160,6 +161,10 @@ async function begin() {
     el("strong", {}, name(info.run)),
     ` ${info.graph.name === info.run ? "" : `on ${info.graph.name}: `}${many(entities, "entity", "entities")}, ${many(relations, "relation")}, ${many(all, "triple")}`,
   );
+  if (info.folder !== "as opened") {
+    const what = info.folder === "gone" ? "is gone" : "has changed";
+    byId("run").append(el("span", { class: "old" }, ` The run's folder ${what} since it was opened; answers are by what was opened.`));
+  }
   if (navigator.clipboard) {
     byId("copy").hidden = false;
     byId("copy").onclick = async () => {

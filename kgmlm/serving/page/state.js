@@ -2,14 +2,26 @@
 //
 // side: what the given entity is, "head" or "tail"; the other side is asked for.
 // name, about: of an entity that the graph has not; `entity` is empty then.
+// given: its triples, each [what the other entity is, relation, other entity], by labels.
 
 const TEXTS = ["relation", "type", "why", "vs", "name", "about"];
+
+function triples(text) {
+  try {
+    const isTriple = (t) => Array.isArray(t) && t.length === 3 && t.every((x) => typeof x === "string") && /^(head|tail)$/.test(t[0]);
+    const given = JSON.parse(text || "[]");
+    return Array.isArray(given) ? given.filter(isTriple) : [];
+  } catch {
+    return [];
+  }
+}
 
 export function read(search = location.search) {
   const given = new URLSearchParams(search);
   const state = { side: given.has("tail") || given.get("side") === "tail" ? "tail" : "head" };
   state.entity = given.get(state.side) ?? "";
   for (const key of TEXTS) state[key] = given.get(key) ?? "";
+  state.given = triples(given.get("given"));
   state.novel = given.get("novel") === "1";
   state.min = Math.min(1, Math.max(0, Number(given.get("min")) || 0));
   state.page = Math.max(1, Math.floor(Number(given.get("page")) || 1));
@@ -21,6 +33,7 @@ export function address(state) {
   if (state.entity) values.set(state.side, state.entity);
   else if (state.name || state.about) values.set("side", state.side);
   for (const key of TEXTS) if (state[key]) values.set(key, state[key]);
+  if (state.name && state.given.length) values.set("given", JSON.stringify(state.given));
   if (state.novel) values.set("novel", "1");
   if (state.min) values.set("min", String(state.min));
   if (state.page > 1) values.set("page", String(state.page));

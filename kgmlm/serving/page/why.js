@@ -157,7 +157,7 @@ function headline(answer, found) {
 const walk = (answer) =>
   el(
     "a",
-    { ...link({ side: "head", entity: answer.entity, relation: "", name: "", about: "", why: "", vs: "", page: 1, type: "" }), class: "walk" },
+    { ...link({ side: "head", entity: answer.entity, relation: "", name: "", about: "", given: [], why: "", vs: "", page: 1, type: "" }), class: "walk" },
     "Ask about it →",
   );
 
