@@ -190,6 +190,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
+    path.write_text(" ".join(path.read_text("utf-8").split()) + "\n", "utf-8")  # nobody reads it by lines
 
 
 def main(

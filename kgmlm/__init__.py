@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kgmlm.datasets import load_graph
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.jobs import data
-    from kgmlm.jobs.classifying import calibrate, classify, rank_relations
+    from kgmlm.jobs.classifying import calibrate, classify, measure_probabilities, rank_relations
     from kgmlm.jobs.completing import complete
     from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
     from kgmlm.jobs.exporting import export
@@ -54,6 +54,7 @@ _HOMES = {
     "info": "kgmlm.jobs.information",
     "linearize": "kgmlm.jobs.showing",
     "load_graph": "kgmlm.datasets",
+    "measure_probabilities": "kgmlm.jobs.classifying",
     "open_predictor": "kgmlm.prediction",
     "onnx": "kgmlm.jobs.onnx",
     "pack": "kgmlm.jobs.packing",
@@ -91,6 +92,7 @@ __all__ = [
     "info",
     "linearize",
     "load_graph",
+    "measure_probabilities",
     "onnx",
     "open_predictor",
     "open_run",

@@ -171,9 +171,15 @@ def said(
     prior: float,
     relation_thresholds: bool = False,
     labels: BoolArray | None = None,
+    numbers: IntArray | None = None,
 ) -> Classified:
-    """Features to probabilities, and what is decided."""
-    relations = np.where(ids[:, 1] < len(calibration.thresholds), ids[:, 1], -1)
+    """Features to probabilities, and what is decided.
+
+    Args:
+        numbers: what number the calibration has for each relation of the graph, or -1; None is the same.
+    """
+    relations = ids[:, 1] if numbers is None else numbers[ids[:, 1]]
+    relations = np.where(relations < len(calibration.thresholds), relations, -1)
     probabilities = np.full(len(ids), np.nan)
     if not known.all():
         probabilities[~known] = calibration.probability(features[~known], relations[~known], prior=prior)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from kgmlm import files
 from kgmlm.enumerating import triple_keys
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import DataError, FloatArray, IntArray, Target
+from kgmlm.kg import BoolArray, DataError, FloatArray, IntArray, Target
 from kgmlm.merging import (
     FEATURES,
     MOST,
@@ -237,22 +237,26 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
     hidden = np.unique(triple_keys(triples[np.isin(triples[:, 1], relations)], n, r))
     true = np.isin(triple_keys(best.found.triples, n, r), hidden)
 
-    def row(count: int) -> dict[str, Any]:
-        found = int(true[:count].sum())
+    def row(rows: slice | BoolArray) -> dict[str, Any]:
+        count, found = len(true[rows]), int(true[rows].sum())
         return {
             "listed": count,
             "true": found,
             "precision": found / count if count else None,
-            "expected": float(best.probability[:count].mean()) if count else None,
+            "expected": float(best.probability[rows].mean()) if count else None,
         }
 
-    probabilities = -best.probability  # ascending
+    probabilities, listed = -best.probability, best.found.triples[:, 1]  # the first ascending
     return {
         "split": split,
         "triples": len(hidden),
         "found": int(true.sum()),
         "by probability": [
-            {"probability": p, **row(int(np.searchsorted(probabilities, -p, "right")))} for p in REPORTED
+            {"probability": p, **row(slice(int(np.searchsorted(probabilities, -p, "right"))))}
+            for p in REPORTED
         ],
-        "best": [row(min(count, len(best))) for count in BEST],
+        "best": [row(slice(min(count, len(best)))) for count in BEST],
+        "by relation": [
+            {"relation": graph.relations[r].label, **row(listed == r)} for r in np.unique(listed).tolist()
+        ],
     }

@@ -11,7 +11,7 @@ Shapes: n triples, 2 sides (tail, head), F features of a side, S signals.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ from kgmlm.kg import BoolArray, FloatArray, IntArray
 FEATURES = ("score", "log_softmax", "log_rank", "margin")
 SIDES = ("tail", "head")  # the tail as an answer of (head, relation, ?), and the head
 EVIDENCE = ("both", "tail", "head")  # on which sides a triple is among the best
-LEAST = 20  # true triples that a fit of its own needs; with fewer it is that of all evidence
-_LEANING = 2.0  # true triples of the average that join those of a relation
+LEAST = 20  # true triples that a fit needs; with fewer probabilities go by the softmax alone
+_ALIKE = 100  # candidates of the average relation that join those of a relation where scales are fitted
 MOST = 2_000_000  # triples that are fitted to: all true ones, and others at random
 REPORTED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
@@ -177,18 +177,73 @@ class Truth:
         return found
 
 
-@dataclass(frozen=True)
-class Line:
-    """Log odds as a weighted sum of columns."""
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Features of each relation and side brought to mean 0 and deviation 1.
+
+    A run weighs its signals by relation and side, so scores of two relations have different units.
+
+    Attributes:
+        mean, deviation: ``(R, 2, F)``; those of few candidates lean on those of all relations.
+    """
 
     mean: FloatArray
-    scale: FloatArray
-    weights: FloatArray
-    intercept: float
+    deviation: FloatArray
 
-    def __call__(self, columns: FloatArray) -> FloatArray:
-        """Of rows ``(n, C)``."""
-        found: FloatArray = (columns - self.mean) / self.scale @ self.weights + self.intercept
+    @classmethod
+    def fit(cls, examples: Examples, relations: int) -> Scale:
+        """That of the candidates of each of ``relations`` relations."""
+        shape = (relations, len(SIDES), len(FEATURES))
+        mean, deviation = np.zeros(shape), np.ones(shape)
+        for side in range(len(SIDES)):
+            there = ~np.isnan(examples.features[:, side, 0])
+            if not there.any():
+                continue
+            which, weights = examples.relations[there], examples.weights[there]
+            count = np.bincount(which, weights, relations) + _ALIKE
+            for feature, column in enumerate(examples.features[there, side].T):
+                average = np.average(column, weights=weights)
+                variance = np.average((column - average) ** 2, weights=weights)
+                own = (np.bincount(which, weights * column, relations) + _ALIKE * average) / count
+                squares = np.bincount(which, weights * (column - own[which]) ** 2, relations)
+                own_variance = (squares + _ALIKE * variance) / count
+                mean[:, side, feature] = own
+                deviation[:, side, feature] = np.where(own_variance > 0, np.sqrt(own_variance), 1.0)
+        return cls(mean, deviation)
+
+    def __call__(self, features: FloatArray, relations: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Of features ``(n, 2, F)``, those of both sides ``(n, 2F)`` scaled, 0 where a side does not have the
+        triple; and ``(n, F)`` those of the side that has the larger softmax.
+        """
+        scaled = np.nan_to_num((features - self.mean[relations]) / self.deviation[relations])
+        softmax = np.nan_to_num(features[:, :, FEATURES.index("log_softmax")], nan=-np.inf)
+        return scaled.reshape(len(scaled), -1), scaled[np.arange(len(scaled)), softmax.argmax(1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """What log odds add up, with E kinds of evidence.
+
+    Attributes:
+        sides: ``(E, 2F)`` of each kind of evidence, what the features of both sides count.
+        better: ``(R, F)`` of each relation, what the features of the better side count beside that.
+        intercepts: ``(R, E)``.
+    """
+
+    sides: FloatArray
+    better: FloatArray
+    intercepts: FloatArray
+
+    def __call__(
+        self, sides: FloatArray, better: FloatArray, evidence: IntArray, relations: IntArray
+    ) -> FloatArray:
+        """The log odds of triples ``(n,)`` by their scaled features."""
+        found: FloatArray = self.intercepts[relations, evidence] + np.einsum(
+            "nf,nf->n", better, self.better[relations]
+        )
+        for kind, weights in enumerate(self.sides):
+            rows = evidence == kind
+            found[rows] += sides[rows] @ weights
         return found
 
 
@@ -199,54 +254,39 @@ class Likely:
     Attributes:
         prior: the share of validation triples among all candidates.
         labeled: the share of validation among true ones.
-        offsets: of each relation, the logarithm of how much its odds differ from those of all.
-        lines: by evidence; one that goes by the better side has fewer columns than "both" has otherwise.
+        scale: what features go through before they are weighed.
+        effects: what they count.
     """
 
     prior: float
     labeled: float
-    offsets: FloatArray
-    lines: Mapping[str, Line]
+    scale: Scale
+    effects: Effects
 
     @classmethod
     def fit(cls, examples: Examples, relations: int, labeled: float) -> Likely:
         """Fit to examples; ``relations`` is how many there are."""
         prior = _share(examples)
-        offsets = _offsets(examples, relations, prior)
-        # An example has a part in the offset of its own relation; that of the other half has not.
-        own = np.empty(len(examples.labels))
-        for half in (0, 1):
-            rows = examples.folds // 2 == half
-            other = _offsets(examples[~rows], relations, prior)
-            own[rows] = other[examples.relations[rows]]
-        lines: dict[str, Line] = {}
-        better = np.column_stack([_better(examples.features), own])
-        for number, name in enumerate(EVIDENCE):
-            rows = examples.evidence == number
-            line = _line(_columns(examples.features[rows], name, own[rows]), examples[rows], labeled)
-            line = line or _line(better, examples, labeled)
-            lines[name] = line or _softmax_line(better, examples, labeled)
-        return cls(prior, labeled, offsets, lines)
+        if min(examples.labels.sum(), (~examples.labels).sum()) < LEAST:
+            shape = (relations, len(SIDES), len(FEATURES))
+            scale = Scale(np.zeros(shape), np.ones(shape))
+            _, better = scale(examples.features, examples.relations)
+            return cls(prior, labeled, scale, _by_softmax(better, examples, relations, labeled))
+        scale = Scale.fit(examples, relations)
+        scaled = scale(examples.features, examples.relations)
+        return cls(prior, labeled, scale, _effects(*scaled, examples, relations, labeled))
 
     def __call__(self, evidence: IntArray, features: FloatArray, relations: IntArray) -> FloatArray:
         """The probabilities of triples ``(n,)``."""
-        own = self.offsets[relations]
-        odds = np.empty(len(evidence))
-        for number, name in enumerate(EVIDENCE):
-            line, rows = self.lines[name], evidence == number
-            columns = _columns(features[rows], name, own[rows])
-            if columns.shape[1] != len(line.mean):
-                columns = np.column_stack([_better(features[rows]), own[rows]])
-            odds[rows] = line(columns)
-        return _sigmoid(odds)
+        return _sigmoid(self.effects(*self.scale(features, relations), evidence, relations))
 
     def as_json(self) -> dict[str, Any]:
         """What is kept of it."""
-        lines = {
-            name: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(line).items()}
-            for name, line in self.lines.items()
+        kept = {
+            name: {key: np.round(values, 5).tolist() for key, values in vars(part).items()}
+            for name, part in (("scale", self.scale), ("effects", self.effects))
         }
-        return {"prior": self.prior, "labeled": self.labeled, "lines": lines}
+        return {"prior": self.prior, "labeled": self.labeled, **kept}
 
 
 def _sigmoid(odds: FloatArray) -> FloatArray:
@@ -260,71 +300,99 @@ def _share(examples: Examples) -> float:
     return (true + 0.5) / (float(examples.weights.sum()) + 1)
 
 
-def _offsets(examples: Examples, relations: int, prior: float) -> FloatArray:
-    """Of each relation, the difference of its log odds from those of all; few triples lean on none."""
-    counts = [
-        np.bincount(examples.relations, examples.weights * rows, minlength=relations) + _LEANING * share
-        for rows, share in ((examples.labels, 1.0), (~examples.labels, (1 - prior) / prior))
-    ]
-    found: FloatArray = np.log(counts[0] / counts[1]) - np.log(prior / (1 - prior))
-    return found
+# How strongly each part of the log odds leans on 0: of a part of variance v, by 1 / v. So a relation of which
+# validation has little is an average one.
+_LEANINGS = {
+    "intercept": 0.0,
+    "of_evidence": 1.0,
+    "of_relation": 1.0,
+    "of_both": 1.0,
+    "sides": 1.0,
+    "better": 1.0,
+    "better_of_relation": 3.0,
+}
 
 
-def _columns(features: FloatArray, evidence: str, offsets: FloatArray) -> FloatArray:
-    """What the probability of some evidence goes by."""
-    sides = {"both": [0, 1], "tail": [0], "head": [1]}[evidence]
-    return np.column_stack([features[:, sides].reshape(len(features), len(sides) * len(FEATURES)), offsets])
+def _effects(
+    sides: FloatArray, better: FloatArray, examples: Examples, relations: int, labeled: float
+) -> Effects:
+    """Logistic regression of which a share is labeled, with effects of relations that lean on 0.
 
-
-def _better(features: FloatArray) -> FloatArray:
-    """The features of the side that has the larger softmax, ``(n, F)``."""
-    softmax = np.nan_to_num(features[:, :, FEATURES.index("log_softmax")], nan=-np.inf)
-    found: FloatArray = features[np.arange(len(features)), softmax.argmax(1)]
-    return found
-
-
-def _line(columns: FloatArray, examples: Examples, labeled: float) -> Line | None:
-    """Logistic regression of which a share is labeled; None with too few true triples or too few others."""
+    Args:
+        sides, better: scaled features.
+    """
     from scipy.optimize import minimize
 
-    labels, weights = examples.labels, examples.weights
-    if min(labels.sum(), (~labels).sum()) < LEAST:
-        return None
-    mean, scale = columns.mean(0), columns.std(0)
-    scale = np.where(scale > 0, scale, 1.0)
-    design = np.column_stack([(columns - mean) / scale, np.ones(len(columns))])
+    labels, weights, relation = examples.labels, examples.weights, examples.relations
+    kinds, columns = len(EVIDENCE), better.shape[1]
+    shapes = {
+        "intercept": (1, 1),
+        "of_evidence": (1, kinds),
+        "of_relation": (relations, 1),
+        "of_both": (relations, kinds),
+        "sides": (kinds, 2 * columns),
+        "better": (1, columns),
+        "better_of_relation": (relations, columns),
+    }
+    ends = np.cumsum([0, *(a * b for a, b in shapes.values())])
+    leaning = np.repeat(list(_LEANINGS.values()), np.diff(ends))
+    cells = relation * kinds + examples.evidence
+    rows = [np.flatnonzero(examples.evidence == kind) for kind in range(kinds)]
+
+    def effects(at: FloatArray) -> Effects:
+        x = {
+            name: at[start:end].reshape(shape)
+            for (name, shape), start, end in zip(shapes.items(), ends, ends[1:], strict=False)
+        }
+        intercepts = x["intercept"] + x["of_evidence"] + x["of_relation"] + x["of_both"]
+        return Effects(x["sides"], x["better"] + x["better_of_relation"], intercepts)
 
     def loss(at: FloatArray) -> tuple[float, FloatArray]:
-        odds = design @ at
+        odds = effects(at)(sides, better, examples.evidence, relation)
         true = _sigmoid(odds)
         missed = 1 - labeled * true
         likelihood = np.where(labels, -np.logaddexp(0, -odds), np.log(missed))
-        slope = np.where(labels, 1 - true, -labeled * true * (1 - true) / missed)
-        leaning = np.append(at[:-1], 0.0)  # the intercept is free
-        value = -float(weights @ likelihood) + 0.5 * float(leaning @ leaning)
-        return value, leaning - design.T @ (weights * slope)
+        slope = weights * np.where(labels, 1 - true, -labeled * true * (1 - true) / missed)
+        of_both = np.bincount(cells, slope, relations * kinds).reshape(relations, kinds)
+        of_sides = np.stack([sides[some].T @ slope[some] for some in rows])
+        own = np.stack([np.bincount(relation, slope * column, relations) for column in better.T], axis=1)
+        gradient = np.concatenate(
+            [
+                [slope.sum()],
+                of_both.sum(0),
+                of_both.sum(1),
+                of_both.ravel(),
+                of_sides.ravel(),
+                own.sum(0),
+                own.ravel(),
+            ]
+        )
+        return -float(weights @ likelihood) + 0.5 * float(leaning @ at**2), leaning * at - gradient
 
-    begin = np.zeros(design.shape[1])
+    begin = np.zeros(ends[-1])
     share = min(_share(examples) / labeled, 0.9)
-    begin[-1] = np.log(share / (1 - share))
-    found = minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
-    return Line(mean, scale, found[:-1], float(found[-1]))
+    begin[0] = np.log(share / (1 - share))
+    return effects(minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x)
 
 
-def _softmax_line(columns: FloatArray, examples: Examples, labeled: float) -> Line:
+def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled: float) -> Effects:
     """Log odds as far above the log-softmax as makes the expected number of true triples what it is."""
     from scipy.optimize import brentq
 
-    weights = np.zeros(columns.shape[1])
+    weights = np.zeros(len(FEATURES))
     weights[FEATURES.index("log_softmax")] = 1.0
-    share, softmax = min(_share(examples) / labeled, 0.9), columns @ weights
+    share, softmax = min(_share(examples) / labeled, 0.9), better @ weights
     counts = examples.weights / max(1.0, float(examples.weights.sum()))
 
     def missing(intercept: float) -> float:
         return float((counts * _sigmoid(softmax + intercept)).sum()) - share
 
-    intercept = brentq(missing, -1e4, 1e4) if len(softmax) else 0.0
-    return Line(np.zeros_like(weights), np.ones_like(weights), weights, float(intercept))
+    intercept = float(brentq(missing, -1e4, 1e4)) if len(softmax) else 0.0
+    return Effects(
+        np.zeros((len(EVIDENCE), 2 * len(FEATURES))),
+        np.tile(weights, (relations, 1)),
+        np.full((relations, len(EVIDENCE)), intercept),
+    )
 
 
 def held_out(examples: Examples, relations: int, truth: Truth) -> list[dict[str, float]]:

@@ -24,7 +24,7 @@ from kgmlm.calibration import ASKED, FEATURES, FITTED_AT, Calibration, Examples,
 from kgmlm.chosen import WEIGHTS, fingerprints, of_weights
 from kgmlm.filters import FilterIndex, distinct_triples
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, FloatArray, IntArray, RunError
+from kgmlm.kg import BoolArray, DataError, FloatArray, IntArray, RunError
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, Negatives, features
 from kgmlm.provenance import command
 from kgmlm.ranker import Ranker
@@ -220,13 +220,54 @@ def figures(calibration: Calibration, sample: Sample, held: FloatArray) -> dict[
     """What validation says of probabilities, each triple by what was fitted to the other half; positives and
     negatives weigh the same.
     """
-    corrupted = (sample.kinds >= 0).any()
+    return {**_figures(sample, held), "calibrator": calibration.models["both"].calibrator.kind}
+
+
+def _figures(sample: Sample, probabilities: FloatArray) -> dict[str, Any]:
     weights = reweighted(sample.labels, sample.weights, FITTED_AT)
     return {
-        **measured(sample.labels, held, weights, groups=sample.groups),
-        "negatives_by": list(KINDS_OF_NEGATIVES) if corrupted else "the graph's files",
-        "calibrator": calibration.models["both"].calibrator.kind,
+        **measured(sample.labels, probabilities, weights, groups=sample.groups),
+        "negatives_by": list(KINDS_OF_NEGATIVES) if (sample.kinds >= 0).any() else "the graph's files",
     }
+
+
+def measured_on(
+    calibration: Calibration,
+    scorer: Scorer,
+    graph: KnowledgeGraph,
+    split: str,
+    relations: IntArray,
+    *,
+    most: int = TRIPLES,
+    seed: int = 0,
+    batch_size: int = 64,
+    advance: Advance = silent,
+) -> dict[str, Any]:
+    """Figures of probabilities on a sample of a split that they were not fitted to, with fresh negatives.
+
+    No negative is in training, in validation or in the split. Positives and negatives weigh the same.
+
+    Args:
+        scorer: over the graph, which may be another than the run's.
+        relations: ``(R,)`` the number that each relation of the graph has in the calibration, or -1.
+
+    Raises:
+        DataError: when the split is not there, or training has all of its triples.
+    """
+    scorer = scorer.but(reranking=None) if isinstance(scorer, Ranker) else scorer
+    sample = Sample.of(graph, split, scorer, most=most, seed=seed, batch_size=batch_size, advance=advance)
+    if not (sample.labels.any() and (~sample.labels).any()):
+        raise DataError(f"{split} of '{graph.name}' has no triple that training has not")
+    found = features(
+        scorer,
+        sample.triples,
+        graph.context.answers,
+        temperature=temperature_of(scorer),
+        batch_size=batch_size,
+        advance=partial(advance, f"scoring {split}"),
+    )
+    held = calibration.probability(found, relations[sample.triples[:, 1]])
+    return {"graph": graph.name, "split": split, **_figures(sample, held)}
 
 
 def fitted(

@@ -303,11 +303,12 @@ def _given(graph: KnowledgeGraph, triples: Sequence[Labeled] | str | Path, first
 
 def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
     """The triples of a file, with or without a header; the start of errors, and the line of the first."""
-    from kgmlm import tables
+    from kgmlm.columns import read_triples, rows_of
+    from kgmlm.tables import header_columns
 
     path = Path(file)
-    rows = [(head, relation, tail) for head, relation, tail in tables.read_triples(path)]
-    has_header = path.suffix != ".parquet" and tables.header_columns(rows[0]) == [0, 1, 2]
+    rows = [(head, relation, tail) for head, relation, tail in rows_of(read_triples(path))]
+    has_header = path.suffix != ".parquet" and header_columns(rows[0]) == [0, 1, 2]
     return rows[has_header:], f"{path}:", 1 + has_header
 
 

@@ -123,6 +123,82 @@ def test_new_entities_and_relations_are_read_by_their_text(cli: Cli, run: Path, 
     assert all(0 < row["probability"] < 1 for row in rows)
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """The toy graph's triples about other entities: no run has seen them."""
+    toy = load_graph("toy")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for split, triples in toy.splits.items():
+        rows = [(f"new {h}", r, f"new {t}") for h, r, t in toy.labeled(triples)]
+        table(folder / f"{split}.tsv", *rows)
+    return folder
+
+
+def test_probabilities_are_measured_on_a_graph_that_no_run_has_seen(
+    cli: Cli, run: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    run = copied(run, tmp_path)
+    refused(cli("calibrate", run, "--graph", elsewhere), "--report")
+    refused(cli("calibrate", run, "--report", "valid"), "fitted to validation")
+    refused(cli("calibrate", run, "--report", "test"), "no split 'test'")
+    refused(cli("calibrate", run, "--report", "test", "--skip-header"), "go with --graph")
+    refused(cli("calibrate", run, "--report", "test", "--graph", "toy"), "was trained on")
+    assert not (run / FILE).exists(), "what is refused has fitted nothing"
+    done = cli("calibrate", run, "--report", "test", "--graph", elsewhere, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "no probabilities yet" in done.stderr
+    kept = (run / FILE).read_bytes()
+    found = json.loads(done.stdout)
+    test = load_graph(str(elsewhere)).splits["test"]
+    assert (found["graph"], found["split"], found["positives"]) == ("elsewhere", "test", len(test))
+    assert found["negatives"] > len(test)
+    assert found["ece_95"][0] <= found["ece_95"][1]
+    again = cli("calibrate", run, "--report", "test", "--graph", elsewhere, "-q")
+    assert f"{len(test)} test triples of elsewhere and {found['negatives']} negatives" in again.stdout
+    assert (run / FILE).read_bytes() == kept, "they are not fitted again"
+    few = kgmlm.measure_probabilities(run, graph=elsewhere, max_triples=3, progress=False)
+    assert few["positives"] == 3
+
+
+def test_triples_of_another_graph_are_asked_there(
+    cli: Cli, run: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    run = copied(run, tmp_path)
+    assert cli("calibrate", run, "-q").returncode == 0
+    other = load_graph(str(elsewhere))
+    there = other.labeled(other.splits["train"])[0]
+    asked = other.labeled(other.splits["test"])
+    file = table(tmp_path / "asked.tsv", there, *asked)
+    refused(cli("classify", run, file), "asked.tsv:1", "no entity has the label or name")
+    done = cli("classify", run, file, "--graph", elsewhere, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["known"] for row in rows] == [True] + [False] * len(asked)
+    assert all(0 < row["probability"] < 1 for row in rows[1:])
+    # Relations have other numbers in the other graph, and the same offsets.
+    turned = tmp_path / "turned"
+    shutil.copytree(elsewhere, turned)
+    with (turned / "train.tsv").open("a") as more:
+        more.write("new france\tadjoins\tnew paris\n")
+    assert load_graph(str(turned)).relations.index["capital"] != other.relations.index["capital"]
+    found = kgmlm.classify(run, asked, graph=turned, progress=False).probabilities
+    assert found == pytest.approx([row["probability"] for row in rows[1:]], rel=1e-3)
+    # What the run has learned is known there, too.
+    shared = tmp_path / "shared"
+    shutil.copytree(elsewhere, shared)
+    learned = known(run)
+    with (shared / "test.tsv").open("a") as more:
+        more.write("\t".join(learned) + "\n")
+    assert kgmlm.classify(run, [learned], graph=shared, progress=False).known.all()
+    with (shared / "train.tsv").open("a") as more:
+        more.write("new france\torbits\tnew paris\n")
+    strange = table(tmp_path / "strange.tsv", ("new paris", "orbits", "new france"))
+    refused(cli("classify", run, strange, "--graph", shared), "strange.tsv:1", "was not trained on", "orbits")
+    done = cli("classify", run, strange, "--graph", shared, "--allow-new-relations", "--json", "-q")
+    assert 0 < json.loads(done.stdout)["probability"] < 1
+
+
 def test_relations_of_a_pair_are_ranked(cli: Cli, run: Path, tmp_path: Path) -> None:
     run = copied(run, tmp_path)
     assert cli("calibrate", run, "-q").returncode == 0

@@ -70,6 +70,12 @@ def test_a_hidden_split_measures_precision(toy: KnowledgeGraph) -> None:
         assert row["precision"] == (pytest.approx(true[rows].mean()) if rows.any() else None)
         assert row["expected"] == (pytest.approx(best.probability[rows].mean()) if rows.any() else None)
     assert [row["listed"] for row in report["best"]] == [40, 40]
+    relations = [toy.relations.index[row["relation"]] for row in report["by relation"]]
+    assert relations == sorted(set(best.found.triples[:, 1].tolist()))
+    for relation, row in zip(relations, report["by relation"], strict=True):
+        rows = best.found.triples[:, 1] == relation
+        assert (row["listed"], row["true"]) == (rows.sum(), true[rows].sum())
+        assert row["expected"] == pytest.approx(best.probability[rows].mean())
     one = measured(best, toy, "test", np.array([0]))
     assert one["triples"] == (toy.splits["test"][:, 1] == 0).sum()
     with pytest.raises(DataError, match="no split 'dev'"):

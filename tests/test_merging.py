@@ -107,6 +107,40 @@ def test_probabilities_are_those_that_labels_were_drawn_by() -> None:
         assert found[some].mean() == pytest.approx(new.labels[some].mean(), abs=0.04)
 
 
+def test_scores_of_relations_have_their_own_units_and_some_say_nothing() -> None:
+    """Relation 0 is told apart by its scores, 1 by scores ten times as large, 2 by nothing."""
+
+    def drawn(seed: int) -> tuple[Examples, np.ndarray]:
+        some, _ = examples(30_000, seed)
+        some = replace(some, relations=some.relations % 3)
+        said = np.nanmean(some.features[:, :, 1], axis=1)
+        probability = 1 / (1 + np.exp(-np.where(some.relations == 2, -4.5, 4 * said - 4)))
+        units = np.where(some.relations > 0, 10.0, 1.0)[:, None, None]
+        labels = np.random.default_rng(seed + 10).random(len(said)) < probability
+        return replace(some, features=some.features * units, labels=labels), probability
+
+    fitted, _ = drawn(1)
+    new, probability = drawn(2)
+    found = of(Likely.fit(fitted, 3, 0.999), new)
+    for relation in range(3):
+        own = new.relations == relation
+        assert abs(found[own] - probability[own]).mean() < 0.02
+    for relation in (0, 1):
+        some = (new.relations == relation) & (found >= 0.5)
+        assert some.sum() > 500
+        assert found[some].mean() == pytest.approx(new.labels[some].mean(), abs=0.04)
+    assert found[new.relations == 2].max() < 0.2
+
+
+def test_a_relation_that_was_not_fitted_to_is_an_average_one() -> None:
+    fitted, _ = examples(30_000, 1)
+    new, _ = examples(3000, 2)
+    likely = Likely.fit(fitted[fitted.relations != 4], 5, 0.999)
+    found = of(likely, replace(new, relations=np.full(len(new.relations), 4)))
+    others = [of(likely, replace(new, relations=np.full(len(new.relations), r))).mean() for r in range(4)]
+    assert min(others) < found.mean() < max(others)
+
+
 @pytest.mark.parametrize("known", [0.0, 0.3, 0.6])
 def test_true_triples_that_nobody_has_labeled_are_no_false_ones(known: float) -> None:
     """Of the true triples 30 % are validation's, and some share is known and never listed."""

@@ -18,6 +18,7 @@ from kgmlm.cli.options import (
     Quiet,
     RunArgument,
     RuntimeOption,
+    SkipHeader,
 )
 from kgmlm.terminal import handled, print_json, tell
 
@@ -33,6 +34,14 @@ def classify(
             show_default=False,
         ),
     ],
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="Another dataset or folder that the triples are of: its entities compete, its training "
+            "triples are context.",
+            show_default=False,
+        ),
+    ] = None,
     entities: Annotated[
         Path | None,
         typer.Option(
@@ -84,6 +93,7 @@ def classify(
     found = job(
         run,
         triples,
+        graph=graph,
         entities=entities,
         entity_triples=entity_triples or (),
         allow_new_relations=allow_new_relations,
@@ -108,7 +118,10 @@ def classify(
 def calibrate(
     run: RunArgument,
     max_triples: Annotated[
-        int, typer.Option(min=0, max=MOST, help="A seeded sample of validation triples; 0 is all.")
+        int,
+        typer.Option(
+            min=0, max=MOST, help="A seeded sample of validation triples, or of --report; 0 is all."
+        ),
     ] = 1000,
     missing: Annotated[
         float,
@@ -118,6 +131,28 @@ def calibrate(
         ),
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of the sample and the negatives.")] = 0,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure the probabilities on this split, such as test, by fresh negatives. Those that are "
+            "there are not fitted again.",
+            show_default=False,
+        ),
+    ] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="With --report: of another dataset or folder, whose entities the run has never seen.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_seen_entities: Annotated[
+        bool, typer.Option("--allow-seen-entities", help="--graph may share entities with training.")
+    ] = False,
+    allow_new_relations: Annotated[
+        bool, typer.Option("--allow-new-relations", help="--graph may have relations that training has not.")
+    ] = False,
+    skip_header: SkipHeader = False,
     precision: Precision = "fp32",
     batch_size: BatchSize = 64,
     device: Device = None,
@@ -130,23 +165,33 @@ def calibrate(
     triples. `kgmlm tune` or further training makes them out of date, and this fits them again.
     """
     from kgmlm.jobs.classifying import calibrate as job
+    from kgmlm.jobs.classifying import measure_probabilities
+    from kgmlm.kg import ConfigError
     from kgmlm.watching import Bars
 
-    figures = job(
-        run,
-        max_triples=max_triples,
-        missing=missing,
-        seed=seed,
-        precision=precision,
-        batch_size=batch_size,
-        device=device,
-        progress=Bars(quiet),
-    )
+    watch = Bars(quiet)
+    if report is None:
+        if graph is not None or allow_seen_entities or allow_new_relations or skip_header:
+            raise ConfigError(
+                "--graph and what goes with it need --report, which names a split of that graph"
+            )
+        figures = job(
+            run, max_triples=max_triples, missing=missing, seed=seed, precision=precision,
+            batch_size=batch_size, device=device, progress=watch,
+        )  # fmt: skip
+        what = "validation triples"
+    else:
+        figures = measure_probabilities(
+            run, split=report, graph=graph, allow_seen_entities=allow_seen_entities,
+            allow_new_relations=allow_new_relations, skip_header=skip_header, max_triples=max_triples,
+            seed=seed, precision=precision, batch_size=batch_size, device=device, progress=watch,
+        )  # fmt: skip
+        what = f"{report} triples of {figures['graph']}"
     if as_json:
         print_json(figures)
         return
     print(
-        f"{figures['positives']:,} validation triples and {figures['negatives']:,} negatives, "
+        f"{figures['positives']:,} {what} and {figures['negatives']:,} negatives, "
         f"at equal shares: {told(figures)}"
     )
 

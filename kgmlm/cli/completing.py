@@ -182,6 +182,8 @@ def _print_report(report: dict[str, Any]) -> None:
         table.add_column(column, justify="right")
     rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"]]
     rows += [(f"best {row['listed']:,}", row) for row in report["best"]]
+    most = sorted(report["by relation"], key=lambda row: -row["listed"])[:10]
+    rows += [(row["relation"], row) for row in most]
     for name, row in rows:
         shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected")]
         table.add_row(name, f"{row['listed']:,}", f"{row['true']:,}", *shares)

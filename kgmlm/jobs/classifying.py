@@ -13,6 +13,7 @@ import numpy as np
 
 from kgmlm import runs
 from kgmlm.asking import Runtime, Way, read_entities
+from kgmlm.datasets import load_graph
 from kgmlm.jobs.writing import writes_run
 from kgmlm.kg import ConfigError, EntityTable, QueryError
 from kgmlm.packs import find_pack, is_unpacked
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.judging import Classified
     from kgmlm.kg import BoolArray, FloatArray, IntArray
+    from kgmlm.ranker import Ranker
 
 Labeled = tuple[str, str, str]  # head, relation, tail, by label or name
 TRIPLES = 1000  # of validation
@@ -71,10 +73,68 @@ def calibrate(
     return figures
 
 
+def measure_probabilities(
+    run: Run | str | Path,
+    *,
+    split: str = "test",
+    graph: str | Path | None = None,
+    allow_seen_entities: bool = False,
+    allow_new_relations: bool = False,
+    skip_header: bool = False,
+    max_triples: int = TRIPLES,
+    seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """Measure a run's probabilities on triples that they were not fitted to.
+
+    Those that :func:`calibrate` kept are measured; it is done first where it was not yet.
+
+    Args:
+        split: whose triples, with fresh negatives.
+        graph: of another dataset or folder, whose entities the run has never seen; its training triples are
+            context, and it is refused as :func:`~kgmlm.evaluate` refuses it.
+        allow_seen_entities, allow_new_relations: lift checks of ``graph``.
+        skip_header: leave out the first line of each of the graph's files of triples.
+        max_triples: a seeded sample of the split; 0 is all.
+
+    Returns:
+        The figures, as of :func:`kgmlm.reliability.measured`, with ``graph`` and ``split``.
+
+    Raises:
+        ConfigError: for options that do not go together, and for the split that was fitted to.
+        DataError: when the graph has no such split, or the run knows its answers.
+    """
+    if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
+        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
+    if graph is None and split in ("train", "valid"):
+        raise ConfigError(
+            f"probabilities are fitted to validation, so {split} says nothing of them; name test"
+        )
+    folder = runs.open_run(path_of(run))
+    watch = watcher_of(progress)
+    allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
+    asked = folder.graph if graph is None else _unseen(folder, graph, split, skip_header, allowed, watch)
+    asked.triples(split)  # is there, or this says so before the heavy work
+    calibration = _calibration(folder, precision, batch_size, device, watch)
+    from kgmlm.probabilities import measured_on
+
+    way = Way(rerank=0, retrieve=0, device=device, precision=precision)
+    with watch:
+        ranker = _ranker(folder, way, asked, batch_size, watch)
+        return measured_on(
+            calibration, ranker, asked, split, _numbers(folder.graph, asked),
+            most=max_triples, seed=seed, batch_size=batch_size, advance=watch,
+        )  # fmt: skip
+
+
 def classify(
     run: Run | str | Path,
     triples: str | Path | Sequence[Labeled],
     *,
+    graph: str | Path | None = None,
     entities: EntityTable | str | Path | None = None,
     entity_triples: Sequence[Labeled] | str | Path = (),
     allow_new_relations: bool = False,
@@ -95,6 +155,8 @@ def classify(
     Args:
         triples: (head, relation, tail) by label or name, or a file of them: three columns without a header,
             and perhaps a fourth, 1 for true and -1 or 0 for false, which is only compared with.
+        graph: another dataset or folder that the triples are of: its entities compete, its training triples
+            are context and count as known, as do those of the run. None is the run's own.
         entities: further entities that triples may have, a table or a file with columns label, name,
             description; they are read by their text.
         entity_triples: what is known of those, as of :meth:`kgmlm.run.Run.with_entities`.
@@ -113,16 +175,65 @@ def classify(
     _check_prior(prior)
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
+    folder = opened.folder
+    if graph is not None:
+        opened = Run(folder, opened.way, load_graph(str(graph)))
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or entity_triples:
         raise ConfigError("--entity-triples goes with --entities")
-    graph, ids = _resolved(opened, rows, lines, allow_new_relations)
+    asked, ids = _resolved(opened, rows, lines, allow_new_relations)
+    numbers = _numbers(folder.graph, asked)
+    if not allow_new_relations:
+        _check_relations(asked, ids, numbers, lines)
     watch = watcher_of(progress)
-    calibration = _calibration(opened.folder, precision, batch_size, device, watch)
+    calibration = _calibration(folder, precision, batch_size, device, watch)
+    learned = np.zeros(len(ids), np.bool_) if graph is None else _learned(folder.graph, asked, ids)
     way = _way(opened, precision, device, runtime)
-    known, features = _features(opened.folder, way, graph, ids, batch_size, watch)
-    return said(calibration, graph, ids, known, features, prior, relation_thresholds, labels)
+    known, features = _features(folder, way, asked, ids, batch_size, watch, learned)
+    return said(calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers)
+
+
+def _numbers(trained: KnowledgeGraph, graph: KnowledgeGraph) -> IntArray:
+    """The number that each relation of a graph has in a run's graph; -1 where it has none."""
+    return np.array([trained.relations.index.get(r.label, -1) for r in graph.relations], np.int64)
+
+
+def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, lines: tuple[str, int]) -> None:
+    """Refuse triples of a relation that the run was not trained on."""
+    if (unknown := np.flatnonzero(numbers[ids[:, 1]] < 0)).size:
+        relation, (what, first) = graph.relations[int(ids[unknown[0], 1])].label, lines
+        raise QueryError(
+            f"{what}{first + int(unknown[0])}: the run was not trained on the relation '{relation}'; "
+            "--allow-new-relations reads it from its name"
+        )
+
+
+def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
+    """Which triples of a graph a run's training has, by their labels."""
+    there = set(trained.labeled(trained.splits["train"]))
+    return np.array([triple in there for triple in graph.labeled(triples)], np.bool_)
+
+
+def _unseen(
+    folder: runs.RunFolder,
+    graph: str | Path,
+    split: str,
+    skip_header: bool,
+    allowed: dict[str, bool],
+    watch: Watcher,
+) -> KnowledgeGraph:
+    """Another graph, refused where the run knows its answers or what would count as unseen."""
+    from kgmlm.config import Protocol
+    from kgmlm.scope import Scope
+
+    earlier, gone = folder.past(False)
+    if gone:
+        watch.tell(
+            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
+        )
+    other, asked = load_graph(str(graph), skip_header=skip_header), Protocol(split=split, candidates="graph")
+    return Scope.inductive(folder.graph, other, asked, earlier=earlier, **allowed).graph
 
 
 def rank_relations(
@@ -196,6 +307,15 @@ def _way(run: Run, precision: Literal["fp32", "bf16"], device: str | None, runti
     return replace(asked.given(device=device, runtime=runtime), precision=precision)
 
 
+def _ranker(
+    folder: runs.RunFolder, way: Way, graph: KnowledgeGraph, batch_size: int, watch: Watcher
+) -> Ranker:
+    """The opened model over a graph, all entities read."""
+    ranker = way.ranker(folder, graph, watch.tell)
+    read_entities(ranker, watch, batch_size)
+    return ranker
+
+
 def _features(
     folder: runs.RunFolder,
     way: Way,
@@ -203,18 +323,26 @@ def _features(
     triples: IntArray,
     batch_size: int,
     watch: Watcher,
+    learned: BoolArray | None = None,
 ) -> tuple[BoolArray, FloatArray]:
-    """Which triples training has, and the features of the others."""
+    """Which triples training has, and the features of the others.
+
+    Args:
+        learned: which of them the run has learned on another graph.
+    """
     from kgmlm.calibration import FEATURES, SIDES
     from kgmlm.judging import features_of
     from kgmlm.probabilities import is_known
 
-    if (known := is_known(triples, graph.context.answers)).all():
-        return known, np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
-    ranker = way.ranker(folder, graph, watch.tell)
-    with watch:
-        read_entities(ranker, watch, batch_size)
-        return features_of(ranker, graph, triples, batch_size, partial(watch, "classifying"))
+    known = is_known(triples, graph.context.answers)
+    known = known if learned is None else known | learned
+    found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
+    if not known.all():
+        with watch:
+            ranker = _ranker(folder, way, graph, batch_size, watch)
+            advance = partial(watch, "classifying")
+            _, found[~known] = features_of(ranker, graph, triples[~known], batch_size, advance)
+    return known, found
 
 
 def _check_prior(prior: float) -> None:
