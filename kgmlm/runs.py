@@ -105,8 +105,11 @@ class RunFolder:
         files.write_json(self.path / "run.json", record)
         return replace(self, record=record)
 
-    def save_model(self, ranker: Ranker) -> None:
+    def save_model(self, ranker: Ranker, entities: bool = True) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
+
+        Args:
+            entities: False leaves the vectors of entities to :func:`kgmlm.entity_parts.read_entities`.
 
         The mixture that is saved with it is of the signals that come with the model. What is beside it, KGE
         and reranker, is not used until `kgmlm tune` has chosen how much it counts.
@@ -114,8 +117,10 @@ class RunFolder:
         from kgmlm.chosen import Chosen
         from kgmlm.saving import save_model
         from kgmlm.signals import beside
+        from kgmlm.signals.vector import Vector
 
-        own = [s for s in ranker.signals.values() if s.name not in beside()]
+        left = (*beside(), *([] if entities else [Vector.name]))
+        own = [s for s in ranker.signals.values() if s.name not in left]
         with files.atomic_folder(self.model_folder) as folder:
             for signal in own:
                 signal.save(folder / Path(signal.file).name)
@@ -125,6 +130,26 @@ class RunFolder:
             mixture = folder / Path(MIXTURE).name
             Chosen(ranker.mixture.without(*beside()), of=of).save(mixture)
             digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
+
+    @property
+    def unread(self) -> bool:
+        """Whether the model's entities are still to be read, since training does not read all of them."""
+        from kgmlm.signals.vector import Vector
+
+        known = digests.read_manifest(self.model_folder)
+        left = known is not None and Path(Vector.file).name not in known
+        return left and self.settings.vector.enabled and not (self.path / Vector.file).is_file()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the model's entities are still to be read, or its weights to be chosen among them."""
+        from kgmlm.chosen import fingerprints
+        from kgmlm.signals.vector import Vector
+
+        name = Vector.name
+        if not self.settings.vector.enabled or not (self.path / MIXTURE).is_file():
+            return False
+        return self.unread or self.chosen.of.get(name) != fingerprints(self.path).get(name)
 
     @property
     def chosen(self) -> Chosen:
@@ -253,6 +278,8 @@ class RunFolder:
         from kgmlm.signals import SIGNALS
 
         ranker = self.text_ranker(device)
+        if self.unread:
+            raise RunError(f"{self.path}: its entities are not read yet; `kgmlm tune {self.path}` reads them")
         for name, kind in SIGNALS.items():
             self.check(kind.file)
             if name not in but and (self.path / kind.file).is_file():

@@ -17,7 +17,7 @@ from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError
 from kgmlm.records import read_record
 from kgmlm.run import Run, path_of
-from kgmlm.upkeep import ENDED, RERANKER, has_reranker, is_blank
+from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
@@ -182,11 +182,15 @@ def choose(
         only_reranking: the weights of signals stay as they are.
     """
     from kgmlm.chosen import Chosen
+    from kgmlm.entity_parts import read_entities
     from kgmlm.mixture import Use
     from kgmlm.provenance import command
     from kgmlm.tuning import choose_reranking
     from kgmlm.tuning import tune as tune_all
 
+    if not only_reranking:
+        with watch:
+            read_entities(run, device, batch_size, partial(watch, "reading entities"))
     ranker: Ranker = run.ranker(device, rerank=False) if only_reranking else run.untuned(device)
     protocol = again = Protocol(split="valid", max_triples=max_triples or 0)
     if has_reranker(run.path):
@@ -214,6 +218,23 @@ def choose(
     by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **figures}}
     run.save_chosen(Chosen(mixture, use, by=by))
     return figures
+
+
+def complete_text(path: Path, watch: Watcher) -> None:
+    """Read all entities of a model whose training has read few of them, and choose its weights among all."""
+    from kgmlm.entity_parts import read_entities
+
+    run = runs.open_run(path)
+    if run.record["status"] not in TRAINED or not run.unfinished:
+        return
+    if "valid" not in run.graph.splits:
+        with watch:
+            read_entities(run, advance=partial(watch, "reading entities"))
+        run.save_chosen(run.chosen)
+        return
+    found = choose(run, run.settings.training.eval_triples, None, "fp32", 64, None, watch)
+    run.update(best_valid_mrr=found["text"]["mrr"])
+    watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
 
 
 def _check_add(run: runs.RunFolder, name: str | None, source: Run | str | Path | None) -> None:
