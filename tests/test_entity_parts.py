@@ -161,12 +161,12 @@ def test_parts_of_another_model_are_read_again(unread: Path, about: bytes) -> No
 
 def test_a_damaged_part_is_named(unread: Path) -> None:
     run = open_run(unread)
-    with pytest.raises(ZeroDivisionError):
-        read_entities(run, "cpu", advance=lambda n, total: 1 // (n - 8), size=8)
-    made = sorted((unread / FOLDER).glob("part-*.npy"))
-    assert not made
-    about = json.loads((unread / FOLDER / "about.json").read_text())
-    assert about["size"] == 8
+
+    def cut(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_entities(run, "cpu", advance=cut, size=8)
     (unread / FOLDER / "part-000001.npy").write_bytes(b"nothing")
     with pytest.raises(RunError, match=r"part-000001\.npy is damaged; remove it"):
         read_entities(run, "cpu", size=8)
