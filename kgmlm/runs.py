@@ -142,14 +142,16 @@ class RunFolder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the model's entities are still to be read, or its weights to be chosen among them."""
+        """Whether a model that was validated among few entities is still to be measured among all."""
         from kgmlm.chosen import fingerprints
         from kgmlm.signals.vector import Vector
 
-        name = Vector.name
-        if not self.settings.vector.enabled or not (self.path / MIXTURE).is_file():
+        few = self.settings.training.validated(len(self.graph.entities))
+        if not few or not (self.path / MIXTURE).is_file():
             return False
-        return self.unread or self.chosen.of.get(name) != fingerprints(self.path).get(name)
+        chosen, now = self.chosen, fingerprints(self.path)
+        stale = chosen.of.get(Vector.name) != now.get(Vector.name)
+        return self.unread or stale or ("valid" in self.graph.splits and not chosen.by)
 
     @property
     def chosen(self) -> Chosen:

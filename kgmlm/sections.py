@@ -130,7 +130,8 @@ class VectorSettings(Strict):
         0.0,
         ge=0,
         description="Peak learning rate of a residual per seen entity: what its text does not say. 0: none. "
-        "Works best with `memory` as large as the graph; entities never seen have no residual.",
+        "Works best with `memory` as large as the graph; entities never seen have no residual. Needs "
+        "validation among all entities: of more than 50,000, set `training.eval_candidates` to 0.",
     )
 
 
@@ -251,7 +252,7 @@ class RerankingSettings(Strict):
 
 
 ALL = 50_000  # entities up to which `auto` leaves none out
-SAMPLED, ASKED = 8192, 10_000  # of more: candidates of a step, and of validation in training
+SAMPLED, ASKED = 2**15, 10_000  # of more: candidates of a step, and of validation in training
 
 
 class TrainingSettings(Strict):
@@ -259,7 +260,7 @@ class TrainingSettings(Strict):
 
     objective: Literal["entity", "token", "masked", "rerank"] = Field(
         "entity",
-        description="`entity`: softmax over all training entities, every true answer a target. `token`: the "
+        description="`entity`: softmax over training entities, every true answer a target. `token`: the "
         "paper's cross-entropy on the answer's tokens. `masked`: adapt the model to the graph's texts "
         "before another run. `rerank`: used by `kgmlm rerank`.",
     )
@@ -273,7 +274,7 @@ class TrainingSettings(Strict):
         "auto",
         description="Entities that a step of the objective `entity` scores beside the answers and entities "
         "of its own queries: half of them recent answers, the others drawn, each standing for as many as "
-        "were not drawn. 0: all training entities. `auto`: all up to 50,000, of more 8192.",
+        "were not drawn. 0: all training entities. `auto`: all up to 50,000, of more 32768.",
     )
     own_entity: Literal["negative", "left out"] = Field(
         "left out",

@@ -142,7 +142,7 @@ def test_who_is_killed_in_the_midst_of_reading_goes_on_there(
     assert not run.unread
     assert run.unfinished, "weights were chosen for no vectors"
     fresh = run.text_ranker("cpu")
-    run.save_chosen(run.chosen)
+    run.save_chosen(replace(run.chosen, by={"command": "kgmlm tune"}))
     opened = open_run(unread, verify=True).ranker("cpu")
     torch.testing.assert_close(vectors_of(opened), vectors_of(fresh), atol=1e-5, rtol=1e-5)
     assert not run.unfinished
@@ -176,6 +176,14 @@ def test_residuals_need_all_entities(toy: KnowledgeGraph, tmp_path: Path) -> Non
     chosen = settings(*VECTORS, "vector.residual_rate=0.1", "training.eval_candidates=5")
     with pytest.raises(ConfigError, match=r"set it to 0, or training\.eval_candidates to 0"):
         start_run(tmp_path / "run", toy, "scratch", chosen)
+
+
+@pytest.mark.slow
+def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None:
+    run = kgmlm.train("toy", "scratch", tmp_path / "run", epochs=1, progress=False, eval_candidates=5, **TINY)
+    found = run.folder.chosen.by["valid"]["text"]["mrr"]
+    _, figures = weigh_text(run.folder.untuned("cpu"), run.folder.graph, Protocol(split="valid"))
+    assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["mrr"])
 
 
 @pytest.mark.slow

@@ -221,20 +221,27 @@ def choose(
 
 
 def complete_text(path: Path, watch: Watcher) -> None:
-    """Read all entities of a model whose training has read few of them, and choose its weights among all."""
+    """Read all entities of a model that was validated among few, and choose and measure among all.
+
+    Args:
+        path: of a run that has been trained, or interrupted.
+    """
     from kgmlm.entity_parts import read_entities
 
     run = runs.open_run(path)
-    if run.record["status"] not in TRAINED or not run.unfinished:
+    training = run.settings.training
+    trained = run.record["status"] in TRAINED and (run.path / runs.MIXTURE).is_file()
+    if not trained or not training.validated(len(run.graph.entities)):
         return
     if "valid" not in run.graph.splits:
         with watch:
             read_entities(run, advance=partial(watch, "reading entities"))
         run.save_chosen(run.chosen)
         return
-    found = choose(run, run.settings.training.eval_triples, None, "fp32", 64, None, watch)
-    run.update(best_valid_mrr=found["text"]["mrr"])
-    watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
+    if run.unfinished:
+        found = choose(run, training.eval_triples, None, "fp32", 64, None, watch)
+        watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
+    run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
 
 
 def _check_add(run: runs.RunFolder, name: str | None, source: Run | str | Path | None) -> None:

@@ -287,7 +287,7 @@ class EntityLosses(RankingLosses):
         sampled = Sampled.of(always, drawn.others, self.seen)
         columns = sampled.columns
         at, column = columns.answers(self.answers, rows)
-        log_weight_BM = np.tile(sampled.log_weight_M, (len(rows), 1))
+        log_weight_BM = np.tile(sampled.log_weight_M.astype(np.float32), (len(rows), 1))
         # Of a hub's answers those that are there stand for all.
         there_B = np.bincount(at, minlength=len(rows))
         all_B = self.answers.offsets[rows + 1] - self.answers.offsets[rows]
@@ -299,7 +299,7 @@ class EntityLosses(RankingLosses):
             self._places(at, column),
             self.settings.temperature,
             self._left_out(rows, columns),
-            torch.from_numpy(log_weight_BM.astype(np.float32)).to(scores_BM.device),
+            torch.from_numpy(log_weight_BM).to(scores_BM.device),
         )
 
     def state(self) -> dict[str, torch.Tensor]:
