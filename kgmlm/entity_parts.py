@@ -18,7 +18,7 @@ import numpy as np
 from kgmlm import digests, files
 from kgmlm.arrays import numpy
 from kgmlm.kg import RunError
-from kgmlm.runs import RunFolder
+from kgmlm.runs import RunFolder, unread
 from kgmlm.signals.vector import Vector
 
 FOLDER = "entities"  # in a run, while its entities are read
@@ -43,7 +43,7 @@ def read_entities(
     """
     folder = run.path / FOLDER
     files.refuse_link(folder)
-    if run.unread:
+    if unread(run):
         parts = _parts(run, folder, size, device, batch_size, advance)
         file = run.path / Vector.file
         keep = partial(digests.write_manifest, run.model_folder)

@@ -211,7 +211,7 @@ def _resume(
 
     if dataset is not None and not load_graph(str(dataset), skip_header=skip_header).same(run.graph):
         raise RunError(f"{output} was begun with another graph than '{dataset}'")
-    if run.record["status"] in upkeep.ENDED and (run.unfinished or stages_left(run)):
+    if run.record["status"] in upkeep.ENDED and (runs.unfinished(run) or stages_left(run)):
         return run, None
     run, ranker = resume_run(output)
     checkpoint = latest_checkpoint(output)

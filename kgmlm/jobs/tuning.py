@@ -238,7 +238,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
             read_entities(run, advance=partial(watch, "reading entities"))
         run.save_chosen(run.chosen)
         return
-    if run.unfinished:
+    if runs.unfinished(run):
         found = choose(run, training.eval_triples, None, "fp32", 64, None, watch)
         watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
     run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
