@@ -174,7 +174,7 @@ class Reader:
 
 
 class EntityVectors:
-    """Unit vectors of all entities of a reader's graph, each read once, when they are first asked for.
+    """Unit vectors of entities of a reader's graph, each read once, when it is first asked for.
 
     Attributes:
         residuals: added to the vectors read from entities' texts while they are trained; saved vectors have
@@ -232,19 +232,37 @@ class EntityVectors:
     @property
     def unread(self) -> int:
         """How many entities' texts :meth:`read` would read."""
-        return len(self._read_N) - int(self._read_N.sum())
+        return self.unread_of(None)
 
-    def read(self, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None) -> None:
-        """Read the vectors of all entities that have none yet: one forward pass each.
+    def unread_of(self, ids: IntArray | None) -> int:
+        """The same of some entities that all differ; None is all."""
+        read = self._read_N if ids is None else self._read_N[ids]
+        return len(read) - int(read.sum())
+
+    def of(self, ids: IntArray) -> Array:
+        """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
+        if not self._read_N[ids].all():
+            self.read(ids=np.unique(ids))
+        assert self._vectors_ND is not None
+        return self._vectors_ND[like(ids, self._vectors_ND)]
+
+    def read(
+        self,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+        ids: IntArray | None = None,
+    ) -> None:
+        """Read the vectors of entities that have none yet: one forward pass each.
 
         Args:
             advance: called with the number of entities done, for progress bars.
+            ids: which entities, all different; None is all.
         """
         model = self.reader.model
         model.eval()
         if self._vectors_ND is None:
             self._vectors_ND = self._none()
-        missing = np.flatnonzero(~self._read_N)
+        missing = np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
@@ -254,4 +272,4 @@ class EntityVectors:
                     read = vectors if self.residuals is None else self.residuals(ids, vectors)
                     self._vectors_ND[ids] = read
                 advance(len(rows))
-        self._read_N[:] = True
+            self._read_N[part] = True

@@ -17,6 +17,7 @@ import numpy as np
 from kgmlm.config import Settings, Stage, as_settings, load_settings, override
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
+from kgmlm.sections import ALL, ASKED, SAMPLED
 
 Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
 PRESETS: tuple[str, ...] = get_args(Preset)
@@ -193,6 +194,17 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
         64 if shape.described > 0.1 else 48,
         f"{shape.described:.0%} of the entities have a description",
     )
+    many: dict[str, int] = {}
+    if shape.entities > ALL:
+        count = f"{shape.entities:,} entities"
+        many["candidates"] = because(
+            "training.candidates", SAMPLED, f"{count}: the softmax of a step goes over a sample of them"
+        )
+        many["eval_candidates"] = because(
+            "training.eval_candidates",
+            ASKED,
+            f"{count}: validation in training ranks among a sample, and all are read once at the end",
+        )
     return {
         "text": {"neighbors": 4, "max_length": long},
         "scoring": {"end_of_name": True},
@@ -209,6 +221,7 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             "epochs": epochs,
             "eval_triples": 1000,
             "distillation": 0.0 if preset == "quick" else 1.0,
+            **many,
             **({} if scratch else {"dropout": 0.0}),
         },
     }, reasons

@@ -105,7 +105,7 @@ class RunFolder:
         files.write_json(self.path / "run.json", record)
         return replace(self, record=record)
 
-    def save_model(self, ranker: Ranker) -> None:
+    def save_model(self, ranker: Ranker, entities: bool = True) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
 
         The mixture that is saved with it is of the signals that come with the model. What is beside it, KGE
@@ -113,9 +113,8 @@ class RunFolder:
         """
         from kgmlm.chosen import Chosen
         from kgmlm.saving import save_model
-        from kgmlm.signals import beside
 
-        own = [s for s in ranker.signals.values() if s.name not in beside()]
+        own = [s for s in ranker.signals.values() if s.name not in _elsewhere(entities)]
         with files.atomic_folder(self.model_folder) as folder:
             for signal in own:
                 signal.save(folder / Path(signal.file).name)
@@ -123,7 +122,7 @@ class RunFolder:
             known = digests.of_folder(folder)
             of = {signal.name: digests.sha(known, Path(signal.file).name, folder) for signal in own}
             mixture = folder / Path(MIXTURE).name
-            Chosen(ranker.mixture.without(*beside()), of=of).save(mixture)
+            Chosen(ranker.mixture.without(*_elsewhere()), of=of).save(mixture)
             digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
 
     @property
@@ -258,7 +257,7 @@ class RunFolder:
             if name not in but and (self.path / kind.file).is_file():
                 ranker = ranker.with_signal(kind.open(self.path / kind.file, self.graph, ranker.reader))
             elif name in ranker.signals and name not in but:
-                raise RunError(f"{self.path / kind.file} is missing; it belongs to the model beside it")
+                raise _missing(self, kind.file)
         return ranker
 
     def ranker(
@@ -313,6 +312,42 @@ class RunFolder:
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
         return Reranking(reranker, use, unit("vector", self.settings))
+
+
+def unread(run: RunFolder) -> bool:
+    """Whether the model's entities are still to be read, since training does not read all of them."""
+    from kgmlm.signals.vector import Vector
+
+    known = digests.read_manifest(run.model_folder)
+    left = known is not None and Path(Vector.file).name not in known
+    return left and run.settings.vector.enabled and not (run.path / Vector.file).is_file()
+
+
+def _missing(run: RunFolder, file: str) -> RunError:
+    """Of a signal that comes with the model: not read yet, or lost."""
+    if unread(run):
+        return RunError(f"{run.path}: its entities are not read yet; `kgmlm tune {run.path}` reads them")
+    return RunError(f"{run.path / file} is missing; it belongs to the model beside it")
+
+
+def _elsewhere(entities: bool = True) -> tuple[str, ...]:
+    """Signals that are not saved with the model; False leaves out its entities' vectors, too."""
+    from kgmlm.signals import beside
+
+    return (*beside(), *(() if entities else ("vector",)))
+
+
+def unfinished(run: RunFolder) -> bool:
+    """Whether a model that was validated among few entities is still to be measured among all."""
+    from kgmlm.chosen import fingerprints
+    from kgmlm.signals.vector import Vector
+
+    few = run.settings.training.validated(len(run.graph.entities))
+    if not few or not (run.path / MIXTURE).is_file():
+        return False
+    chosen, now = run.chosen, fingerprints(run.path)
+    stale = chosen.of.get(Vector.name) != now.get(Vector.name)
+    return unread(run) or stale or ("valid" in run.graph.splits and not chosen.by)
 
 
 def create_run(

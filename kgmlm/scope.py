@@ -36,8 +36,9 @@ class Scope:
     @classmethod
     def of(cls, graph: KnowledgeGraph, earlier: Sequence[KnowledgeGraph] = ()) -> Scope:
         """The graph that the model was trained on; what ``earlier`` graphs have was seen, too."""
-        known = _seen(earlier)
-        seen_N = graph.seen_N | np.array([x in known for x in graph.entities.column("label")], np.bool_)
+        seen_N = graph.seen_N
+        if known := _seen(earlier):
+            seen_N = seen_N | np.array([x in known for x in graph.entities.column("label")], np.bool_)
         return cls(graph, seen_N, np.ones(len(graph.entities), np.bool_), earlier=earlier)
 
     @classmethod

@@ -238,7 +238,10 @@ def token_log_probs(
 
 
 def entity_loss(
-    scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tensor], temperature: float
+    scores_BN: torch.Tensor,
+    answers: tuple[torch.Tensor, torch.Tensor],
+    temperature: float,
+    log_weight_BN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cross-entropy of a softmax over entities, all true answers of a query as equal targets.
 
@@ -246,9 +249,14 @@ def entity_loss(
         scores_BN: scores of the *training* entities; no other entity may be a negative.
         answers: (row, column) of every true answer; each row has one at least.
         temperature: scores are divided by it.
+        log_weight_BN: of a sample of entities, the logarithm of how many each stands for in the softmax.
     """
     rows, columns = answers
-    log_probs_BN = (scores_BN / temperature).log_softmax(1)
+    scaled_BN = scores_BN / temperature
+    if log_weight_BN is None:
+        log_probs_BN = scaled_BN.log_softmax(1)
+    else:
+        log_probs_BN = scaled_BN - (scaled_BN + log_weight_BN).logsumexp(1, keepdim=True)
     counts_B = torch.bincount(rows, minlength=len(scores_BN))
     return -(log_probs_BN[rows, columns] / counts_B[rows]).sum() / len(scores_BN)
 
@@ -264,6 +272,7 @@ def distillation_loss(
     taught_BN: torch.Tensor,
     answers: tuple[torch.Tensor, torch.Tensor],
     temperature: float,
+    log_weight_BN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """How far a softmax over the entities that are no answers is from that of a teacher.
 
@@ -275,12 +284,15 @@ def distillation_loss(
         taught_BN: the teacher's logits of the same candidates.
         answers: (row, column) of every true answer.
         temperature: scores are divided by it; the teacher's logits are not.
+        log_weight_BN: as of :func:`entity_loss`.
     """
     known_BN = torch.zeros_like(scores_BN, dtype=torch.bool)
     known_BN[answers] = True
     nothing = torch.finfo(scores_BN.dtype).min / 2  # finite: zero times infinity is no number
     ours_BN, teachers_BN = (
-        values_BN.masked_fill(known_BN, nothing).log_softmax(1)
+        (values_BN if log_weight_BN is None else values_BN + log_weight_BN)
+        .masked_fill(known_BN, nothing)
+        .log_softmax(1)
         for values_BN in (scores_BN / temperature, taught_BN)
     )
     return torch.nn.functional.kl_div(ours_BN, teachers_BN, reduction="batchmean", log_target=True)

@@ -130,7 +130,8 @@ class VectorSettings(Strict):
         0.0,
         ge=0,
         description="Peak learning rate of a residual per seen entity: what its text does not say. 0: none. "
-        "Works best with `memory` as large as the graph; entities never seen have no residual.",
+        "Works best with `memory` as large as the graph; entities never seen have no residual. Needs "
+        "validation among all entities: of more than 50,000, set `training.eval_candidates` to 0.",
     )
 
 
@@ -250,12 +251,16 @@ class RerankingSettings(Strict):
     )
 
 
+ALL = 50_000  # entities up to which `auto` leaves none out
+SAMPLED, ASKED = 2**15, 10_000  # of more: candidates of a step, and of validation in training
+
+
 class TrainingSettings(Strict):
     """The training loop."""
 
     objective: Literal["entity", "token", "masked", "rerank"] = Field(
         "entity",
-        description="`entity`: softmax over all training entities, every true answer a target. `token`: the "
+        description="`entity`: softmax over training entities, every true answer a target. `token`: the "
         "paper's cross-entropy on the answer's tokens. `masked`: adapt the model to the graph's texts "
         "before another run. `rerank`: used by `kgmlm rerank`.",
     )
@@ -265,6 +270,12 @@ class TrainingSettings(Strict):
         "evaluation does. Try `triples` on graphs with hubs, such as FB15k-237; epochs are longer.",
     )
     temperature: float = Field(0.25, gt=0, description="The objective `entity` divides scores by this.")
+    candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Entities that a step of the objective `entity` scores beside the answers and entities "
+        "of its own queries: half of them recent answers, the others drawn, each standing for as many as "
+        "were not drawn. 0: all training entities. `auto`: all up to 50,000, of more 32768.",
+    )
     own_entity: Literal["negative", "left out"] = Field(
         "left out",
         description="The query's own entity, in relations where it cannot be the answer: `left out` of the "
@@ -316,6 +327,12 @@ class TrainingSettings(Strict):
     eval_triples: int = Field(
         500, ge=0, description="Validation triples to sample each time; 0: all of them."
     )
+    eval_candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Entities that validation in training ranks among, drawn once, beside the answers of "
+        "its triples; its MRR is then higher than among all. 0: all entities. `auto`: all up to 50,000, of "
+        "more 10,000.",
+    )
     patience: int = Field(
         0, ge=0, description="Stop after this many validations without a better MRR; 0: never."
     )
@@ -327,4 +344,18 @@ class TrainingSettings(Strict):
         description="Precision of matrix products; weights, sums and losses stay fp32. `auto`: bf16 where "
         "the GPU or CPU has units for it, else fp32. Resuming is bit-exact in fp32.",
     )
-    seed: Seed = Field(0, description="Seed of initial weights, batches and dropout.")
+    seed: Seed = Field(0, description="Seed of initial weights, batches, samples and dropout.")
+
+    def sampled(self, seen: int) -> int:
+        """How many of so many training entities a step scores beside those of its queries; 0 is all."""
+        return _fewer(self.candidates, SAMPLED, seen)
+
+    def validated(self, entities: int) -> int:
+        """How many of so many entities validation in training ranks among; 0 is all."""
+        return _fewer(self.eval_candidates, ASKED, entities)
+
+
+def _fewer(chosen: int | Literal["auto"], usual: int, among: int) -> int:
+    """How many of some entities are taken; 0 is all of them."""
+    count = (usual if among > ALL else 0) if chosen == "auto" else chosen
+    return count if count < among else 0

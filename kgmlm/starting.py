@@ -15,7 +15,7 @@ from kgmlm import digests
 from kgmlm.checkpoints import latest_checkpoint
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import RunError
+from kgmlm.kg import ConfigError, RunError
 from kgmlm.machine import only_cpu
 from kgmlm.modeling import create_model, load_model
 from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
@@ -86,6 +86,7 @@ def start_run(
     from accelerate import PartialState
 
     check_distillation(settings.training)
+    _check_residuals(graph, settings)
     distillation = settings.training.distillation
 
     # All wait while one of several processes trains the teacher.
@@ -130,6 +131,20 @@ def start_run(
         )
     processes.wait_for_everyone()
     return run if processes.is_main_process else open_run(path), ranker
+
+
+def _check_residuals(graph: KnowledgeGraph, settings: Settings) -> None:
+    """Refuse residuals where training does not read all entities: a model is saved without their vectors.
+
+    Raises:
+        ConfigError: saying what to set.
+    """
+    few = settings.training.validated(len(graph.entities))
+    if few and settings.vector.enabled and settings.vector.residual_rate:
+        raise ConfigError(
+            f"vector.residual_rate needs validation to read all {len(graph.entities):,} entities, but it "
+            f"reads {few:,}; set it to 0, or training.eval_candidates to 0"
+        )
 
 
 def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker]:

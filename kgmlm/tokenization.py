@@ -132,7 +132,7 @@ class Candidates:
 
     def take(self, rows: IntArray) -> Candidates:
         """Some of the names, in the order asked for."""
-        lengths = self.lengths_N[rows]
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         token_ids = self.token_ids[np.repeat(self.offsets[rows], lengths) + within]

@@ -169,6 +169,8 @@ class _Training:
     ) -> None:
         self.run, self.ranker, self.settings = run, ranker, run.settings.training
         self.accelerator, self.validate, self.reporter = accelerator, validate, reporter
+        # Else whoever called reads them at the end.
+        self.reads_all = not self.settings.validated(len(run.graph.entities))
         self.model = _placed(ranker.reader.model, self.settings, accelerator)
         share = (accelerator.process_index, accelerator.num_processes)
         teacher = _teacher(run, accelerator.device)
@@ -223,7 +225,7 @@ class _Training:
             self.save()
         if self.validate is None and status != "interrupted" and self.accelerator.is_main_process:
             self._forget()
-            self.run.save_model(self.ranker)
+            self.run.save_model(self.ranker, self.reads_all)
         return status
 
     def _steps(self, caught: list[int]) -> Status:
@@ -298,7 +300,7 @@ class _Training:
         better = state.best_mrr is None or mrr > state.best_mrr or keeps_last
         keep = better if chooses else state.best_mrr is None or keeps_last
         if keep and self.accelerator.is_main_process:
-            self.run.save_model(self.ranker.but(mixture=mixture))
+            self.run.save_model(self.ranker.but(mixture=mixture), self.reads_all)
         if chooses:
             state.bad_validations = 0 if better else state.bad_validations + 1
             state.best_mrr = mrr if better else state.best_mrr

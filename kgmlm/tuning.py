@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from kgmlm.config import Protocol
-from kgmlm.evaluation import Asked, View, evaluate
-from kgmlm.first_stage import MAX_SCORES, Said, unit
+from kgmlm.contest import Contest
+from kgmlm.evaluation import Asked
+from kgmlm.first_stage import Said, unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, ConfigError, FloatArray, IntArray, Queries
 from kgmlm.metrics import Ranks, check_finite
 from kgmlm.mixture import LIMIT, Mixture, Use
 from kgmlm.ranker import Ranker
 from kgmlm.reranking import best_of
-from kgmlm.scope import Scope, within
 from kgmlm.signals import SIGNALS
 from kgmlm.watching import Advance, Watcher
 
@@ -59,10 +59,19 @@ def _check_choice(protocol: Protocol) -> None:
         raise ConfigError("what is chosen on validation must not know the test triples: leave 'test' out")
 
 
+def _contest(graph: KnowledgeGraph, protocol: Protocol, among: int = 0) -> Contest:
+    """What is asked to choose by.
+
+    Raises:
+        ConfigError: when test triples are asked or filtered.
+    """
+    _check_choice(protocol)
+    return Contest.of(graph, protocol, among)
+
+
 def _ranked_by(
     ranker: Ranker,
-    graph: KnowledgeGraph,
-    protocol: Protocol,
+    contest: Contest,
     count: int,
     score: Callable[[Queries, IntArray, Said], Iterable[torch.Tensor]],
     advance: Callable[[int, int], None],
@@ -77,45 +86,32 @@ def _ranked_by(
         count: how many ways there are.
         score: scores ``(d, N)`` by each, of some of the distinct queries, their rows, and what signals say.
         by: which signals are asked; None is those that count.
-
-    Raises:
-        ConfigError: when test triples are asked or filtered.
     """
-    _check_choice(protocol)
-    scope = Scope.of(graph)
-    member_N = scope.members(protocol)
-    triples = within(scope.sampled(protocol), member_N, protocol)
-    asked = Asked.of(triples, graph, protocol)
-    views = [View.of(member_N, triples) for _ in range(count)]
-    distinct = asked.distinct
-    for rows, _, said in ranker.said(distinct, batch_size=batch_size, by=by):
-        split = [
-            (at, group, asked.known.lookup(asked.queries[at]))
-            for at, group in asked.in_parts(rows, MAX_SCORES // len(graph.entities))
-        ]
+    views = [contest.view() for _ in range(count)]
+    distinct, pool = contest.asked.distinct, ranker.pool(contest.ids)
+    for rows, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=by):
+        groups = list(contest.groups(rows))
         for view, scores_dN in zip(views, score(distinct[rows], rows, said), strict=True):
-            for at, group, known in split:
-                source = torch.from_numpy(group).to(scores_dN.device)
-                view.rank(scores_dN[source], at, asked.answers[at], known)
+            for group in groups:
+                group.rank(view, scores_dN)
         advance(len(rows), len(distinct))
-    return asked, [view.result() for view in views]
+    return contest.asked, [view.result() for view in views]
 
 
 def _by_mixtures(
     ranker: Ranker,
-    graph: KnowledgeGraph,
-    protocol: Protocol,
+    contest: Contest,
     tried: Sequence[Mixture],
     advance: Advance,
     batch_size: int = 64,
 ) -> tuple[Queries, list[Ranks]]:
     """Queries, and their ranks under several mixtures."""
+    pool = ranker.pool(contest.ids)
     asked, ranks = _ranked_by(
         ranker,
-        graph,
-        protocol,
+        contest,
         len(tried),
-        lambda queries, rows, said: (ranker.combined(queries, said, mixture=m) for m in tried),
+        lambda queries, rows, said: (ranker.combined(queries, said, pool, m) for m in tried),
         partial(advance, "validating"),
         batch_size,
         tuple(dict.fromkeys(name for mixture in tried for name in mixture.signals)),
@@ -240,8 +236,7 @@ def _weigh_signal(
 
     asked, ranks = _ranked_by(
         ranker,
-        graph,
-        protocol,
+        _contest(graph, protocol),
         len(others) * len(values) + 1,
         score,
         partial(advance, "validating"),
@@ -314,7 +309,8 @@ def choose_reranking(
         for use in tried[1:]:
             yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
 
-    asked, ranks = _ranked_by(ranker, graph, protocol, len(tried), score, partial(advance, "reranking"))
+    contest = _contest(graph, protocol)
+    asked, ranks = _ranked_by(ranker, contest, len(tried), score, partial(advance, "reranking"))
     held_B = np.zeros(len(asked.queries), np.bool_)
     for rows, ids_dK in held:
         at, group = asked.of_groups(rows)
@@ -332,7 +328,7 @@ def choose_reranking(
 
 
 def weigh_text(
-    ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol, advance: Advance = silent
+    ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol, advance: Advance = silent, among: int = 0
 ) -> tuple[Mixture, dict[str, float]]:
     """Choose how much likelihood and entity vectors count, and measure the run's own graph so.
 
@@ -341,6 +337,7 @@ def weigh_text(
 
     Args:
         advance: called with (what is being done, how many just were, how many there are).
+        among: rank among the answers and so many other entities, and read no others; 0 is all.
 
     Raises:
         ConfigError: when the protocol asks or filters test triples.
@@ -351,29 +348,29 @@ def weigh_text(
         ``mrr_...`` of ``likelihood`` and ``vector``: the average weights, and the MRR of each alone; and
         ``mrr_one_weight``, with one weight for all relations.
     """
-    folds, figures = _weigh_text(ranker, graph, protocol, advance)
+    folds, figures = _weigh_text(ranker, graph, protocol, advance, among)
     return folds.whole, figures
 
 
 def _weigh_text(
-    ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol, advance: Advance
+    ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol, advance: Advance, among: int = 0
 ) -> tuple[Folds, dict[str, float]]:
     """:func:`weigh_text`, and what each half of the triples chooses."""
-    _check_choice(protocol)
+    contest = _contest(graph, protocol, among)
+    sampled = {} if contest.ids is None else {"candidates": float(contest.width)}
     if ranker.vectors is None:
-        text = ranker.but(mixture=ranker.mixture.only("likelihood"))
-        found = evaluate(text, graph, protocol, advance=partial(advance, "validating")).report["metrics"]
-        hits = {f"hits_at_{k}": found[f"both.realistic.hits_at_{k}"] for k in (1, 10)}
-        return Folds.same(text.mixture), {"mrr": found["mrr"], **hits}
+        text = ranker.mixture.only("likelihood")
+        ranks = _by_mixtures(ranker, contest, [text], advance)[1][0]
+        return Folds.same(text), {**_figures(1 / ranks.of_type("realistic")), **sampled}
     one = unit("vector", ranker.reader.settings)
     relations = len(graph.relations)
     values = [0.0, *(one * x for x in WEIGHTS_TRIED)]
     tried = [Mixture.even({"likelihood": 1.0, "vector": value}, relations) for value in values]
     alone = Mixture.even({"likelihood": 0.0, "vector": 1.0}, relations)
-    unread = ranker.vectors.unread
-    ranker.vectors.read(advance=lambda n: advance("reading entities", n, unread))
-    queries, ranks = _by_mixtures(ranker, graph, protocol, [*tried, alone], advance)
-    reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
+    unread = ranker.vectors.unread_of(contest.ids)
+    ranker.vectors.read(advance=lambda n: advance("reading entities", n, unread), ids=contest.ids)
+    queries, found = _by_mixtures(ranker, contest, [*tried, alone], advance)
+    reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in found])
 
     def best(of_B: BoolArray) -> IntArray | None:
         """For each relation and side; None where vectors alone are better."""
@@ -399,6 +396,7 @@ def _weigh_text(
     folds, mean_W = Folds(*map(mixed, _halves(len(queries)))), reciprocal_WB.mean(1)
     return folds, {
         **_figures(_measured(reciprocal_WB, choose)),
+        **sampled,
         "weight_likelihood": folds.whole.averages["likelihood"],
         "weight_vector": folds.whole.averages["vector"],
         "mrr_one_weight": float(_measured(reciprocal_WB, _best_for_all(reciprocal_WB)).mean()),

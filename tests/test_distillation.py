@@ -63,7 +63,7 @@ def test_every_softmax_over_entities_is_taught(
             found: torch.Tensor = super().score(reading, pool)
             return found
 
-    teacher = Counting(**vars(kge))
+    teacher = Counting(kge.entities_SD, kge.relations_RD, kge.rows_N, kge.relation_rows)
     for distillation in (0.0, 1.0, 3.0):
         chosen = TrainingSettings(batch_size=8, distillation=distillation)
         stream, losses = objective(ranker, toy, chosen, (0, 1), teacher=teacher if distillation else None)

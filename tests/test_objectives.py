@@ -19,6 +19,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.tokenization import MaskedBatch, MaskedTexts
 
 REGISTRY = OBJECTIVES
+SAMPLED = [*((name, {}) for name in REGISTRY), ("entity", {"candidates": 8})]
 VECTOR = VectorSettings(
     enabled=True, residual_rate=0.01
 )  # a memory and residuals, where an objective has them
@@ -101,18 +102,21 @@ def test_settings_name_exactly_the_objectives_that_there_are() -> None:
     assert get_args(TrainingSettings.model_fields["objective"].annotation) == tuple(OBJECTIVES)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_a_stream_is_a_function_of_seed_and_position(task_of: Callable[..., Task], name: str) -> None:
-    stream = OBJECTIVES[name].stream(task_of(name, seed=3))
+@pytest.mark.parametrize(("name", "values"), SAMPLED)
+def test_a_stream_is_a_function_of_seed_and_position(
+    task_of: Callable[..., Task], name: str, values: dict[str, int]
+) -> None:
+    stream = OBJECTIVES[name].stream(task_of(name, seed=3, **values))
     whole = list(stream.from_position(0))
     assert len(whole) == 2 * stream.per_epoch
     assert not same(whole[0], whole[1])
     assert not same(whole[0], whole[stream.per_epoch])
-    again = OBJECTIVES[name].stream(task_of(name, seed=3))
+    again = OBJECTIVES[name].stream(task_of(name, seed=3, **values))
     for position in (1, stream.per_epoch - 1, stream.per_epoch, stream.per_epoch + 3):
         rest = list(again.from_position(position))
         assert all(same(a, b) for a, b in zip(whole[position:], rest, strict=True))
-    assert not same(next(OBJECTIVES[name].stream(task_of(name, seed=4)).from_position(0)), whole[0])
+    other = OBJECTIVES[name].stream(task_of(name, seed=4, **values))
+    assert not same(next(other.from_position(0)), whole[0])
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -130,9 +134,11 @@ def test_a_loss_is_finite_and_so_are_its_gradients(task_of: Callable[..., Task],
     assert any(g.any() for g in gradients)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_a_loss_goes_on_from_its_state(task_of: Callable[..., Task], name: str) -> None:
-    kind, task, twin = OBJECTIVES[name], task_of(name), task_of(name)
+@pytest.mark.parametrize(("name", "values"), SAMPLED)
+def test_a_loss_goes_on_from_its_state(
+    task_of: Callable[..., Task], name: str, values: dict[str, int]
+) -> None:
+    kind, task, twin = OBJECTIVES[name], task_of(name, **values), task_of(name, **values)
     stream = kind.stream(task)
     losses, restored = (kind.losses(t, kind.stream(t)) for t in (task, twin))
     first, second = list(stream.from_position(0))[:2]

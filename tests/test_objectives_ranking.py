@@ -9,8 +9,10 @@ import torch
 from kgmlm.config import KGESettings, TrainingSettings, VectorSettings
 from kgmlm.constraints import Possible
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.kg import IntArray
 from kgmlm.objectives import Task
 from kgmlm.objectives.ranking import EntityLosses, Memory, RankingLosses, RankingStream, TokenLosses
+from kgmlm.pairs import PairTable
 from kgmlm.ranker import Ranker
 from kgmlm.signals.kge import KGE
 
@@ -19,7 +21,8 @@ def test_entities_unseen_in_training_are_no_negatives(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     task = Task(make_ranker(), toy, TrainingSettings(batch_size=8))
-    assert EntityLosses(task, RankingStream(task)).entities.tolist() == np.flatnonzero(toy.seen_N).tolist()
+    seen = np.flatnonzero(toy.seen_N).tolist()
+    assert EntityLosses(task, RankingStream(task)).columns.ids_M.tolist() == seen
 
 
 def test_every_step_reads_an_answer_of_each_query(
@@ -42,15 +45,15 @@ def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
     memory = Memory(4, 10, 2, torch.device("cpu"))
     first, second = torch.arange(6.0).view(3, 2), -torch.arange(4.0).view(2, 2)
     memory.joined(np.array([1, 2, 3]), first)
-    column_N, ids_M, vectors = memory.joined(np.array([3, 5]), second)
-    np.testing.assert_array_equal(ids_M, [3, 5, 1, 2])
-    assert column_N.tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
+    columns, vectors = memory.joined(np.array([3, 5]), second)
+    np.testing.assert_array_equal(columns.ids_M, [3, 5, 1, 2])
+    assert columns.of(np.arange(10)).tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
     torch.testing.assert_close(vectors, torch.cat([second, first[:2]]))
     vectors = memory.joined(np.array([7]), first[:1]).vectors_MD
     assert len(vectors) == 5
-    vectors = memory.joined(np.array([8]), first[:1]).vectors_MD
+    columns, vectors = memory.joined(np.array([8]), first[:1])
     assert len(vectors) == 5, "the oldest is forgotten"
-    assert column_N[2] == -1
+    assert columns.of(np.array([2])) == -1
 
 
 @pytest.mark.parametrize(
@@ -75,13 +78,13 @@ def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
         made = EntityLosses(task, stream)
         rows = np.arange(len(stream.queries))
         answers = made.answers.take(rows)
-        at = (torch.from_numpy(answers[0]), torch.from_numpy(made._column_N[answers[1]]))
-        scores = torch.randn(len(rows), len(made.entities), generator=torch.Generator().manual_seed(0))
-        own = (rows, made._column_N[stream.queries.entity_B])
+        at = (torch.from_numpy(answers[0]), torch.from_numpy(made.columns.of(answers[1])))
+        scores = torch.randn(len(rows), len(made.columns), generator=torch.Generator().manual_seed(0))
+        own = (rows, made.columns.of(stream.queries.entity_B))
         moved = scores.clone()
         moved[own] += 3
-        taught = made._taught(rows, made.entities)
-        left = made._left_out(rows, made._column_N)
+        taught = made._taught(rows, made.columns.ids_M)
+        left = made._left_out(rows, made.columns)
         losses[own_entity] = [made._loss(x, taught, at, 0.25, left).item() for x in (scores, moved)]
         batch = next(stream.from_position(0))
         assert torch.isfinite(made(ranker.reader.model, batch))
@@ -106,5 +109,72 @@ def test_the_vectors_loss_counts_as_much_as_the_settings_say(
     assert found[2] - found[1] == pytest.approx(2 * (found[1] - found[0]), rel=1e-4)
     with torch.no_grad():
         batch = next(stream.from_position(0))
-        likelihood = made._likelihood(made.ranker.reader.model(batch.queries.to("cpu")), batch.rows).item()
+        likelihood = made._likelihood(made.ranker.reader.model(batch.queries.to("cpu")), batch).item()
     assert found[0] - (found[1] - found[0]) == pytest.approx(likelihood, rel=1e-4)
+
+
+def task(toy: KnowledgeGraph, ranker: Ranker, **values: object) -> Task:
+    """A training whose relations forbid no query's own entity, or all do."""
+    chosen = TrainingSettings.model_validate({"batch_size": 8, "epochs": 2, **values})
+    teacher = KGE.fit(toy, KGESettings(dimension=4, epochs=1)) if chosen.distillation else None
+    ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
+    return Task(ranker, toy, chosen, teacher=teacher)
+
+
+def test_a_sample_of_all_entities_loses_what_all_entities_lose(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    """The teacher and the rule of own entities included."""
+    ranker = make_ranker()
+    whole = task(toy, ranker, distillation=1.0)
+    stream = RankingStream(whole)
+    assert stream.drawing is None
+    losses = EntityLosses(whole, stream)
+    sampling = task(toy, ranker, distillation=1.0, candidates=6)
+    some = RankingStream(sampling)
+    assert some.drawing is not None
+    some.drawing.count = len(some.drawing.seen)
+    sampled = EntityLosses(sampling, some)
+    model = ranker.reader.model
+    for one, other in zip(stream.from_position(0), some.from_position(0), strict=True):
+        found = []
+        for loss, batch in ((losses, one), (sampled, other)):
+            model.zero_grad()
+            value = loss(model, batch)
+            value.backward()
+            found.append(
+                [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            )
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_negatives_are_seen_entities_and_answers_are_no_negatives(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = make_ranker()
+    sampling = task(toy, ranker, candidates=8)
+    stream = RankingStream(sampling)
+    losses = EntityLosses(sampling, stream)
+    seen, scored = set(np.flatnonzero(toy.seen_N).tolist()), list[list[int]]()
+    table = ranker.likelihood.table
+
+    def counting(ids: IntArray | None) -> PairTable:
+        assert ids is not None
+        scored.append(ids.tolist())
+        return table(ids)
+
+    monkeypatch.setattr(ranker.likelihood, "table", counting)
+    assert losses.recent is not None
+    for batch in stream.from_position(0):
+        assert batch.drawn is not None
+        assert len(set(batch.drawn.others.tolist())) == len(batch.drawn.others) == 4
+        assert torch.isfinite(losses(ranker.reader.model, batch))
+        ids = scored[-1]
+        assert len(ids) == len(set(ids)), "each is scored once"
+        assert set(ids) <= seen
+        _, answers = stream.answers.take(batch.rows)
+        assert set(answers.tolist()) <= set(ids)
+        assert set(stream.queries.entity_B[batch.rows].tolist()) <= set(ids)
+        assert set(losses.recent.ids_M.tolist()) <= set(ids), "recent answers are scored again"
+    assert len(losses.recent.ids_M) == 4

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from kgmlm import recipes
 from kgmlm.building import TextColumns, build_graph
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
 from kgmlm.recipes import PRESETS, Shape, epochs_within, given_settings, recipe_of
+from kgmlm.sections import SAMPLED
 
 
 def star(leaves: int) -> KnowledgeGraph:
@@ -56,6 +58,18 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     assert steps >= 149, "never fewer steps than it takes"
     assert recipe.notes()[0].startswith(f"preset {preset}: text")
     assert all(recipe.reasons.values())
+
+
+def test_of_a_large_graph_a_step_and_a_validation_have_a_sample_and_the_recipe_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = recipe_of("quick", star(20), False)
+    assert (few.settings.training.candidates, few.settings.training.eval_candidates) == ("auto", "auto")
+    monkeypatch.setattr(recipes, "ALL", 20)
+    many = recipe_of("quick", star(20), False, {"training": {"eval_candidates": 0}})
+    assert (many.settings.training.candidates, many.settings.training.eval_candidates) == (SAMPLED, 0)
+    assert many.reasons["training.candidates"].startswith("21 entities: ")
+    assert "training.eval_candidates" not in many.reasons, "it was given"
 
 
 def test_what_is_given_goes_before_the_recipe_and_its_reason(toy: KnowledgeGraph) -> None:

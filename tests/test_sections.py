@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from kgmlm.sections import LARGEST, MOST, RuleSettings, ScratchSettings, TrainingSettings
+from kgmlm.sections import (
+    ALL,
+    ASKED,
+    LARGEST,
+    MOST,
+    SAMPLED,
+    RuleSettings,
+    ScratchSettings,
+    TrainingSettings,
+)
 
 
 def test_what_32_bits_cannot_hold_is_refused() -> None:
@@ -17,6 +26,18 @@ def test_what_32_bits_cannot_hold_is_refused() -> None:
     assert TrainingSettings(clip=float("inf")).model_dump(mode="json")["clip"] == "inf"
     with pytest.raises(ValidationError):
         TrainingSettings(temperature=float("inf"))
+
+
+def test_of_many_entities_a_sample_is_taken_and_of_few_all_are() -> None:
+    for chosen, few, many in (("auto", 0, SAMPLED), (0, 0, 0), (300, 300, 300)):
+        settings = TrainingSettings.model_validate({"candidates": chosen})
+        assert (settings.sampled(ALL), settings.sampled(ALL + 1)) == (few, many)
+    for chosen, few, many in (("auto", 0, ASKED), (0, 0, 0), (300, 300, 300)):
+        settings = TrainingSettings.model_validate({"eval_candidates": chosen})
+        assert (settings.validated(ALL), settings.validated(ALL + 1)) == (few, many)
+    assert TrainingSettings(candidates=300, eval_candidates=300).sampled(300) == 0
+    with pytest.raises(ValidationError):
+        TrainingSettings.model_validate({"candidates": -1})
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> 
     [
         ("entity", 1, "fp32"),
         ("entity", 2, "fp32"),
+        ("sampled", 2, "fp32"),
         ("token", 1, "fp32"),
         ("token", 2, "fp32"),
         ("entity", 1, "bf16"),
@@ -75,8 +76,10 @@ def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> 
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
     toy: KnowledgeGraph, tmp_path: Path, objective: str, accumulation: int, precision: str
 ) -> None:
+    sampled = objective == "sampled"
     more = [
-        f"training.objective={objective}",
+        f"training.objective={'entity' if sampled else objective}",
+        f"training.candidates={6 if sampled else 0}",
         f"training.accumulation={accumulation}",
         f"training.precision={precision}",
     ]

@@ -156,12 +156,20 @@ def _fitted(
             raise Interrupted(outcome.signal or signal.SIGINT)  # nothing else ends it
     if "epochs" not in given.values.get("training", {}):
         text = share["text"] * seconds
-        reading = _reading(settings, graph, clock.per_step)
+        count = len(graph.entities)
+        among = settings.training.validated(count)
+        reading = _reading(settings, among or count, clock.per_step)
+        once = _reading(settings, count, clock.per_step) if among else 0.0  # all at the end
         often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
-        epochs = epochs_within(text - often * reading, clock.per_step, clock.total)
+        epochs = epochs_within(text - often * reading - once, clock.per_step, clock.total)
         why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
         if reading >= 1:
-            why += f", of which {counted(often, 'validation')} take {reading:.0f} s each to read all entities"
+            read = f"{among:,}" if among else "all"
+            why += (
+                f", of which {counted(often, 'validation')} take {reading:.0f} s each to read {read} entities"
+            )
+        if once >= 1:
+            why += f", and reading all once takes {once:.0f} s"
         recipe = recipe.trained_for(
             epochs, 0 if "eval_every" in given.values.get("training", {}) else often, why
         )
@@ -176,8 +184,8 @@ def _fitted(
     return recipe
 
 
-def _reading(settings: Settings, graph: KnowledgeGraph, per_step: float) -> float:
-    """Seconds in which the vectors of all entities are read once, by the time of a step.
+def _reading(settings: Settings, entities: int, per_step: float) -> float:
+    """Seconds in which the vectors of so many entities are read once, by the time of a step.
 
     A step reads a batch of queries and as many entities, and its backward pass takes twice as long.
     """
@@ -185,7 +193,7 @@ def _reading(settings: Settings, graph: KnowledgeGraph, per_step: float) -> floa
         return 0.0
     text, vector = settings.text.max_length, settings.vector.max_length
     tokens = 3 * settings.training.batch_size * (text + vector)
-    return len(graph.entities) * vector * per_step / tokens
+    return entities * vector * per_step / tokens
 
 
 def stages_left(run: runs.RunFolder) -> list[Stage]:

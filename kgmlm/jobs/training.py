@@ -16,6 +16,7 @@ from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted, as_assignments, settings_of, train_watched
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
+from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path, main_process
 from kgmlm.kg import ConfigError, RunError, counted
 from kgmlm.recipes import PLAIN, Preset, Recipe
@@ -118,6 +119,7 @@ def _continuing(path: Path) -> str:
 def _further(path: Path, max_steps: int | None, watch: Watcher) -> None:
     """Do the stages after the text model; where one is interrupted, say how to continue."""
     try:
+        complete_text(path, watch)
         further_stages(path, max_steps, _continuing(path), watch)
     except Interrupted:
         raise  # it has been said
@@ -209,7 +211,7 @@ def _resume(
 
     if dataset is not None and not load_graph(str(dataset), skip_header=skip_header).same(run.graph):
         raise RunError(f"{output} was begun with another graph than '{dataset}'")
-    if run.record["status"] in upkeep.ENDED and stages_left(run):
+    if run.record["status"] in upkeep.ENDED and (runs.unfinished(run) or stages_left(run)):
         return run, None
     run, ranker = resume_run(output)
     checkpoint = latest_checkpoint(output)
@@ -279,10 +281,16 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+    among = training.validated(len(run.graph.entities)) if "valid" in run.graph.splits else 0
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
-        return weigh_text(current, run.graph, protocol, watch)
+        return weigh_text(current, run.graph, protocol, watch, among)
 
+    if among:
+        watch.tell(
+            f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
+            "answers; the run is measured among all at the end"
+        )
     train_watched(
         run,
         ranker,

@@ -17,7 +17,7 @@ from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError
 from kgmlm.records import read_record
 from kgmlm.run import Run, path_of
-from kgmlm.upkeep import ENDED, RERANKER, has_reranker, is_blank
+from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
@@ -182,11 +182,15 @@ def choose(
         only_reranking: the weights of signals stay as they are.
     """
     from kgmlm.chosen import Chosen
+    from kgmlm.entity_parts import read_entities
     from kgmlm.mixture import Use
     from kgmlm.provenance import command
     from kgmlm.tuning import choose_reranking
     from kgmlm.tuning import tune as tune_all
 
+    if not only_reranking:
+        with watch:
+            read_entities(run, device, batch_size, partial(watch, "reading entities"))
     ranker: Ranker = run.ranker(device, rerank=False) if only_reranking else run.untuned(device)
     protocol = again = Protocol(split="valid", max_triples=max_triples or 0)
     if has_reranker(run.path):
@@ -214,6 +218,30 @@ def choose(
     by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **figures}}
     run.save_chosen(Chosen(mixture, use, by=by))
     return figures
+
+
+def complete_text(path: Path, watch: Watcher) -> None:
+    """Read all entities of a model that was validated among few, and choose and measure among all.
+
+    Args:
+        path: of a run that has been trained, or interrupted.
+    """
+    from kgmlm.entity_parts import read_entities
+
+    run = runs.open_run(path)
+    training = run.settings.training
+    trained = run.record["status"] in TRAINED and (run.path / runs.MIXTURE).is_file()
+    if not trained or not training.validated(len(run.graph.entities)):
+        return
+    if "valid" not in run.graph.splits:
+        with watch:
+            read_entities(run, advance=partial(watch, "reading entities"))
+        run.save_chosen(run.chosen)
+        return
+    if runs.unfinished(run):
+        found = choose(run, training.eval_triples, None, "fp32", 64, None, watch)
+        watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
+    run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
 
 
 def _check_add(run: runs.RunFolder, name: str | None, source: Run | str | Path | None) -> None:

@@ -1,13 +1,13 @@
 """The objectives "entity" and "token": queries as ranking asks them, answered by the scores that rank.
 
-Shapes: B queries, N entities, E of them read in a step, M candidates of the vectors' loss, D decoder width.
+Shapes: B queries, N candidates, E entities read in a step, M of them or sampled, D decoder width.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from kgmlm.arrays import cosines
 from kgmlm.kg import FloatArray, IntArray
 from kgmlm.modeling import Residuals
 from kgmlm.objectives.contract import Objective
+from kgmlm.objectives.sampling import Columns, Drawing, Drawn, Recent, Sampled
 from kgmlm.objectives.streams import QueryStream, Task
 from kgmlm.pool import Reading
 from kgmlm.scoring import distillation_loss, entity_loss, left_out, token_loss
@@ -36,21 +37,33 @@ class TrainingBatch:
         entity_ids: the entities whose texts are read; at least one answer of each query. Empty without
             entity vectors.
         entities: their texts, in batches of like lengths.
+        drawn: which entities are scored; None is all that training has.
     """
 
     rows: IntArray
     queries: MaskedBatch
     entity_ids: IntArray
     entities: tuple[MaskedBatch, ...]
+    drawn: Drawn | None = None
 
     def to(self, device: torch.device) -> TrainingBatch:
         """The same batch on a device."""
         entities = tuple(part.to(device) for part in self.entities)
-        return TrainingBatch(self.rows, self.queries.to(device), self.entity_ids, entities)
+        return replace(self, queries=self.queries.to(device), entities=entities)
 
 
 class RankingStream(QueryStream[Encoded, TrainingBatch]):
-    """Micro-batches of the training queries and, with entity vectors, of the texts of some answers."""
+    """Micro-batches of the training queries and, with entity vectors, of the texts of some answers.
+
+    Attributes:
+        drawing: draws the candidates of each, where not all entities are scored.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        seen = np.flatnonzero(task.graph.seen_N)
+        candidates = task.settings.sampled(len(seen)) if task.settings.objective == "entity" else 0
+        self.drawing = Drawing(seen, candidates) if candidates else None
 
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Encoded]:
         return self.ranker.reader.encode(self.queries[rows], rng)
@@ -61,8 +74,12 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
     def _batch(self, rows: IntArray, encoded: list[Encoded], chances: FloatArray) -> TrainingBatch:
         """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1)."""
         queries = self.ranker.reader.tokenizer.collate(encoded)
+        drawn = None
+        if self.drawing is not None:
+            rng = np.random.default_rng((chances * 2**32).astype(np.int64))
+            drawn = self.drawing.draw(self.answers, rows, rng)
         if not self.ranker.reader.settings.vector.enabled:
-            return TrainingBatch(rows, queries, rows[:0], ())
+            return TrainingBatch(rows, queries, rows[:0], (), drawn)
         ids = np.unique(self._drawn(rows, chances))
         texts = self.ranker.reader.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
@@ -71,14 +88,13 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         count = PACKED_BATCHES if packed else ENTITY_BATCHES
         parts = [part for part in np.array_split(order, count) if len(part)]
         entities = tuple(self.ranker.reader.tokenizer.collate([texts[i] for i in part]) for part in parts)
-        return TrainingBatch(rows, queries, ids[order], entities)
+        return TrainingBatch(rows, queries, ids[order], entities, drawn)
 
 
 class Joined(NamedTuple):
-    """Candidates of the vectors' loss: M entities, their vectors, and the column of each entity (or -1)."""
+    """Candidates of the vectors' loss, and their vectors."""
 
-    column_N: IntArray
-    ids_M: IntArray
+    columns: Columns
     vectors_MD: torch.Tensor
 
 
@@ -93,26 +109,20 @@ class Memory:
     """
 
     def __init__(self, size: int, entities: int, width: int, device: torch.device) -> None:
-        self.size = size
-        self.ids_M: IntArray = np.zeros(0, np.int64)
+        self.recent = Recent(size, entities)
         self.vectors_MD = torch.zeros(0, width, device=device)
-        self._column_N = np.full(entities, -1)
 
     def joined(self, entity_ids: IntArray, vectors_ED: torch.Tensor) -> Joined:
         """A batch's own vectors, then those remembered of other entities."""
-        self._column_N[:] = -1
-        self._column_N[entity_ids] = np.arange(len(entity_ids))
-        others = np.flatnonzero(self._column_N[self.ids_M] < 0)
-        self._column_N[self.ids_M[others]] = len(entity_ids) + np.arange(len(others))
-        kept = self.vectors_MD[torch.from_numpy(others).to(self.vectors_MD.device)]
-        ids_M = np.concatenate([entity_ids, self.ids_M[others]])
-        joined_MD = torch.cat([vectors_ED, kept])
-        self.ids_M, self.vectors_MD = ids_M[: self.size], joined_MD[: self.size].detach()
-        return Joined(self._column_N, ids_M, joined_MD)
+        others = torch.from_numpy(self.recent.others(entity_ids)).to(self.vectors_MD.device)
+        joined_MD = torch.cat([vectors_ED, self.vectors_MD[others]])
+        columns = Columns(self.recent.joined(entity_ids))
+        self.vectors_MD = joined_MD[: self.recent.size].detach()
+        return Joined(columns, joined_MD)
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps."""
-        return {"memory.ids": torch.from_numpy(self.ids_M), "memory.vectors": self.vectors_MD.cpu()}
+        return {"memory.ids": torch.from_numpy(self.recent.ids_M), "memory.vectors": self.vectors_MD.cpu()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Go back to a checkpoint's state.
@@ -122,10 +132,9 @@ class Memory:
         """
         ids_M, vectors_MD = tensors["memory.ids"], tensors["memory.vectors"]
         fits = vectors_MD.shape == (*ids_M.shape, self.vectors_MD.shape[1])
-        fits = fits and (ids_M.ndim, ids_M.dtype, vectors_MD.dtype) == (1, torch.int64, torch.float32)
-        if not fits or ((ids_M < 0) | (ids_M >= len(self._column_N))).any():
+        if not fits or vectors_MD.dtype != torch.float32:
             raise ValueError("the remembered vectors are not those of the graph's entities")
-        self.ids_M = ids_M.numpy()
+        self.recent.restored(ids_M)
         self.vectors_MD = vectors_MD.to(self.vectors_MD.device, copy=True)
 
 
@@ -158,9 +167,9 @@ class RankingLosses(ABC):
         """The loss of one micro-batch, a scalar."""
         batch = batch.to(self.ranker.reader.model.device)
         if not batch.entities:
-            return self._likelihood(model(batch.queries), batch.rows)
+            return self._likelihood(model(batch.queries), batch)
         span = model(batch.queries, batch.entities)
-        return self._likelihood(span, batch.rows) + self.vector.loss_weight * self._vectors(span, batch)
+        return self._likelihood(span, batch) + self.vector.loss_weight * self._vectors(span, batch)
 
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         """Softmax of cosines over the entities just read and those remembered, true answers as targets.
@@ -171,20 +180,16 @@ class RankingLosses(ABC):
         assert self.memory is not None
         assert span.entities_ED is not None
         assert span.vector_BD is not None
-        joined = self.memory.joined(batch.entity_ids, span.entities_ED)
-        vectors_MD = joined.vectors_MD
-        positions, ids = self.answers.take(batch.rows)
-        columns = joined.column_N[ids]
-        there = columns >= 0
-        targets = self._places(positions[there], columns[there])
-        own = self._left_out(batch.rows, joined.column_N)
-        taught_BM = self._taught(batch.rows, joined.ids_M)
+        columns, vectors_MD = self.memory.joined(batch.entity_ids, span.entities_ED)
+        targets = self._places(*columns.answers(self.answers, batch.rows))
+        own = self._left_out(batch.rows, columns)
+        taught_BM = self._taught(batch.rows, columns.ids_M)
         temperature = self.vector.temperature
         loss = self._loss(cosines(span.vector_BD, vectors_MD), taught_BM, targets, temperature, own)
         if self.residuals is None:
             return loss
-        moved_MD = self.residuals(torch.from_numpy(joined.ids_M).to(vectors_MD.device), vectors_MD.detach())
-        moved_BM = cosines(span.vector_BD, moved_MD)
+        ids_M = torch.from_numpy(columns.ids_M).to(vectors_MD.device)
+        moved_BM = cosines(span.vector_BD, self.residuals(ids_M, vectors_MD.detach()))
         return loss + self._loss(moved_BM, taught_BM, targets, temperature, own)
 
     def _places(self, rows: IntArray, columns: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,17 +204,13 @@ class RankingLosses(ABC):
         taught: torch.Tensor = self.teacher.score(Reading(self.queries[rows]), self.ranker.pool(ids))
         return taught
 
-    def _left_out(self, rows: IntArray, column_N: IntArray) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Where queries' own entities, which cannot answer, are to have no share of a softmax.
-
-        Args:
-            column_N: column of each entity among the candidates, -1 for the others.
-        """
+    def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Where queries' own entities, which cannot answer, are to have no share of a softmax."""
         if self.settings.own_entity == "negative":
             return None
         at, own = self.ranker.possible.forbidden(self.queries[rows])
-        there = column_N[own] >= 0
-        return self._places(at[there], column_N[own[there]])
+        found = columns.of(own)
+        return self._places(at[found >= 0], found[found >= 0])
 
     def _loss(
         self,
@@ -218,22 +219,23 @@ class RankingLosses(ABC):
         answers: tuple[torch.Tensor, torch.Tensor],
         temperature: float,
         own: tuple[torch.Tensor, torch.Tensor] | None,
+        log_weight_BN: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A softmax over entities, true answers as targets, and what the teacher says of the others; without
-        the (row, column) pairs ``own``.
+        the (row, column) pairs ``own``. For the weights see :func:`~kgmlm.scoring.entity_loss`.
         """
         if own is not None:
             scores_BN = left_out(scores_BN, own)
             taught_BN = None if taught_BN is None else left_out(taught_BN, own)
-        loss = entity_loss(scores_BN, answers, temperature)
+        loss = entity_loss(scores_BN, answers, temperature, log_weight_BN)
         if taught_BN is None:
             return loss
         return loss + self.settings.distillation * distillation_loss(
-            scores_BN, taught_BN, answers, temperature
+            scores_BN, taught_BN, answers, temperature, log_weight_BN
         )
 
     @abstractmethod
-    def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
+    def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         """The loss on mean log-likelihoods."""
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -252,33 +254,71 @@ class RankingLosses(ABC):
 
 
 class EntityLosses(RankingLosses):
-    """The objective "entity": a softmax over all entities that training has.
+    """The objective "entity": a softmax over all entities that training has, or over a sample of them.
 
     Attributes:
-        entities: those; entities that training triples do not have are never negatives.
+        columns: those entities; others are never negatives.
+        recent: answers of earlier steps, where a step has a sample.
     """
 
     def __init__(self, task: Task, stream: RankingStream) -> None:
         super().__init__(task, stream)
-        self.entities = np.flatnonzero(task.graph.seen_N)
-        self._column_N = np.full(len(task.graph.entities), -1)
-        self._column_N[self.entities] = np.arange(len(self.entities))
-        self.table = self.ranker.likelihood.table(self.entities)
+        self.recent: Recent | None = None
+        if stream.drawing is not None:
+            self.recent = Recent(stream.drawing.recent, len(task.graph.entities))
+            self.seen = len(stream.drawing.seen)
+            return
+        self.columns = Columns(np.flatnonzero(task.graph.seen_N))
+        self.table = self.ranker.likelihood.table(self.columns.ids_M)
 
-    def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
+    def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        if batch.drawn is not None:
+            return self._of_sample(span, batch.rows, batch.drawn)
         scores_BN = self.ranker.likelihood.scores(span, self.table)
-        positions, ids = self.answers.take(rows)
-        answers = self._places(positions, self._column_N[ids])
-        taught_BN = self._taught(rows, self.entities)
-        own = self._left_out(rows, self._column_N)
+        answers = self._places(*self.columns.answers(self.answers, batch.rows))
+        taught_BN = self._taught(batch.rows, self.columns.ids_M)
+        own = self._left_out(batch.rows, self.columns)
         return self._loss(scores_BN, taught_BN, answers, self.settings.temperature, own)
+
+    def _of_sample(self, span: SpanOutput, rows: IntArray, drawn: Drawn) -> torch.Tensor:
+        """The loss over answers, own entities, recent answers and others that were drawn."""
+        assert self.recent is not None
+        always = np.union1d(self.recent.joined(drawn.answers), self.queries.entity_B[rows])
+        sampled = Sampled.of(always, drawn.others, self.seen)
+        columns = sampled.columns
+        at, column = columns.answers(self.answers, rows)
+        log_weight_BM = np.tile(sampled.log_weight_M.astype(np.float32), (len(rows), 1))
+        # Of a hub's answers those that are there stand for all.
+        there_B = np.bincount(at, minlength=len(rows))
+        all_B = self.answers.offsets[rows + 1] - self.answers.offsets[rows]
+        log_weight_BM[at, column] = np.log(all_B / there_B)[at]
+        scores_BM = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(columns.ids_M))
+        return self._loss(
+            scores_BM,
+            self._taught(rows, columns.ids_M),
+            self._places(at, column),
+            self.settings.temperature,
+            self._left_out(rows, columns),
+            torch.from_numpy(log_weight_BM).to(scores_BM.device),
+        )
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps."""
+        recent = {} if self.recent is None else {"recent": torch.from_numpy(self.recent.ids_M)}
+        return super().state() | recent
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a checkpoint's state."""
+        super().restore(tensors)
+        if self.recent is not None:
+            self.recent.restored(tensors["recent"])
 
 
 class TokenLosses(RankingLosses):
     """The objective "token": cross-entropy of the tokens of true answers."""
 
-    def _likelihood(self, span: SpanOutput, rows: IntArray) -> torch.Tensor:
-        positions, ids = self.answers.take(rows)
+    def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        positions, ids = self.answers.take(batch.rows)
         distinct, columns = np.unique(ids, return_inverse=True)
         scores_BN = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(distinct), "mean")
         return token_loss(scores_BN, self._places(positions, columns))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -114,13 +115,19 @@ class KGE:
     def score(self, reading: Reading, pool: Pool) -> Array:
         """Scores ``(B, N)`` or ``(B, K)``; those of a query whose entity or relation is unknown are 0."""
         query_BD, known_B = self._queries(reading.queries)
-        mean_B = query_BD @ self.entities_SD.mean(0)
+        mean_B = query_BD @ self._mean_D
         rows = self.rows_N if pool.ids is None else self.rows_N[like(pool.filled, self.rows_N)]
-        if rows.ndim == 1:
+        if rows.ndim == 1 and 2 * len(rows) < len(self.entities_SD):
+            known_BN = query_BD @ self.entities_SD[rows].T
+        elif rows.ndim == 1:
             known_BN = (query_BD @ self.entities_SD.T)[:, rows]
         else:
             known_BN = (self.entities_SD[rows] @ query_BD[:, :, None])[:, :, 0]
         return where(known_B[:, None], where(rows < 0, mean_B[:, None], known_BN), 0.0)
+
+    @cached_property
+    def _mean_D(self) -> Array:
+        return self.entities_SD.mean(0)
 
     def _queries(self, queries: Queries) -> tuple[Array, Array]:
         """What an answer's embedding is multiplied by ``(B, D)``, and which queries are known."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from kgmlm import files
-from kgmlm.arrays import Array, cosines, like, numpy
+from kgmlm.arrays import Array, cosines, numpy
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, RunError
 from kgmlm.pool import Pool, Reading
@@ -68,9 +68,9 @@ class Vector:
 
     def score(self, reading: Reading, pool: Pool) -> Array:
         """Cosines ``(B, N)`` or ``(B, K)``."""
-        vector_BD, vectors_ND = reading.span.vector_BD, self.vectors.all
+        vector_BD = reading.span.vector_BD
         assert vector_BD is not None
         if pool.ids is None:
-            return cosines(vector_BD, vectors_ND)
-        chosen = vectors_ND[like(pool.filled, vectors_ND)]
+            return cosines(vector_BD, self.vectors.all)
+        chosen = self.vectors.of(pool.filled)
         return (chosen @ vector_BD[:, :, None])[:, :, 0] if pool.own else cosines(vector_BD, chosen)
