@@ -22,6 +22,18 @@ from kgmlm.cli.options import (
 )
 from kgmlm.terminal import handled, print_json, tell
 
+NewRelations = Annotated[
+    bool,
+    typer.Option("--allow-new-relations", help="Read relations that the run does not have by their names."),
+]
+Thresholds = Annotated[
+    bool,
+    typer.Option(
+        "--relation-thresholds",
+        help="Decide by a threshold of each relation, chosen on validation, instead of by .5.",
+    ),
+]
+
 
 @handled
 def classify(
@@ -50,20 +62,9 @@ def classify(
         ),
     ] = None,
     entity_triples: EntityTriples = None,
-    allow_new_relations: Annotated[
-        bool,
-        typer.Option(
-            "--allow-new-relations", help="Read relations that the run does not have by their names."
-        ),
-    ] = False,
+    allow_new_relations: NewRelations = False,
     prior: Prior = 0.5,
-    relation_thresholds: Annotated[
-        bool,
-        typer.Option(
-            "--relation-thresholds",
-            help="Decide by a threshold of each relation, chosen on validation, instead of by .5.",
-        ),
-    ] = False,
+    relation_thresholds: Thresholds = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each probability is made of.")
     ] = False,
