@@ -6,6 +6,7 @@ others meet scores only here, in the filter and in the ranks.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kgmlm.first_stage import MAX_SCORES
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import Ranks, rank_answers
+from kgmlm.processes import ALONE, World
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.scope import Scope, within
@@ -104,6 +106,19 @@ class Asked:
         """The distinct queries."""
         return self.queries[self.first]
 
+    def share(self, world: World) -> IntArray:
+        """The groups that this process asks, so that each process ranks about as many answers.
+
+        Raises:
+            RunError: when the processes were asked different queries.
+        """
+        queries = self.queries
+        digest = hashlib.sha256()
+        for column in (queries.entity_B, queries.relation_B, queries.tail_B, self.answers):
+            digest.update(np.ascontiguousarray(column).data)
+        world.agree(digest.hexdigest(), "triples")
+        return world.share(np.diff(self.bounds))
+
     def in_parts(self, rows: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
         """As :meth:`of_groups`, some queries at a time: a hub may be asked about in thousands of triples."""
         at, group = self.of_groups(rows)
@@ -113,7 +128,8 @@ class Asked:
 
     def of_groups(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The queries of some groups, and for each which of the groups it belongs to."""
-        at = np.concatenate([self.members[self.bounds[r] : self.bounds[r + 1]] for r in rows])
+        groups = [self.members[self.bounds[r] : self.bounds[r + 1]] for r in rows]
+        at = np.concatenate([self.members[:0], *groups])
         return at, np.repeat(np.arange(len(rows)), self.bounds[rows + 1] - self.bounds[rows])
 
 
@@ -226,6 +242,7 @@ def evaluate(
     batch_size: int = 64,
     by_relation: bool = False,
     advance: Callable[[int, int], None] = lambda n, total: None,
+    world: World = ALONE,
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
 
@@ -241,7 +258,8 @@ def evaluate(
         retrieval: rank what an index finds before anything is filtered; an answer that it misses ranks
             behind all that it finds, level with the rest. The report compares with exact ranking.
         by_relation: report the metrics of each relation, too.
-        advance: called with (ranks just done, ranks in all).
+        advance: called with (ranks just done, ranks in all); of several processes, with this one's share.
+        world: the processes that share the queries. All of them get the same evaluation.
 
     Raises:
         DataError: when the split is absent or has no triple to evaluate.
@@ -258,13 +276,11 @@ def evaluate(
         raise ConfigError("an index is evaluated among all candidates, not among negatives")
 
     main = _main_view(member_N, triples, asked, protocol)
-    comparable = None
-    if not protocol.negatives and not scope.other and retrieval is None and graph.seen_N.any():
-        comparable = View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
+    comparable = None if retrieval is not None else _comparable(scope, triples, protocol)
     exact = View.of(member_N, triples)  # used with a retriever only
     other = exact if retrieval is not None else comparable
     started = time.monotonic()
-    scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance)
+    scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance, world)
     seconds = time.monotonic() - started
 
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
@@ -278,6 +294,7 @@ def evaluate(
         "triples_validated": scope.known(triples, "valid"),
         "queries": len(asked.distinct),
         "seconds": round(seconds, 2),
+        "processes": world.size,
         "candidates": about_candidates(texts, truncated_N, ranks, protocol),
         "own_entity": about_own_entity(ranker.possible, asked.queries, asked.answers),
         "protocol": protocol.model_dump(mode="json"),
@@ -323,6 +340,14 @@ def _main_view(member_N: BoolArray, triples: IntArray, asked: Asked, protocol: P
     return main
 
 
+def _comparable(scope: Scope, triples: IntArray, protocol: Protocol) -> View | None:
+    """Where PyKEEN would rank, on the run's own graph."""
+    graph = scope.graph
+    if protocol.negatives or scope.other or not graph.seen_N.any():
+        return None
+    return View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
+
+
 def _rank(
     ranker: Scorer,
     asked: Asked,
@@ -331,12 +356,15 @@ def _rank(
     retrieval: Retrieval | None,
     batch_size: int,
     advance: Callable[[int, int], None],
+    world: World,
 ) -> torch.Tensor:
     """Rank all queries in the main view, and by their other scores in the other; the answers' scores."""
     answer_scores_B = torch.zeros(len(asked.queries))
-    distinct = asked.distinct
+    share = asked.share(world)
+    own, _ = asked.of_groups(share)
+    distinct = asked.distinct[share]
     for rows, scores_dN, other_dN in _scores(ranker, distinct, retrieval, other is not None, batch_size):
-        for at, group in asked.in_parts(rows, MAX_SCORES // scores_dN.shape[1]):
+        for at, group in asked.in_parts(share[rows], MAX_SCORES // scores_dN.shape[1]):
             answers = asked.answers[at]
             scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
             true = torch.from_numpy(answers).to(scores_dN.device)
@@ -345,7 +373,11 @@ def _rank(
             main.rank(scores_bN, at, answers, known)
             if other is not None:
                 other.rank(other_dN[torch.from_numpy(group).to(other_dN.device)], at, answers, known)
-            advance(len(at), len(asked.queries))
+            advance(len(at), len(own))
+    for view in (main, other):
+        if view is not None:
+            world.filled(view.ranks_3B, own)
+    world.filled(answer_scores_B.numpy(), own)  # the tensor's own memory
     return answer_scores_B
 
 

@@ -16,8 +16,9 @@ from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted, as_assignments, settings_of, train_watched
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
-from kgmlm.jobs.writing import as_path, main_process
+from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, RunError, counted
+from kgmlm.processes import main_process
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
