@@ -277,12 +277,11 @@ def evaluate(
 
     main = _main_view(member_N, triples, asked, protocol)
     comparable = None if retrieval is not None else _comparable(scope, triples, protocol)
-    exact = View.of(member_N, triples)  # used with a retriever only
-    other = exact if retrieval is not None else comparable
+    exact = None if retrieval is None else View.of(member_N, triples)
+    other = comparable if exact is None else exact
     started = time.monotonic()
     scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance, world)
     seconds = time.monotonic() - started
-
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
     texts, truncated_N = graph.entities.take(main.ids), ranker.truncated_N[main.ids]
     report = {
@@ -308,7 +307,7 @@ def evaluate(
             "candidates": len(comparable.ids),
             "metrics": metrics_of(comparable.result(), tail_B[comparable.asked_B], protocol),
         }
-    if retrieval is not None:
+    if retrieval is not None and exact is not None:
         found_B = (scores_B > MISSED).numpy()
         report["retrieval"] = about_retrieval(retrieval, ranks, exact.result(), found_B, tail_B)
     if by_relation:

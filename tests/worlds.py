@@ -1,11 +1,11 @@
-"""Processes that do a job together, as threads of this one."""
+"""Processes that do a job together, as threads of this one that take turns: models are not made for several."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, BrokenBarrierError
+from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,32 +21,37 @@ NEAR = 1e-4  # scores of other batches differ by less
 class Threaded(World):
     """One of several; what the others give comes pickled, as from a process."""
 
-    def __init__(self, rank: int, size: int, barrier: Barrier, given: list[bytes]) -> None:
-        self.rank, self.size, self.barrier, self.given = rank, size, barrier, given
+    def __init__(self, rank: int, barrier: Barrier, turn: Lock, given: list[bytes]) -> None:
+        self.rank, self.size = rank, len(given)
+        self.barrier, self.turn, self.given = barrier, turn, given
 
     def gathered(self, value: Any) -> list[Any]:
         self.given[self.rank] = pickle.dumps(value)
+        self.turn.release()
         try:
             self.barrier.wait(60)
             found = [pickle.loads(value) for value in self.given]
             self.barrier.wait(60)
         except BrokenBarrierError:
             raise RunError("another process has ended") from None
+        finally:
+            self.turn.acquire()
         return found
 
 
 def together(size: int, job: Callable[[World], T]) -> list[T]:
     """What the job comes to in each of so many processes; the first error is raised when all have ended."""
-    barrier, given = Barrier(size), [b""] * size
+    barrier, turn, given = Barrier(size), Lock(), [b""] * size
     errors: list[Exception] = []
 
     def one(rank: int) -> list[T]:
-        try:
-            return [job(Threaded(rank, size, barrier, given))]
-        except Exception as error:
-            errors.append(error)
-            barrier.abort()
-            return []
+        with turn:
+            try:
+                return [job(Threaded(rank, barrier, turn, given))]
+            except Exception as error:
+                errors.append(error)
+                barrier.abort()
+                return []
 
     with ThreadPoolExecutor(size) as pool:
         found = [result for of_one in pool.map(one, range(size)) for result in of_one]
