@@ -23,7 +23,7 @@ from kgmlm.first_stage import MAX_SCORES
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import Ranks, rank_answers
-from kgmlm.processes import ALONE, World
+from kgmlm.processes import World, sharing
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.scope import Scope, within
@@ -242,7 +242,6 @@ def evaluate(
     batch_size: int = 64,
     by_relation: bool = False,
     advance: Callable[[int, int], None] = lambda n, total: None,
-    world: World = ALONE,
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
 
@@ -250,7 +249,8 @@ def evaluate(
     candidate and ranks last, also where a triple says that it does; such triples are counted. On the run's
     own graph, ranks among training entities alone and without constraints are taken from the same
     forward passes: what PyKEEN would report, which drops triples with unseen entities or relations and asks
-    duplicates once.
+    duplicates once. Where the work is shared (:func:`kgmlm.processes.sharing`), each process asks some of the
+    distinct queries, and all get the same evaluation.
 
     Args:
         ranker: a run's, or any other scorer of the graph's entities.
@@ -259,7 +259,6 @@ def evaluate(
             behind all that it finds, level with the rest. The report compares with exact ranking.
         by_relation: report the metrics of each relation, too.
         advance: called with (ranks just done, ranks in all); of several processes, with this one's share.
-        world: the processes that share the queries. All of them get the same evaluation.
 
     Raises:
         DataError: when the split is absent or has no triple to evaluate.
@@ -280,7 +279,7 @@ def evaluate(
     exact = None if retrieval is None else View.of(member_N, triples)
     other = comparable if exact is None else exact
     started = time.monotonic()
-    scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance, world)
+    scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance)
     seconds = time.monotonic() - started
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
     texts, truncated_N = graph.entities.take(main.ids), ranker.truncated_N[main.ids]
@@ -293,7 +292,7 @@ def evaluate(
         "triples_validated": scope.known(triples, "valid"),
         "queries": len(asked.distinct),
         "seconds": round(seconds, 2),
-        "processes": world.size,
+        "processes": sharing().size,
         "candidates": about_candidates(texts, truncated_N, ranks, protocol),
         "own_entity": about_own_entity(ranker.possible, asked.queries, asked.answers),
         "protocol": protocol.model_dump(mode="json"),
@@ -355,10 +354,10 @@ def _rank(
     retrieval: Retrieval | None,
     batch_size: int,
     advance: Callable[[int, int], None],
-    world: World,
 ) -> torch.Tensor:
     """Rank all queries in the main view, and by their other scores in the other; the answers' scores."""
     answer_scores_B = torch.zeros(len(asked.queries))
+    world = sharing()
     share = asked.share(world)
     own, _ = asked.of_groups(share)
     distinct = asked.distinct[share]

@@ -11,6 +11,9 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -105,6 +108,22 @@ class World:
 
 
 ALONE = World()
+_sharing: ContextVar[World] = ContextVar("sharing", default=ALONE)
+
+
+def sharing() -> World:
+    """The processes that share the work that is done here; outside of :func:`shared_by` this one alone."""
+    return _sharing.get()
+
+
+@contextmanager
+def shared_by(world: World) -> Iterator[World]:
+    """Inside, work is shared by these processes: each of them must do the same calls."""
+    token = _sharing.set(world)
+    try:
+        yield world
+    finally:
+        _sharing.reset(token)
 
 
 class _Joined(World):

@@ -224,6 +224,24 @@ class EntityVectors:
         shape = (len(self._read_N), self.reader.model.decoder[0].shape[1])
         return at(self.reader.model.device, np.zeros(shape, np.float32))
 
+    def of(self, ids: IntArray) -> Array:
+        """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
+        if not self._read_N[ids].all():
+            self.read(ids=np.unique(ids))
+        assert self._vectors_ND is not None
+        return self._vectors_ND[like(ids, self._vectors_ND)]
+
+    def missing(self, ids: IntArray | None = None) -> IntArray:
+        """Which entities, of some or of all, have no vector yet."""
+        return np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
+
+    def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
+        """Take over the vectors of M entities that another process has read."""
+        if self._vectors_ND is None:
+            self._vectors_ND = self._none()
+        self._vectors_ND[like(ids, self._vectors_ND)] = at(self.reader.model.device, vectors_MD)
+        self._read_N[ids] = True
+
     def forget(self) -> None:
         """Read all entities again: the model has changed."""
         self._vectors_ND = None
@@ -234,17 +252,23 @@ class EntityVectors:
         """How many entities' texts :meth:`read` would read."""
         return len(self._read_N) - int(self._read_N.sum())
 
-    def read(self, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None) -> None:
-        """Read the vectors of all entities that have none yet: one forward pass each.
+    def read(
+        self,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+        ids: IntArray | None = None,
+    ) -> None:
+        """Read the vectors of entities that have none yet: one forward pass each.
 
         Args:
             advance: called with the number of entities done, for progress bars.
+            ids: which entities, all different; None is all.
         """
         model = self.reader.model
         model.eval()
         if self._vectors_ND is None:
             self._vectors_ND = self._none()
-        missing = np.flatnonzero(~self._read_N)
+        missing = np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
@@ -254,4 +278,4 @@ class EntityVectors:
                     read = vectors if self.residuals is None else self.residuals(ids, vectors)
                     self._vectors_ND[ids] = read
                 advance(len(rows))
-        self._read_N[:] = True
+            self._read_N[part] = True

@@ -16,7 +16,9 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, ConfigError, FloatArray, IntArray, Queries
 from kgmlm.metrics import Ranks, check_finite
 from kgmlm.mixture import LIMIT, Mixture, Use
+from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
+from kgmlm.reading import read_together
 from kgmlm.reranking import best_of
 from kgmlm.scope import Scope, within
 from kgmlm.signals import SIGNALS
@@ -71,7 +73,7 @@ def _ranked_by(
 ) -> tuple[Asked, list[Ranks]]:
     """Both queries of each triple of the run's own graph, and their ranks by several ways of scoring.
 
-    All from the same forward passes.
+    All from the same forward passes, each query in one of the processes that share the work.
 
     Args:
         count: how many ways there are.
@@ -87,17 +89,21 @@ def _ranked_by(
     triples = within(scope.sampled(protocol), member_N, protocol)
     asked = Asked.of(triples, graph, protocol)
     views = [View.of(member_N, triples) for _ in range(count)]
-    distinct = asked.distinct
-    for rows, _, said in ranker.said(distinct, batch_size=batch_size, by=by):
+    share = asked.share(sharing())
+    distinct = asked.distinct[share]
+    for own, _, said in ranker.said(distinct, batch_size=batch_size, by=by):
+        rows = share[own]
         split = [
             (at, group, asked.known.lookup(asked.queries[at]))
             for at, group in asked.in_parts(rows, MAX_SCORES // len(graph.entities))
         ]
-        for view, scores_dN in zip(views, score(distinct[rows], rows, said), strict=True):
+        for view, scores_dN in zip(views, score(distinct[own], rows, said), strict=True):
             for at, group, known in split:
                 source = torch.from_numpy(group).to(scores_dN.device)
                 view.rank(scores_dN[source], at, asked.answers[at], known)
         advance(len(rows), len(distinct))
+    for view in views:
+        sharing().filled(view.ranks_3B, asked.of_groups(share)[0])
     return asked, [view.result() for view in views]
 
 
@@ -316,7 +322,7 @@ def choose_reranking(
 
     asked, ranks = _ranked_by(ranker, graph, protocol, len(tried), score, partial(advance, "reranking"))
     held_B = np.zeros(len(asked.queries), np.bool_)
-    for rows, ids_dK in held:
+    for rows, ids_dK in (batch for of_one in sharing().gathered(held) for batch in of_one):
         at, group = asked.of_groups(rows)
         held_B[at] = (ids_dK[group] == asked.answers[at][:, None]).any(1)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
@@ -371,7 +377,7 @@ def _weigh_text(
     tried = [Mixture.even({"likelihood": 1.0, "vector": value}, relations) for value in values]
     alone = Mixture.even({"likelihood": 0.0, "vector": 1.0}, relations)
     unread = ranker.vectors.unread
-    ranker.vectors.read(advance=lambda n: advance("reading entities", n, unread))
+    read_together(ranker.vectors, advance=lambda n: advance("reading entities", n, unread))
     queries, ranks = _by_mixtures(ranker, graph, protocol, [*tried, alone], advance)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
 

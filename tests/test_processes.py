@@ -17,13 +17,22 @@ from conftest import Launch, refused
 from doubles import fake
 from worlds import check_same_ranks, together
 
-from kgmlm.config import Protocol
+from kgmlm.arrays import numpy
+from kgmlm.config import Protocol, RerankingSettings, TextSettings, TypeSettings, VectorSettings
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ConfigError, RunError, both_sides
-from kgmlm.processes import ALONE, World, join, speaks
+from kgmlm.kg import ConfigError, IntArray, RunError, both_sides
+from kgmlm.mixture import Use
+from kgmlm.processes import ALONE, World, join, sharing, speaks
 from kgmlm.ranker import Ranker
-from kgmlm.watching import Bars, Watcher, watcher_of
+from kgmlm.reader import Reader
+from kgmlm.reranker import Reranker
+from kgmlm.reranking import Reranking
+from kgmlm.runs import open_run
+from kgmlm.signals.types import Types
+from kgmlm.tokenization import Encoded
+from kgmlm.tuning import tune
+from kgmlm.watching import Bars, Calls, Watcher, watcher_of
 
 KILLED = "import os, signal; from kgmlm.processes import join; join(); os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -67,6 +76,7 @@ def test_one_process_is_alone_and_speaks(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     assert join() is join("cuda:1") is ALONE
+    assert sharing() is ALONE
     assert speaks()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="--device cuda:1 does not go with several processes"):
@@ -87,9 +97,7 @@ def test_an_evaluation_is_the_same_by_any_number_of_processes(
 ) -> None:
     def job(world: World) -> Any:
         done: list[tuple[int, int]] = []
-        found = evaluate(
-            fake(toy), toy, protocol, by_relation=True, advance=lambda *n: done.append(n), world=world
-        )
+        found = evaluate(fake(toy), toy, protocol, by_relation=True, advance=lambda *n: done.append(n))
         assert sum(n for n, _ in done) == (done[0][1] if done else 0), "the bar is full in the end"
         return found
 
@@ -107,7 +115,7 @@ def test_an_evaluation_is_the_same_by_any_number_of_processes(
 def test_processes_with_other_triples_are_refused(toy: KnowledgeGraph) -> None:
     other = replace(toy, splits={**toy.splits, "test": toy.splits["test"][:-1]})
     with pytest.raises(RunError, match="different triples"):
-        together(2, lambda w: evaluate(fake(toy), other if w.rank else toy, Protocol(), world=w))
+        together(2, lambda w: evaluate(fake(toy), other if w.rank else toy, Protocol()))
 
 
 def test_a_model_ranks_the_same_by_two_processes(
@@ -120,8 +128,54 @@ def test_a_model_ranks_the_same_by_two_processes(
     scores_BN = np.zeros((len(queries), len(toy.entities)), np.float32)
     for rows, scores_bN in ranker.rank(queries):
         scores_BN[rows] = scores_bN.numpy()
-    for found in together(2, lambda world: evaluate(ranker, toy, Protocol(split="train"), world=world)):
+    for found in together(2, lambda world: evaluate(ranker, toy, Protocol(split="train"))):
         check_same_ranks(found, alone, scores_BN)
+
+
+def everything(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
+    """Likelihood, entity vectors, types and a reranker."""
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    ranker = ranker.with_signal(Types.fit(toy, TypeSettings()))
+    small = {"reranking": RerankingSettings(candidates=5, max_length=8), "text": TextSettings(max_length=40)}
+    reader = ranker.reader
+    settings = reader.settings.model_copy(update=small)
+    reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
+    return ranker.but(reranking=Reranking(reranker, Use(0, 0.0), 1.0))
+
+
+def test_processes_choose_the_weights_of_one(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.reading.ROUND", 4)
+    read: list[tuple[int, int]] = []
+    encode = Reader.encode_entities
+
+    def counted(reader: Reader, ids: IntArray) -> list[Encoded]:
+        read.extend((sharing().rank, i) for i in ids.tolist())
+        return encode(reader, ids)
+
+    monkeypatch.setattr(Reader, "encode_entities", counted)
+
+    def job(world: World) -> Any:
+        ranker = everything(make_ranker, toy)
+        bars: dict[str, int] = {}
+
+        def advance(what: str, n: int, total: int) -> None:
+            bars[what] = bars.get(what, 0) + n
+            assert bars[what] <= total or what != "reading entities"
+
+        mixture, use, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
+        assert bars["reading entities"] == len(toy.entities)
+        assert ranker.vectors is not None
+        return {n: t.tolist() for n, t in mixture.tables.items()}, use, figures, numpy(ranker.vectors.all)
+
+    *chosen, vectors_ND = job(ALONE)
+    read.clear()
+    for *found, of_one_ND in together(3, job):
+        assert found == chosen
+        np.testing.assert_allclose(of_one_ND, vectors_ND, atol=1e-5)
+    assert sorted(i for _, i in read) == list(range(len(toy.entities))), "each entity is read once"
+    assert {rank for rank, _ in read} == {0, 1, 2}
 
 
 def same_but(found: dict[str, Any], expected: dict[str, Any], *keys: str) -> None:
@@ -161,6 +215,22 @@ def test_a_process_that_is_killed_ends_all_with_one_sentence(launch: Launch, toy
     left, killed = launch(("evaluate", toy_run), ("-c", KILLED))
     assert killed.returncode == -9
     refused(left, "another of the 2 processes has ended")
+
+
+def test_two_processes_tune_and_the_main_one_writes(launch: Launch, toy_run: Path, tmp_path: Path) -> None:
+    figures, weights = [], []
+    for count in (1, 2):
+        run = shutil.copytree(toy_run, tmp_path / f"by-{count}")
+        main, *others = launch(*count * [("tune", run, "--add", "types", "--json")])
+        assert [d.returncode for d in (main, *others)] == count * [0], main.stderr
+        assert [d.stdout for d in others] == (count - 1) * [""]
+        figures.append(json.loads(main.stdout))
+        chosen = open_run(run).chosen
+        weights.append({name: table.tolist() for name, table in chosen.mixture.tables.items()})
+        assert chosen.by["valid"] == figures[-1]
+    assert figures[0].keys() == {"text", "types"}
+    assert figures[0] == figures[1]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.slow

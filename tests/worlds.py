@@ -1,4 +1,4 @@
-"""Processes that do a job together, as threads of this one that take turns: models are not made for several."""
+"""Processes that do a job together, as threads that take turns: models are not made for several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from kgmlm.evaluation import Evaluation
 from kgmlm.kg import RunError
-from kgmlm.processes import World
+from kgmlm.processes import World, shared_by
 
 T = TypeVar("T")
 NEAR = 1e-4  # scores of other batches differ by less
@@ -47,7 +47,8 @@ def together(size: int, job: Callable[[World], T]) -> list[T]:
     def one(rank: int) -> list[T]:
         with turn:
             try:
-                return [job(Threaded(rank, barrier, turn, given))]
+                with shared_by(Threaded(rank, barrier, turn, given)) as world:
+                    return [job(world)]
             except Exception as error:
                 errors.append(error)
                 barrier.abort()

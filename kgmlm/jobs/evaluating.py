@@ -16,7 +16,7 @@ from kgmlm.datasets import load_graph
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
-from kgmlm.processes import World, join
+from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
@@ -324,7 +324,7 @@ def _evaluate(
     untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
-    with watch:
+    with watch, shared_by(world):
         opened = steady(run.path, lambda: _open(same, run, scope, way, watch, batch_size))
         world.agree(opened.made_by, "weights")
         read_entities(opened.ranker, watch, batch_size)
@@ -336,7 +336,6 @@ def _evaluate(
             batch_size=batch_size,
             by_relation=by_relation,
             advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
-            world=world,
         )
 
 

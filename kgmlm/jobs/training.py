@@ -18,7 +18,7 @@ from kgmlm.jobs.running import Given, Interrupted, as_assignments, settings_of, 
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, RunError, counted
-from kgmlm.processes import main_process
+from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
@@ -280,9 +280,11 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+    world = join()
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
-        return weigh_text(current, run.graph, protocol, watch)
+        with shared_by(world):
+            return weigh_text(current, run.graph, protocol, watch)
 
     train_watched(
         run,
