@@ -45,7 +45,13 @@ def fail(message: str) -> None:
     raise typer.Exit(2)
 
 
-IN_SEVERAL_PROCESSES = ("train", "evaluate", "tune")  # the commands that `torchrun` may start
+IN_SEVERAL_PROCESSES = (
+    "train",
+    "evaluate",
+    "tune",
+    "rank",
+    "index",
+)  # the commands that `torchrun` may start
 
 
 HEAVY = ("torch", "transformers", "accelerate", "pykeen")  # what an installation for ranking may lack

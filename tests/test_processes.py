@@ -9,18 +9,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from conftest import Launch, refused
 from doubles import fake
-from worlds import check_same_ranks, together
+from worlds import NEAR, check_same_ranks, together
 
 from kgmlm.arrays import numpy
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, TypeSettings, VectorSettings
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.indexing import build_index
 from kgmlm.kg import ConfigError, IntArray, RunError, both_sides
 from kgmlm.mixture import Use
 from kgmlm.processes import ALONE, World, join, sharing, speaks
@@ -28,6 +29,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
+from kgmlm.retrieval import Retriever
 from kgmlm.runs import open_run
 from kgmlm.signals.types import Types
 from kgmlm.tokenization import Encoded
@@ -231,6 +233,60 @@ def test_two_processes_tune_and_the_main_one_writes(launch: Launch, toy_run: Pat
     assert figures[0].keys() == {"text", "types"}
     assert figures[0] == figures[1]
     assert weights[0] == weights[1]
+
+
+def test_two_processes_rank_many_queries_and_build_an_index(
+    launch: Launch, toy_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    asked = tmp_path / "asked.tsv"
+    asked.write_text(
+        "head\trelation\ttail\n" + "france\tcapital\t\n\tcapital\tparis\n" * 3 + "rome\tlocated_in\t\n"
+    )
+    (alone,) = launch(("rank", run, "--queries", asked, "--json", "-k", "3"))
+    main, other = launch(*2 * [("rank", run, "--queries", asked, "--json", "-k", "3")])
+    assert (main.returncode, other.returncode) == (0, 0), main.stderr
+    assert other.stdout == ""
+    expected, found = ([json.loads(row) for row in d.stdout.splitlines()] for d in (alone, main))
+    assert len(found) == 3 * 7
+    for one, same in zip(expected, found, strict=True):
+        assert one.pop("score") == pytest.approx(same.pop("score"), abs=NEAR)
+        assert one == same, "in the order of the queries"
+    main, other = launch(*2 * [("index", run, "--json", "--quiet")])
+    assert (main.returncode, other.returncode, other.stdout) == (0, 0, ""), main.stderr + other.stderr
+    record = json.loads(main.stdout)
+    assert record["entities"] == sum(
+        len(part.ids) for part in Retriever.load(run / "index" / "likelihood").parts
+    )
+    assert record["recall_at_10"] == 1
+
+
+@pytest.mark.parametrize("kind", ["likelihood", "entity"])
+def test_an_index_is_the_same_by_any_number_of_processes(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], kind: Literal["likelihood", "entity"]
+) -> None:
+    pytest.importorskip("faiss")
+
+    def job(world: World) -> Retriever:
+        ranker = make_ranker(vector=VectorSettings(enabled=kind == "entity"))
+        done: list[int] = []
+        made = build_index(ranker, toy, kind, advance=lambda n, total: done.append(n))
+        assert not world.main or sum(done) == len(toy.entities)
+        return made
+
+    alone = job(ALONE)
+    main, *others = together(3, job)
+    # Vectors are read in other batches, so their last bits differ; runs have theirs saved.
+    timed = {"seconds", "why", "ms_a_query", "exact_ms_a_query", "tried"}
+    timed |= {"fingerprint"} if kind == "entity" else set()
+    assert {k: v for k, v in main.record.items() if k not in timed} == {
+        k: v for k, v in alone.record.items() if k not in timed
+    }
+    assert all(other.record == main.record and not other.parts for other in others)
+    for found, expected in zip(main.parts, alone.parts, strict=True):
+        assert (found.width, found.ids.tolist()) == (expected.width, expected.ids.tolist())
+        vectors = [p.index.reconstruct_n(0, len(p.ids)) for p in (found, expected) if len(p.ids)]
+        assert not vectors or np.allclose(*vectors, atol=1e-6 if kind == "entity" else 0)
 
 
 @pytest.mark.slow
