@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from conftest import Launch, refused
+from conftest import TINY_SETTINGS, Cli, Launch, refused
 from doubles import fake
 from worlds import NEAR, check_same_ranks, together
 
@@ -285,8 +285,24 @@ def test_an_index_is_the_same_by_any_number_of_processes(
     assert all(other.record == main.record and not other.parts for other in others)
     for found, expected in zip(main.parts, alone.parts, strict=True):
         assert (found.width, found.ids.tolist()) == (expected.width, expected.ids.tolist())
-        vectors = [p.index.reconstruct_n(0, len(p.ids)) for p in (found, expected) if len(p.ids)]
-        assert not vectors or np.allclose(*vectors, atol=1e-6 if kind == "entity" else 0)
+        if len(found.ids):
+            one, other = (part.index.reconstruct_n(0, len(part.ids)) for part in (found, expected))
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if kind == "entity" else 0)
+
+
+def test_training_by_two_processes_is_resumed_by_one(launch: Launch, cli: Cli, tmp_path: Path) -> None:
+    """Steps are counted, so the epochs of one process are longer; nothing is refused."""
+    run, steps = tmp_path / "run", ("--set", "training.epochs=2", "--set", "training.eval_every=2")
+    start = ("train", "--dataset", "toy", "--model", "scratch", "--output", run, *TINY_SETTINGS, *steps, "-q")
+    main, other = launch(*2 * [(*start, "--max-steps", "3")])
+    assert (main.returncode, other.returncode) == (0, 0), main.stderr + other.stderr
+    assert (other.stdout, other.stderr) == ("", "")
+    done = cli("train", "--output", run, "--resume", "-q")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    last = open_run(run).record
+    assert (last["status"], last["step"]) == ("finished", 10)
+    assert [row["step"] for row in rows if "loss" in row] == [*range(1, 11)]
 
 
 @pytest.mark.slow
