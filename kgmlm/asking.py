@@ -211,7 +211,9 @@ def types_of(run: RunFolder) -> EntityTypes:
 
 
 def read_entities(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
-    """Read the vectors that are missing and count."""
+    """Read the vectors that are missing and count, each in one of the processes that share the work."""
+    from kgmlm.reading import read_together
+
     if unread := ranker.unread:
         assert ranker.vectors is not None
-        ranker.vectors.read(batch_size, lambda n: watch("reading entities", n, unread))
+        read_together(ranker.vectors, batch_size, lambda n: watch("reading entities", n, unread))

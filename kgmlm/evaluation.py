@@ -6,6 +6,7 @@ others meet scores only here, in the filter and in the ranks.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kgmlm.first_stage import MAX_SCORES
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import Ranks, rank_answers
+from kgmlm.processes import World, sharing
 from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.scope import Scope, within
@@ -104,6 +106,19 @@ class Asked:
         """The distinct queries."""
         return self.queries[self.first]
 
+    def share(self, world: World) -> IntArray:
+        """The groups that this process asks, so that each process ranks about as many answers.
+
+        Raises:
+            RunError: when the processes were asked different queries.
+        """
+        queries = self.queries
+        digest = hashlib.sha256()
+        for column in (queries.entity_B, queries.relation_B, queries.tail_B, self.answers):
+            digest.update(np.ascontiguousarray(column).data)
+        world.agree(digest.hexdigest(), "triples")
+        return world.share(np.diff(self.bounds))
+
     def in_parts(self, rows: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
         """As :meth:`of_groups`, some queries at a time: a hub may be asked about in thousands of triples."""
         at, group = self.of_groups(rows)
@@ -113,7 +128,8 @@ class Asked:
 
     def of_groups(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The queries of some groups, and for each which of the groups it belongs to."""
-        at = np.concatenate([self.members[self.bounds[r] : self.bounds[r + 1]] for r in rows])
+        groups = [self.members[self.bounds[r] : self.bounds[r + 1]] for r in rows]
+        at = np.concatenate([self.members[:0], *groups])
         return at, np.repeat(np.arange(len(rows)), self.bounds[rows + 1] - self.bounds[rows])
 
 
@@ -233,7 +249,8 @@ def evaluate(
     candidate and ranks last, also where a triple says that it does; such triples are counted. On the run's
     own graph, ranks among training entities alone and without constraints are taken from the same
     forward passes: what PyKEEN would report, which drops triples with unseen entities or relations and asks
-    duplicates once.
+    duplicates once. Where the work is shared (:func:`kgmlm.processes.sharing`), each process asks some of the
+    distinct queries, and all get the same evaluation.
 
     Args:
         ranker: a run's, or any other scorer of the graph's entities.
@@ -241,7 +258,7 @@ def evaluate(
         retrieval: rank what an index finds before anything is filtered; an answer that it misses ranks
             behind all that it finds, level with the rest. The report compares with exact ranking.
         by_relation: report the metrics of each relation, too.
-        advance: called with (ranks just done, ranks in all).
+        advance: called with (ranks just done, ranks in all); of several processes, with this one's share.
 
     Raises:
         DataError: when the split is absent or has no triple to evaluate.
@@ -258,15 +275,12 @@ def evaluate(
         raise ConfigError("an index is evaluated among all candidates, not among negatives")
 
     main = _main_view(member_N, triples, asked, protocol)
-    comparable = None
-    if not protocol.negatives and not scope.other and retrieval is None and graph.seen_N.any():
-        comparable = View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
-    exact = View.of(member_N, triples)  # used with a retriever only
-    other = exact if retrieval is not None else comparable
+    comparable = None if retrieval is not None else _comparable(scope, triples, protocol)
+    exact = None if retrieval is None else View.of(member_N, triples)
+    other = comparable if exact is None else exact
     started = time.monotonic()
     scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance)
     seconds = time.monotonic() - started
-
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
     texts, truncated_N = graph.entities.take(main.ids), ranker.truncated_N[main.ids]
     report = {
@@ -278,6 +292,7 @@ def evaluate(
         "triples_validated": scope.known(triples, "valid"),
         "queries": len(asked.distinct),
         "seconds": round(seconds, 2),
+        "processes": sharing().size,
         "candidates": about_candidates(texts, truncated_N, ranks, protocol),
         "own_entity": about_own_entity(ranker.possible, asked.queries, asked.answers),
         "protocol": protocol.model_dump(mode="json"),
@@ -291,7 +306,7 @@ def evaluate(
             "candidates": len(comparable.ids),
             "metrics": metrics_of(comparable.result(), tail_B[comparable.asked_B], protocol),
         }
-    if retrieval is not None:
+    if retrieval is not None and exact is not None:
         found_B = (scores_B > MISSED).numpy()
         report["retrieval"] = about_retrieval(retrieval, ranks, exact.result(), found_B, tail_B)
     if by_relation:
@@ -323,6 +338,14 @@ def _main_view(member_N: BoolArray, triples: IntArray, asked: Asked, protocol: P
     return main
 
 
+def _comparable(scope: Scope, triples: IntArray, protocol: Protocol) -> View | None:
+    """Where PyKEEN would rank, on the run's own graph."""
+    graph = scope.graph
+    if protocol.negatives or scope.other or not graph.seen_N.any():
+        return None
+    return View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
+
+
 def _rank(
     ranker: Scorer,
     asked: Asked,
@@ -334,9 +357,12 @@ def _rank(
 ) -> torch.Tensor:
     """Rank all queries in the main view, and by their other scores in the other; the answers' scores."""
     answer_scores_B = torch.zeros(len(asked.queries))
-    distinct = asked.distinct
+    world = sharing()
+    share = asked.share(world)
+    own, _ = asked.of_groups(share)
+    distinct = asked.distinct[share]
     for rows, scores_dN, other_dN in _scores(ranker, distinct, retrieval, other is not None, batch_size):
-        for at, group in asked.in_parts(rows, MAX_SCORES // scores_dN.shape[1]):
+        for at, group in asked.in_parts(share[rows], MAX_SCORES // scores_dN.shape[1]):
             answers = asked.answers[at]
             scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
             true = torch.from_numpy(answers).to(scores_dN.device)
@@ -345,7 +371,11 @@ def _rank(
             main.rank(scores_bN, at, answers, known)
             if other is not None:
                 other.rank(other_dN[torch.from_numpy(group).to(other_dN.device)], at, answers, known)
-            advance(len(at), len(asked.queries))
+            advance(len(at), len(own))
+    for view in (main, other):
+        if view is not None:
+            world.filled(view.ranks_3B, own)
+    world.filled(answer_scores_B.numpy(), own)  # the tensor's own memory
     return answer_scores_B
 
 

@@ -17,7 +17,9 @@ import torch
 from kgmlm.faiss_parts import Part, require_faiss, unwrapped
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, IntArray, Queries, RunError
+from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
+from kgmlm.reading import read_together
 from kgmlm.retrieval import (
     FLAT_BELOW,
     KINDS,
@@ -79,6 +81,10 @@ def build_index(
 ) -> Retriever:
     """Index all entities of a ranker's context.
 
+    Where the work is shared (:func:`kgmlm.processes.sharing`), each process reads some of the entities, and
+    makes some parts of a likelihood index. The main process gets the index; what the others get has its
+    record alone.
+
     Args:
         factory: a FAISS factory string, or "auto".
         dimensions: a token, of a likelihood index; None chooses, 0 is all: then a flat search is exact.
@@ -94,17 +100,22 @@ def build_index(
     states, sample = _queries(graph, seed)
     ids = np.arange(count)
     done = _counted(advance, count)
-    reduction = None
+    reduction, world = None, sharing()
     if kind == "entity":
         if ranker.vectors is None:
             raise ConfigError("the run has no entity vectors; train with --set vector.enabled=true")
+        read_together(ranker.vectors)
+        if not world.main:
+            return Retriever(kind, [], None, world.from_main())
         parts = entity_parts(ranker.vectors.all.cpu().numpy(), ids, factory, seed, done)
         why = [_why(factory, parts)]
     else:
         if dimensions is None:
             dimensions = 0 if factory in ("auto", "Flat") and count < FLAT_BELOW else DIMENSIONS
-        reduction = _reduction(ranker, states, dimensions)
+        reduction = world.from_main(_reduction(ranker, states, dimensions) if world.main else None)
         parts = _likelihood_parts(ranker, ids, reduction, factory, seed, done)
+        if not world.main:
+            return Retriever(kind, [], None, world.from_main())
         kept = f"{dimensions} dimensions a token keep {reduction.kept:.1%} of the logits' energy"
         why = [_why(factory, parts), kept if dimensions else "all dimensions: a flat search is exact"]
     record: dict[str, Any] = {
@@ -132,7 +143,7 @@ def build_index(
         "seconds": round(time.monotonic() - started, 2),
         "why": "; ".join(why),
     }
-    return replace(retriever, record=record)
+    return replace(retriever, record=world.from_main(record))
 
 
 def save_index(run: RunFolder, retriever: Retriever) -> Retriever:
@@ -251,9 +262,16 @@ def _likelihood_parts(
     seed: int,
     advance: Callable[[int], None],
 ) -> list[Part]:
-    reader = ranker.reader
+    """Parts by length of name, each made by one of the processes that share the work, and known to all."""
+    reader, world = ranker.reader, sharing()
     length, normalization = reader.vocabulary.span_length, reader.settings.scoring.normalization
-    return likelihood_parts(reader.names, ids, reduction, length, normalization, factory, seed, advance)
+    lengths = reader.names.lengths_N[ids]
+    share = world.share(np.bincount(lengths, minlength=length + 1)[1:] * np.arange(1, length + 1))
+    own = ids[np.isin(lengths, share + 1)]  # the other parts stay empty
+    made = likelihood_parts(reader.names, own, reduction, length, normalization, factory, seed, advance)
+    of_all = [made] if world.size == 1 else world.gathered([made[i] for i in share])
+    advance(len(ids) - len(own))
+    return sorted((part for of_one in of_all for part in of_one), key=lambda part: part.width)
 
 
 def _why(factory: str, parts: list[Part]) -> str:

@@ -224,6 +224,24 @@ class EntityVectors:
         shape = (len(self._read_N), self.reader.model.decoder[0].shape[1])
         return at(self.reader.model.device, np.zeros(shape, np.float32))
 
+    def of(self, ids: IntArray) -> Array:
+        """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
+        if not self._read_N[ids].all():
+            self.read(ids=np.unique(ids))
+        assert self._vectors_ND is not None
+        return self._vectors_ND[like(ids, self._vectors_ND)]
+
+    def missing(self, ids: IntArray | None = None) -> IntArray:
+        """Which entities, of some or of all, have no vector yet."""
+        return np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
+
+    def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
+        """Take over the vectors of M entities that another process has read."""
+        if self._vectors_ND is None:
+            self._vectors_ND = self._none()
+        self._vectors_ND[like(ids, self._vectors_ND)] = at(self.reader.model.device, vectors_MD)
+        self._read_N[ids] = True
+
     def forget(self) -> None:
         """Read all entities again: the model has changed."""
         self._vectors_ND = None
@@ -236,15 +254,7 @@ class EntityVectors:
 
     def unread_of(self, ids: IntArray | None) -> int:
         """The same of some entities that all differ; None is all."""
-        read = self._read_N if ids is None else self._read_N[ids]
-        return len(read) - int(read.sum())
-
-    def of(self, ids: IntArray) -> Array:
-        """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
-        if not self._read_N[ids].all():
-            self.read(ids=np.unique(ids))
-        assert self._vectors_ND is not None
-        return self._vectors_ND[like(ids, self._vectors_ND)]
+        return len(self.missing(ids))
 
     def read(
         self,
@@ -262,7 +272,7 @@ class EntityVectors:
         model.eval()
         if self._vectors_ND is None:
             self._vectors_ND = self._none()
-        missing = np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
+        missing = self.missing(ids)
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):

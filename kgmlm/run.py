@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ from kgmlm.asking import Runtime, Way, read_entities, shortlist_of
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, IntArray, QueryError, RunError
+from kgmlm.processes import join, shared_by
 from kgmlm.upkeep import steady
 from kgmlm.watching import Advance, Watcher, watcher_of
 
@@ -129,6 +130,7 @@ class Run:
 
         Args:
             queries: many at once, each (head, relation, tail) with None for what is asked; labels or names.
+                Several processes (``torchrun``) share them; each must ask, and gets the whole table.
             novel: leave out triples that the graph has.
 
         Returns:
@@ -264,9 +266,7 @@ class Run:
     def _predicted(
         self, asked: Sequence[Query], watch: Watcher, **options: Any
     ) -> list[tuple[Query, list[Prediction]]]:
-        predictor = self.open(watch)
-        found = dict(predictor.predict(asked, advance=lambda n: watch("ranking", n, len(asked)), **options))
-        return [(query, found[i]) for i, query in enumerate(asked)]
+        return list(zip(asked, predicted(self, asked, watch, **options), strict=True))
 
     def __repr__(self) -> str:
         record = self.folder.record
@@ -274,6 +274,34 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"
+
+
+def predicted(
+    run: Run, asked: Sequence[Query], watch: Watcher, batch_size: int = 64, **options: Any
+) -> list[list[Prediction]]:
+    """The best candidates of many queries, in the order of the queries.
+
+    Several processes (``torchrun``) share the queries; each must call this, and gets the answers to all.
+
+    Args:
+        options: as of :meth:`kgmlm.prediction.Predictor.predict`.
+
+    Raises:
+        RunError: when the processes were asked different queries, or see another run.
+    """
+    import numpy as np
+
+    with shared_by(join(run.way.device)) as world:
+        predictor = run.open(watch, batch_size)
+        seen = run.opened, len(run.graph.entities), list(asked)
+        world.agree(seen, "weights, entities or queries")
+        mine = world.share(np.ones(len(asked), np.int64)).tolist()
+        bar = partial(watch, "ranking", total=len(mine))
+        queries = [asked[i] for i in mine]
+        found = predictor.predict(queries, batch_size=batch_size, advance=bar, **options)
+        of_all = world.gathered([(mine[row], best) for row, best in found])
+    by_query = dict(pair for of_one in of_all for pair in of_one)
+    return [by_query[i] for i in range(len(asked))]
 
 
 def _row(p: Prediction) -> dict[str, Any]:

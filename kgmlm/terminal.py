@@ -6,13 +6,14 @@ Heavy imports live inside the functions.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,29 @@ if TYPE_CHECKING:
     from kgmlm.prediction import Prediction, Predictor
 
 
+def say(message: str) -> None:
+    """Why the command ends, as a line on stderr; of several processes that end, one says it."""
+    from kgmlm.processes import speaks
+
+    if speaks():
+        print(f"kgmlm: {message}", file=sys.stderr)
+
+
 def fail(message: str) -> None:
     """Say it on stderr and exit with code 2."""
     from kgmlm.kg import readable
 
-    print(f"kgmlm: {readable(message)}", file=sys.stderr)
+    say(readable(message))
     raise typer.Exit(2)
 
 
-IN_SEVERAL_PROCESSES = ("train",)  # the commands that `torchrun` and `accelerate launch` may start
+IN_SEVERAL_PROCESSES = (
+    "train",
+    "evaluate",
+    "tune",
+    "rank",
+    "index",
+)  # the commands that `torchrun` may start
 
 
 HEAVY = ("torch", "transformers", "accelerate", "pykeen")  # what an installation for ranking may lack
@@ -72,18 +87,24 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         from kgmlm.kg import KgmlmError
+        from kgmlm.processes import in_several_processes, main_process
 
         # transformers reports its loading in bars and warnings of its own; ours say what matters.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and function.__name__ not in IN_SEVERAL_PROCESSES:
-            if int(os.environ.get("RANK", "0")) == 0:  # the others leave without a word
-                fail(f"`kgmlm {function.__name__}` runs in one process; only `kgmlm train` runs in several")
+        if in_several_processes() and function.__name__ not in IN_SEVERAL_PROCESSES:
+            if main_process():  # the others leave without a word
+                several = ", ".join(IN_SEVERAL_PROCESSES)
+                print(
+                    f"kgmlm: `kgmlm {function.__name__}` runs in one process (in several: {several})",
+                    file=sys.stderr,
+                )
+                raise typer.Exit(2)
             return
         try:
-            with _terminable():
+            with _terminable(), nullcontext() if main_process() else redirect_stdout(io.StringIO()):
                 function(*args, **kwargs)
             sys.stdout.flush()  # here, where it is no mistake that the reader has gone
         except KgmlmError as error:
@@ -106,7 +127,7 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt as error:
             number = getattr(error, "signal", signal.SIGINT)
             if not hasattr(error, "signal") or isinstance(error, _Terminated):
-                print("kgmlm: interrupted", file=sys.stderr)  # training says so itself, and how to continue
+                say("interrupted")  # training says so itself, and how to continue
             raise typer.Exit(128 + number) from None
 
     return wrapper

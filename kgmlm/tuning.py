@@ -17,7 +17,9 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, ConfigError, FloatArray, IntArray, Queries
 from kgmlm.metrics import Ranks, check_finite
 from kgmlm.mixture import LIMIT, Mixture, Use
+from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
+from kgmlm.reading import read_together
 from kgmlm.reranking import best_of
 from kgmlm.signals import SIGNALS
 from kgmlm.watching import Advance, Watcher
@@ -80,7 +82,7 @@ def _ranked_by(
 ) -> tuple[Asked, list[Ranks]]:
     """Both queries of each triple of the run's own graph, and their ranks by several ways of scoring.
 
-    All from the same forward passes.
+    All from the same forward passes, each query in one of the processes that share the work.
 
     Args:
         count: how many ways there are.
@@ -88,14 +90,19 @@ def _ranked_by(
         by: which signals are asked; None is those that count.
     """
     views = [contest.view() for _ in range(count)]
-    distinct, pool = contest.asked.distinct, ranker.pool(contest.ids)
-    for rows, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=by):
+    asked, world = contest.asked, sharing()
+    share = asked.share(world)
+    distinct, pool = asked.distinct[share], ranker.pool(contest.ids)
+    for own, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=by):
+        rows = share[own]
         groups = list(contest.groups(rows))
-        for view, scores_dN in zip(views, score(distinct[rows], rows, said), strict=True):
+        for view, scores_dN in zip(views, score(distinct[own], rows, said), strict=True):
             for group in groups:
                 group.rank(view, scores_dN)
         advance(len(rows), len(distinct))
-    return contest.asked, [view.result() for view in views]
+    for view in views:
+        world.filled(view.ranks_3B, asked.of_groups(share)[0])
+    return asked, [view.result() for view in views]
 
 
 def _by_mixtures(
@@ -312,7 +319,7 @@ def choose_reranking(
     contest = _contest(graph, protocol)
     asked, ranks = _ranked_by(ranker, contest, len(tried), score, partial(advance, "reranking"))
     held_B = np.zeros(len(asked.queries), np.bool_)
-    for rows, ids_dK in held:
+    for rows, ids_dK in (batch for of_one in sharing().gathered(held) for batch in of_one):
         at, group = asked.of_groups(rows)
         held_B[at] = (ids_dK[group] == asked.answers[at][:, None]).any(1)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
@@ -368,7 +375,7 @@ def _weigh_text(
     tried = [Mixture.even({"likelihood": 1.0, "vector": value}, relations) for value in values]
     alone = Mixture.even({"likelihood": 0.0, "vector": 1.0}, relations)
     unread = ranker.vectors.unread_of(contest.ids)
-    ranker.vectors.read(advance=lambda n: advance("reading entities", n, unread), ids=contest.ids)
+    read_together(ranker.vectors, advance=lambda n: advance("reading entities", n, unread), ids=contest.ids)
     queries, found = _by_mixtures(ranker, contest, [*tried, alone], advance)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in found])
 

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from kgmlm.processes import main_process
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -217,8 +219,11 @@ def watcher_of(progress: bool | Watcher | Advance = True) -> Watcher:
 
     Args:
         progress: True for bars that suit the place, False for nobody, or a function of (what is being done,
-            how many just were, how many there are), or a watcher.
+            how many just were, how many there are), or a watcher. Of several processes that do a job
+            together only the main one is watched.
     """
+    if not main_process():
+        return Watcher()
     if isinstance(progress, Watcher):
         return progress
     if callable(progress):

@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from forking import Forker
+from forking import Forker, ranks
 from typer.testing import CliRunner
 
 from kgmlm.cli import app
@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("kgmlm", deadline=None)  # a busy machine i
 hypothesis.settings.load_profile("kgmlm")
 
 
-SLOW = {"command", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train
+SLOW = {"forker", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -141,9 +141,33 @@ def cli() -> Cli:
 
 
 @pytest.fixture(scope="session")
-def command() -> Iterator[Cli]:
+def forker() -> Iterator[Forker]:
+    """What starts processes."""
+    made = Forker()
+    yield made
+    made.close()
+
+
+Launch = Callable[..., "list[subprocess.CompletedProcess[str]]"]
+
+
+@pytest.fixture(scope="session")
+def launch(forker: Forker) -> Launch:
+    """Commands, each the arguments of a process of its own, which do a job together; one is alone."""
+
+    def call(*commands: tuple[str | Path, ...]) -> list[subprocess.CompletedProcess[str]]:
+        whole = {**os.environ, "COLUMNS": "160"}
+        environments = ranks(len(commands)) if len(commands) > 1 else [{}]
+        return forker.run_together(
+            [([*map(str, c)], whole | of) for c, of in zip(commands, environments, strict=True)]
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def command(forker: Forker) -> Cli:
     """The command in a process of its own."""
-    forker = Forker()
 
     def call(
         *arguments: str | Path, cwd: Path | None = None, **environment: str
@@ -152,8 +176,7 @@ def command() -> Iterator[Cli]:
             [*map(str, arguments)], cwd, {**os.environ, "COLUMNS": "160", **environment}, timeout=300
         )
 
-    yield call
-    forker.close()
+    return call
 
 
 TINY_SETTINGS = (

@@ -1,7 +1,8 @@
 """Runs the command as a process of its own, forked from one that has imported the large libraries before.
 
 A start then costs a tenth of what imports cost. Nothing of kgmlm is imported before the fork, so the command
-itself begins as it always does; what a start imports is tested with a process from nothing.
+itself begins as it always does; what a start imports is tested with a process from nothing. Commands may also
+start together, as `torchrun` starts them, without a process of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +28,21 @@ HEAVY = (
 )  # fmt: skip
 
 
+Started = tuple[list[str], dict[str, str]]  # arguments, or "-c" and a program; the environment
+
+
+def ranks(count: int) -> list[dict[str, str]]:
+    """The environments of processes that do a job together on this machine, on CPUs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    of_all = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count),
+              "LOCAL_WORLD_SIZE": str(count), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    return [{**of_all, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
 class Forker:
-    """Starts commands, one at a time, from one warm process."""
+    """Starts commands from one warm process, and waits for them."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -47,21 +61,34 @@ class Forker:
         Raises:
             TimeoutError: when it takes longer than that.
         """
-        paths = [Path(self.folder.name) / name for name in ("out", "err")]
-        asked = {
-            "arguments": arguments,
-            "cwd": str(cwd or Path.cwd()),
-            "environment": environment,
-            "paths": [str(p) for p in paths],
-            "timeout": int(timeout),
-        }
+        return self.run_together([(arguments, environment)], cwd, timeout)[0]
+
+    def run_together(
+        self, started: list[Started], cwd: Path | None = None, timeout: float = 300
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """The same of several that run at the same time."""
+        folder = Path(self.folder.name)
+        paths = [[str(folder / f"{kind}-{n}") for kind in ("out", "err")] for n in range(len(started))]
+        asked = [
+            {
+                "arguments": arguments,
+                "cwd": str(cwd or Path.cwd()),
+                "environment": environment,
+                "paths": mine,
+                "timeout": int(timeout),
+            }
+            for (arguments, environment), mine in zip(started, paths, strict=True)
+        ]
         self.file.write(json.dumps(asked) + "\n")
         self.file.flush()
-        code = json.loads(self.file.readline())
-        out, err = (p.read_text("utf-8") for p in paths)
-        if code == -signal.SIGALRM:
-            raise TimeoutError(f"{arguments} took more than {timeout} s: {err}")
-        return subprocess.CompletedProcess(["kgmlm", *arguments], code, out, err)
+        done = []
+        codes = json.loads(self.file.readline())
+        for (arguments, _), code, mine in zip(started, codes, paths, strict=True):
+            out, err = (Path(p).read_text("utf-8") for p in mine)
+            if code == -signal.SIGALRM:
+                raise TimeoutError(f"{arguments} took more than {timeout} s: {err}")
+            done.append(subprocess.CompletedProcess(["kgmlm", *arguments], code, out, err))
+        return done
 
     def close(self) -> None:
         """End the warm process."""
@@ -73,19 +100,20 @@ class Forker:
 
 
 def serve(connection: socket.socket) -> None:
-    """Fork a child for each command that is asked for, and answer with its exit code."""
+    """Fork children for the commands that are asked for, and answer with their exit codes."""
     import importlib
 
     for name in HEAVY:
         importlib.import_module(name)
     file = connection.makefile("rw")
     for line in file:
-        asked = json.loads(line)
-        child = os.fork()
-        if not child:
-            _run(asked)
-        _, status = os.waitpid(child, 0)
-        file.write(json.dumps(os.waitstatus_to_exitcode(status)) + "\n")
+        children = []
+        for asked in json.loads(line):
+            children.append(os.fork())
+            if not children[-1]:
+                _run(asked)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        file.write(json.dumps(codes) + "\n")
         file.flush()
 
 
@@ -103,7 +131,10 @@ def _run(asked: dict[str, Any]) -> None:
     sys.argv = ["kgmlm", *asked["arguments"]]
     code = 0
     try:
-        runpy.run_module("kgmlm.cli", run_name="__main__", alter_sys=True)
+        if asked["arguments"][0] == "-c":
+            exec(asked["arguments"][1], {"__name__": "__main__"})
+        else:
+            runpy.run_module("kgmlm.cli", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -604,7 +604,7 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     assert report["candidates"]["names_truncated"] == 2
     assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
     assert set(report) == {
-        *expected, "queries", "seconds", "candidates", "own_entity", "metrics", "breakdown",
+        *expected, "queries", "seconds", "processes", "candidates", "own_entity", "metrics", "breakdown",
         "pykeen_comparable", "relations",
     }  # fmt: skip
     assert "relations" not in evaluate(fake(toy), toy, protocol).report

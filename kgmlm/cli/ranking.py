@@ -86,9 +86,12 @@ def rank(
     With both --head and --tail, relations are ranked, by their probability (`kgmlm calibrate`).
     """
     from kgmlm.kg import QueryError
+    from kgmlm.processes import main_process
     from kgmlm.run import open_run
 
     _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
+    if queries is None and not main_process():
+        return  # a single query is asked by one process
     opened = open_run(
         run,
         scores=scores,
@@ -128,22 +131,18 @@ def _rank_entities(
     quiet: bool,
 ) -> None:
     """Rank the entities that answer queries; what needs no model has been said by now."""
-    from kgmlm.watching import Bars
+    from kgmlm.run import predicted
+    from kgmlm.watching import Bars, watcher_of
 
-    with Bars(quiet) as watch:
-        predictor = run.open(watch, batch_size)
-        results = dict(
-            predictor.predict(
-                asked,
-                k,
-                novel=novel,
-                explain=shown["explain"],
-                batch_size=batch_size,
-                advance=lambda n: watch("ranking", n, len(asked)) if many else None,
-            )
-        )
+    options: dict[str, Any] = {"k": k, "novel": novel, "explain": shown["explain"]}
+    with watcher_of(Bars(quiet)) as watch:
+        if many:
+            found = predicted(run, asked, watch, batch_size, **options)
+        else:
+            one = run.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
+            found = [best for _, best in one]
     printed = {key: shown[key] for key in ("as_json", "as_csv")}
-    print_predictions(predictor, asked, results, **printed, many=many)
+    print_predictions(run.predictor, asked, dict(enumerate(found)), **printed, many=many)
 
 
 def _rank_relations(

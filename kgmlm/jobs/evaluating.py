@@ -16,6 +16,7 @@ from kgmlm.datasets import load_graph
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
+from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
@@ -127,25 +128,20 @@ def evaluate(
         scores, allow_self, typed, functional, rerank, retrieve, index, effort, precision, device, verify: as
             of :func:`~kgmlm.run.open_run`; None is as the run was opened.
 
+    Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
+
     Raises:
         RunError: when the run has seen what would count as unseen, or has no such part.
         ConfigError, DataError: when options do not go together, or the split is not there.
     """
     way = (run.way.given(runtime="torch") if isinstance(run, Run) else Way()).given(
-        scores=scores,
-        allow_self=allow_self,
-        typed=typed,
-        functional=functional,
-        rerank=rerank,
-        retrieve=retrieve,
-        index=index,
-        effort=effort,
-        precision=precision,
-        device=device,
-    )
+        scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
+        retrieve=retrieve, index=index, effort=effort, precision=precision, device=device,
+    )  # fmt: skip
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
     for_graph = skip_header or any(allowed.values())
-    _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks))
+    world = join(way.device)
+    _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks), world)
     settings = load_protocol(
         as_path(protocol),
         split=split,
@@ -159,12 +155,14 @@ def evaluate(
     watch = watcher_of(progress)
     own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
     scope, unchecked = _scope(folder, own, other, settings, way.reranks, allowed, watch)
-    opened, result = _evaluate(run, folder, scope, settings, way, batch_size, by_relation, watch)
+    opened, result = _evaluate(run, folder, scope, settings, way, batch_size, by_relation, watch, world)
     report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))
-    if output:
-        report.save(output)
-    name = ranks_name(way, settings.split, other, as_path(protocol), candidates, max_triples)
-    _keep_ranks(folder, opened.made_by, result, as_path(ranks), name, watch)
+    if world.main:
+        if output:
+            report.save(output)
+        name = ranks_name(way, settings.split, other, as_path(protocol), candidates, max_triples)
+        _keep_ranks(folder, opened.made_by, result, as_path(ranks), name, watch)
+    world.wait()  # what is written can be read, whichever process asks
     _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
     return report
 
@@ -243,6 +241,7 @@ def _check(
     retrieve: int | None,
     output: Path | None,
     ranks: Path | None,
+    world: World,
 ) -> None:
     """Refuse options that do not go together, and files that cannot be written."""
     if graph is None and for_graph:
@@ -250,7 +249,7 @@ def _check(
     if graph is not None and retrieve is not None:
         raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
     for path in (output, ranks):
-        if path is not None:
+        if path is not None and world.main:
             files.check_writable(path)
     if ranks is None:
         files.refuse_link(run / "ranks")
@@ -313,6 +312,7 @@ def _evaluate(
     batch_size: int,
     by_relation: bool,
     watch: Watcher,
+    world: World,
 ) -> tuple[_Opened, Evaluation]:
     """Rank, and say of a reranker why it is left out."""
     from kgmlm.evaluation import evaluate as evaluate_ranker
@@ -324,8 +324,9 @@ def _evaluate(
     untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
-    with watch:
+    with watch, shared_by(world):
         opened = steady(run.path, lambda: _open(same, run, scope, way, watch, batch_size))
+        world.agree(opened.made_by, "weights")
         read_entities(opened.ranker, watch, batch_size)
         return opened, evaluate_ranker(
             opened.ranker,

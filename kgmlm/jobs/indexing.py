@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from kgmlm import runs
 from kgmlm.jobs.writing import writes_run
+from kgmlm.processes import join, shared_by
 from kgmlm.run import Run, path_of
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
@@ -24,6 +25,8 @@ def index(
 ) -> dict[str, Any]:
     """Index a run's entities with FAISS; ``open_run(..., retrieve=100)`` then scores only what it finds.
 
+    Several processes (``torchrun``) share the reading of entities and the parts of a likelihood index.
+
     Args:
         kind: "entity" (vectors; by default of runs that have them) or "likelihood".
         factory: a FAISS factory string such as "IVF4096,PQ64".
@@ -38,12 +41,14 @@ def index(
     """
     from kgmlm.indexing import build_index, check_kind, save_index
 
+    world = join(device)
     folder = runs.open_run(path_of(run))
     default = "entity" if folder.settings.vector.enabled else "likelihood"
     chosen = check_kind(default if kind is None else kind)
     quiet_transformers()
     ranker = folder.ranker(device, rerank=False)
-    with watcher_of(progress) as watch:
+    with watcher_of(progress) as watch, shared_by(world):
+        world.agree(folder.made_by, "weights")
         made = build_index(
             ranker,
             folder.graph,
@@ -53,4 +58,4 @@ def index(
             target=recall,
             advance=lambda n, total: watch("indexing", n, total),
         )
-    return {"kind": chosen} | dict(save_index(folder, made).record)
+    return {"kind": chosen} | dict(world.from_main(save_index(folder, made).record if world.main else None))

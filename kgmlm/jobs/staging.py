@@ -21,8 +21,8 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import add_signal, train_reranker, tune
-from kgmlm.jobs.writing import in_several_processes
 from kgmlm.kg import NoRulesError, RunError, counted
+from kgmlm.processes import in_several_processes
 from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of
 from kgmlm.records import read_record
 from kgmlm.signals import beside

@@ -17,8 +17,9 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import Given, Interrupted, as_assignments, settings_of, train_watched
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
-from kgmlm.jobs.writing import as_path, main_process
+from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, RunError, counted
+from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
@@ -282,9 +283,11 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
     among = training.validated(len(run.graph.entities)) if "valid" in run.graph.splits else 0
+    world = join()
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
-        return weigh_text(current, run.graph, protocol, watch, among)
+        with shared_by(world):
+            return weigh_text(current, run.graph, protocol, watch, among)
 
     if among:
         watch.tell(

@@ -15,6 +15,7 @@ from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.jobs.running import as_assignments, settings_of, train_watched
 from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError
+from kgmlm.processes import ALONE, World, join, shared_by
 from kgmlm.records import read_record
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank
@@ -48,7 +49,8 @@ def tune(
 ) -> Figures:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Then, if the run has a reranker, how many of the best it reads again and how much that counts.
+    Then, if the run has a reranker, how many of the best it reads again and how much that counts. Several
+    processes (``torchrun``) share the queries; the main one adds and drops signals, and writes.
 
     Args:
         add: first train a signal beside the model, such as "kge"; "reranker" takes one from ``source``.
@@ -65,8 +67,10 @@ def tune(
     Raises:
         RunError: when there is nothing to choose on, or options do not go together.
     """
+    world = join(device)
     folder = runs.open_run(path_of(run))
-    files.check_writable(folder.path / runs.MIXTURE)
+    if world.main:
+        files.check_writable(folder.path / runs.MIXTURE)
     assignments = [*set_, *as_assignments(settings)]
     if add is None and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
@@ -74,14 +78,17 @@ def tune(
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
     _check_add(folder, add, source)
     quiet_transformers()
-    if drop is not None:
-        _drop(folder, drop)
     watch = watcher_of(progress)
-    if add == RERANKER:
-        _take_reranker(folder, source, bool(config or assignments), overwrite)
-    elif add is not None:
-        add_signal(folder, add, source, as_path(config), assignments, overwrite, device, watch)
-    return choose(runs.open_run(folder.path), max_triples, candidates, precision, batch_size, device, watch)
+    if world.main:
+        if drop is not None:
+            _drop(folder, drop)
+        if add == RERANKER:
+            _take_reranker(folder, source, bool(config or assignments), overwrite)
+        elif add is not None:
+            add_signal(folder, add, source, as_path(config), assignments, overwrite, device, watch)
+    world.wait()
+    folder = runs.open_run(folder.path)
+    return choose(folder, max_triples, candidates, precision, batch_size, device, watch, world=world)
 
 
 @writes_run
@@ -175,13 +182,15 @@ def choose(
     device: str | None,
     watch: Watcher,
     only_reranking: bool = False,
+    world: World = ALONE,
 ) -> Figures:
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
 
     Args:
         only_reranking: the weights of signals stay as they are.
+        world: the processes that share the queries.
     """
-    from kgmlm.chosen import Chosen
+    from kgmlm.chosen import Chosen, fingerprints
     from kgmlm.entity_parts import read_entities
     from kgmlm.mixture import Use
     from kgmlm.provenance import command
@@ -189,8 +198,10 @@ def choose(
     from kgmlm.tuning import tune as tune_all
 
     if not only_reranking:
-        with watch:
-            read_entities(run, device, batch_size, partial(watch, "reading entities"))
+        if world.main:
+            with watch:
+                read_entities(run, device, batch_size, partial(watch, "reading entities"))
+        world.wait()
     ranker: Ranker = run.ranker(device, rerank=False) if only_reranking else run.untuned(device)
     protocol = again = Protocol(split="valid", max_triples=max_triples or 0)
     if has_reranker(run.path):
@@ -199,8 +210,9 @@ def choose(
         again = Protocol(split="valid", max_triples=few, seed=training.seed)
         ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
     ranker.reduce(precision == "bf16")
-    with watch:
+    with watch, shared_by(world):
         use: Use | None
+        world.agree(fingerprints(run.path), "weights")
         if only_reranking:
             use, found = choose_reranking(ranker, run.graph, again, watch, candidates)
             mixture, figures = ranker.mixture, {"reranking": found}
@@ -216,7 +228,9 @@ def choose(
             )
     before = dict(run.chosen.by) if only_reranking else {}
     by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **figures}}
-    run.save_chosen(Chosen(mixture, use, by=by))
+    if world.main:
+        run.save_chosen(Chosen(mixture, use, by=by))
+    world.wait()
     return figures
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
@@ -11,20 +10,11 @@ from typing import Any, TypeVar
 
 from kgmlm.kg import RunError
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked
+from kgmlm.processes import main_process
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 
 Job = TypeVar("Job", bound=Callable[..., Any])
-
-
-def main_process() -> bool:
-    """Whether this is the one process that speaks: `accelerate launch` starts several."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def in_several_processes() -> bool:
-    """Whether this is one of several processes that train together."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def writes_run(job: Job) -> Job:

@@ -1,0 +1,74 @@
+"""Processes that do a job together, as threads that take turns: models are not made for several."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError, Lock
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kgmlm.evaluation import Evaluation
+from kgmlm.kg import RunError
+from kgmlm.processes import World, shared_by
+
+T = TypeVar("T")
+NEAR = 1e-4  # scores of other batches differ by less
+
+
+class Threaded(World):
+    """One of several; what the others give comes pickled, as from a process."""
+
+    def __init__(self, rank: int, barrier: Barrier, turn: Lock, given: list[bytes]) -> None:
+        self.rank, self.size = rank, len(given)
+        self.barrier, self.turn, self.given = barrier, turn, given
+
+    def gathered(self, value: Any) -> list[Any]:
+        self.given[self.rank] = pickle.dumps(value)
+        self.turn.release()
+        try:
+            self.barrier.wait(60)
+            found = [pickle.loads(value) for value in self.given]
+            self.barrier.wait(60)
+        except BrokenBarrierError:
+            raise RunError("another process has ended") from None
+        finally:
+            self.turn.acquire()
+        return found
+
+
+def together(size: int, job: Callable[[World], T]) -> list[T]:
+    """What the job comes to in each of so many processes; the first error is raised when all have ended."""
+    barrier, turn, given = Barrier(size), Lock(), [b""] * size
+    errors: list[Exception] = []
+
+    def one(rank: int) -> list[T]:
+        with turn:
+            try:
+                with shared_by(Threaded(rank, barrier, turn, given)) as world:
+                    return [job(world)]
+            except Exception as error:
+                errors.append(error)
+                barrier.abort()
+                return []
+
+    with ThreadPoolExecutor(size) as pool:
+        found = [result for of_one in pool.map(one, range(size)) for result in of_one]
+    if errors:
+        raise errors[0]
+    return found
+
+
+def check_same_ranks(found: Evaluation, expected: Evaluation, scores_BN: np.ndarray[Any, Any]) -> None:
+    """Ranks are equal; where scores lie nearer to the answer's than rounding, they may lie by so many apart.
+
+    Args:
+        scores_BN: of all entities, for each rank.
+    """
+    np.testing.assert_allclose(found.scores_B.numpy(), expected.scores_B.numpy(), atol=NEAR)
+    near_B = (abs(scores_BN - expected.scores_B.numpy()[:, None]) < NEAR).sum(1) - 1
+    for name in ("optimistic_B", "pessimistic_B", "candidates_B"):
+        apart_B = abs(getattr(found.ranks, name) - getattr(expected.ranks, name))
+        assert (apart_B <= near_B).all(), name
