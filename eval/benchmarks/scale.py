@@ -5,7 +5,8 @@
 Each part is a process of its own, whose start is in its seconds. Graphs and runs are made once in FOLDER.
 "step" is a training step with entity vectors. "train" are two steps without them, a validation of 1,000
 triples, and all around that; its run is opened and asked. "rank" is the first query and "again" the median of
-twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg.
+twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg, a
+table to docs/scale.md.
 """
 
 from __future__ import annotations
@@ -33,6 +34,19 @@ SIZES = {
     "5m": (5_000_000, 20_000_000),
 }
 PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate", "index", "retrieve")
+SHOWN = (
+    ("read the dataset", "read", "seconds"),
+    ("`data check`", "check", "seconds"),
+    ("a training step, with vectors", "step", "step"),
+    ("`train --max-steps 2`", "train", "seconds"),
+    ("open a run", "open", "seconds"),
+    ("rank one, cold", "rank", "seconds"),
+    ("rank one, warm", "rank", "again"),
+    ("evaluate 200 triples", "evaluate", "seconds"),
+    ("index likelihoods", "index", "seconds"),
+    ("rank one by the index, warm", "retrieve", "again"),
+)
+DOCS = HERE.parents[1] / "docs" / "scale.md"
 STEPS = 10
 
 
@@ -173,6 +187,24 @@ def fitted(rows: list[dict[str, Any]], key: str) -> float:
     return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table of seconds and GiB, for docs/scale.md."""
+    sizes = [size for size in SIZES if any(row["size"] == size for row in rows)]
+    lines = ["| | " + " | ".join(f"{SIZES[x][0]:,} / {SIZES[x][1]:,}" for x in sizes) + " |"]
+    lines.append("|---" * (len(sizes) + 1) + "|")
+    for name, part, key in SHOWN:
+        cells = []
+        for size in sizes:
+            row = next((x for x in rows if (x["size"], x["part"]) == (size, part) and key in x), None)
+            cells.append(
+                ""
+                if row is None
+                else f"{row[key]:.3g} s" + (f", {row['gib']:.1f}" if key == "seconds" else "")
+            )
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Seconds by entities, on logarithmic axes."""
     import matplotlib
@@ -240,6 +272,10 @@ def main(
             rows.sort(key=lambda x: (PARTS.index(x["part"]), x["entities"]))
             write_rows(output, rows)
     draw(rows, HERE / "scale.svg")
+    text = DOCS.read_text("utf-8")
+    begin, end = "<!-- scale: python eval/benchmarks/scale.py -->\n", "<!-- end of scale -->"
+    head, rest = text.split(begin)
+    DOCS.write_text(f"{head}{begin}{table(rows)}\n{end}{rest.split(end)[1]}", "utf-8")
 
 
 if __name__ == "__main__":
