@@ -94,8 +94,7 @@ class Asked:
     def of(cls, triples: IntArray, graph: KnowledgeGraph, protocol: Protocol) -> Asked:
         """Of some triples of a graph, whose splits are the protocol's filter."""
         queries, answers = both_sides(triples)
-        splits = [graph.splits[s] for s in graph.splits if s in protocol.filter]
-        index = FilterIndex(np.concatenate([np.zeros((0, 3), np.int64), *splits]), len(graph.entities))
+        index = graph.known(protocol.filter)
         _, first, inverse = np.unique(index.keys(queries), return_index=True, return_inverse=True)
         members = np.argsort(inverse, kind="stable")
         bounds = np.searchsorted(inverse[members], np.arange(len(first) + 1))

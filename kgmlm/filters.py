@@ -15,6 +15,7 @@ from kgmlm.kg import IntArray, Queries, Query, both_sides
 
 _WIDEST = 2**63  # what integers of 64 bits are below
 _SCANNED = 16  # queries whose answers are looked for without sorting all triples
+_LINKED = 256  # where triples are kept by entity
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class FilterIndex:
 
     @cached_property
     def _sorted(self) -> tuple[IntArray, GroupedAnswers]:
-        whole = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
-        queries, answers = both_sides(whole)
+        whole = self._parts[0] if len(self._parts) == 1 else [np.zeros((0, 3), np.int64), *self._parts]
+        queries, answers = both_sides(whole if isinstance(whole, np.ndarray) else np.concatenate(whole))
         keys, offsets, ids = grouped(self.keys(queries), answers, self.num_entities)
         return keys, GroupedAnswers(offsets, ids)
 
@@ -150,7 +151,8 @@ class FilterIndex:
 
     def lookup(self, queries: Queries) -> tuple[IntArray, IntArray]:
         """All known answers of B queries as (row in the batch, entity id) pairs."""
-        if len(queries) <= _SCANNED and "_sorted" not in vars(self):
+        few = _SCANNED if self._links is None else _LINKED
+        if len(queries) <= few and "_sorted" not in vars(self):
             return self._scan(queries)
         known, answers = self._sorted
         keys = self.keys(queries)

@@ -5,7 +5,7 @@ Shapes: N entities, n triples, E training triples of an entity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -80,7 +80,12 @@ class KnowledgeGraph:
     @cached_property
     def filter_index(self) -> FilterIndex:
         """Known answers over all splits: what filtered evaluation takes out."""
-        return FilterIndex(list(self.splits.values()), len(self.entities), self._links)
+        return self.known(self.splits)
+
+    def known(self, splits: Collection[str]) -> FilterIndex:
+        """Known answers over some splits."""
+        parts = [triples for split, triples in self.splits.items() if split in splits]
+        return FilterIndex(parts, len(self.entities), self._links if "train" in splits else None)
 
     @property
     def _links(self) -> Links | None:

@@ -56,7 +56,7 @@ def to_factory(graph: KnowledgeGraph, split: str) -> TriplesFactory:
     from pykeen.triples import TriplesFactory
 
     return TriplesFactory(
-        mapped_triples=torch.from_numpy(graph.triples(split)),
+        mapped_triples=torch.tensor(graph.triples(split)),  # a copy: those of a run are a file
         entity_to_id=graph.entities.index,
         relation_to_id=graph.relations.index,
     )

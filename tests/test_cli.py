@@ -86,7 +86,7 @@ def test_choices_are_listed_in_the_help() -> None:
     assert {key: found for key, found in choices.items() if not {str, Path} & found} == {
         ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
         ("serve", "--index"): kinds, ("complete", "--engine"): {"local", "ray"},
-        **{(name, "--runtime"): {"auto", "torch", "onnx"} for name in ("rank", "serve")},
+        **{(name, "--runtime"): {"auto", "torch", "onnx"} for name in ("classify", "rank", "serve")},
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
         ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
         **{(c, "--precision"): {"fp32", "bf16"}

@@ -193,6 +193,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| | " + " | ".join(f"{SIZES[x][0]:,} / {SIZES[x][1]:,}" for x in sizes) + " |"]
     lines.append("|---" * (len(sizes) + 1) + "|")
     for name, part, key in SHOWN:
+        if not any(row["part"] == part and key in row for row in rows):
+            continue
         cells = []
         for size in sizes:
             row = next((x for x in rows if (x["size"], x["part"]) == (size, part) and key in x), None)
@@ -210,7 +212,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kgmlm"
+    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
@@ -227,6 +229,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             )
     axes.set(xlabel="entities", ylabel="CPU seconds, one thread")
     axes.grid(visible=True, alpha=0.3)
+    axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
