@@ -252,6 +252,8 @@ def main(
         "open": open_,
         "rank": rank,
         "evaluate": evaluate,
+        "index": index,
+        "retrieve": retrieve,
     }
     if only is not None:
         found = of[only](folder, run, model)
