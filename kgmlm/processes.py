@@ -157,10 +157,14 @@ class _Joined(World):
                 pause = min(2 * pause, most)
             work.wait()
         except RuntimeError:
-            raise RunError(
-                f"another of the {self.size} processes has ended or cannot be reached; it says why itself, "
-                "unless the system has killed it, perhaps for lack of memory"
-            ) from None
+            raise _lost(self.size) from None
+
+
+def _lost(size: int | str) -> RunError:
+    return RunError(
+        f"another of the {size} processes has ended or cannot be reached; it says why itself, unless the "
+        "system has killed it, perhaps for lack of memory"
+    )
 
 
 def join(device: str | None = None) -> World:
@@ -173,6 +177,7 @@ def join(device: str | None = None) -> World:
 
     Raises:
         ConfigError: when one GPU is named for all processes.
+        RunError: when another one has ended already.
     """
     if not in_several_processes():
         return ALONE
@@ -189,8 +194,11 @@ def _joined(cpu: bool) -> World:
     from accelerate import PartialState
     from torch.distributed import get_backend, new_group
 
-    state = PartialState(cpu=cpu, timeout=TIMEOUT)
-    group = None if get_backend() == "gloo" else new_group(backend="gloo", timeout=TIMEOUT)
+    try:
+        state = PartialState(cpu=cpu, timeout=TIMEOUT)
+        group = None if get_backend() == "gloo" else new_group(backend="gloo", timeout=TIMEOUT)
+    except RuntimeError:
+        raise _lost(os.environ["WORLD_SIZE"]) from None
     return _Joined(group, state.process_index, state.num_processes)
 
 

@@ -17,6 +17,7 @@ from conftest import TINY_SETTINGS, Cli, Launch, refused
 from doubles import fake
 from worlds import NEAR, check_same_ranks, together
 
+from kgmlm import processes
 from kgmlm.arrays import numpy
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, TypeSettings, VectorSettings
 from kgmlm.evaluation import evaluate
@@ -211,6 +212,17 @@ def test_a_process_that_fails_ends_all_with_one_sentence(launch: Launch, toy_run
         out, err = ("".join(getattr(d, name) for d in done) for name in ("stdout", "stderr"))
         assert [d.returncode for d in done] == [2, 2]
         refused(subprocess.CompletedProcess([], 2, out, err), "no split 'nowhere'")
+
+
+def test_a_process_that_is_lost_before_all_have_met_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> None:
+        raise RuntimeError("Connection closed")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("accelerate.PartialState", refuse)
+    monkeypatch.setattr(processes, "_joined", processes._joined.__wrapped__)
+    with pytest.raises(RunError, match="another of the 2 processes has ended"):
+        join("cpu")
 
 
 def test_a_process_that_is_killed_ends_all_with_one_sentence(launch: Launch, toy_run: Path) -> None:
