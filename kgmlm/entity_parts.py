@@ -1,6 +1,6 @@
 """The entities of a run's model read in parts, for graphs so large that training reads few of them.
 
-Each part is a file in the run's folder until all are there; whoever is killed goes on with the next part.
+Each part is a file in the run's folder until all are there; after a kill, reading goes on with the next part.
 
 Shapes: N entities, D width.
 """

@@ -9,6 +9,7 @@ Shapes: n triples, R relations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -172,14 +173,7 @@ def calibrate(
     sample = Sample.of(
         graph, "valid", scorer, most=most, seed=seed, blind=True, batch_size=batch_size, advance=advance
     )
-    found = features(
-        scorer,
-        sample.triples,
-        graph.context.answers,
-        temperature=temperature_of(scorer),
-        batch_size=batch_size,
-        advance=partial(advance, "scoring validation"),
-    )
+    found = _features(scorer, sample, graph, batch_size, partial(advance, "scoring validation"))
     hit = ~sample.labels & is_known(sample.triples, FilterIndex(graph.splits["valid"], len(graph.entities)))
     sample.weights[:] = _trusted(found, sample, hit, missing)
     sample, found = sample[~hit], found[~hit]
@@ -231,6 +225,24 @@ def _figures(sample: Sample, probabilities: FloatArray) -> dict[str, Any]:
     }
 
 
+def _features(
+    scorer: Scorer,
+    sample: Sample,
+    graph: KnowledgeGraph,
+    batch_size: int,
+    advance: Callable[[int, int], None],
+) -> FloatArray:
+    """What probabilities go by, of the triples of a sample."""
+    return features(
+        scorer,
+        sample.triples,
+        graph.context.answers,
+        temperature=temperature_of(scorer),
+        batch_size=batch_size,
+        advance=advance,
+    )
+
+
 def measured_on(
     calibration: Calibration,
     scorer: Scorer,
@@ -258,14 +270,7 @@ def measured_on(
     sample = Sample.of(graph, split, scorer, most=most, seed=seed, batch_size=batch_size, advance=advance)
     if not (sample.labels.any() and (~sample.labels).any()):
         raise DataError(f"{split} of '{graph.name}' has no triple that training has not")
-    found = features(
-        scorer,
-        sample.triples,
-        graph.context.answers,
-        temperature=temperature_of(scorer),
-        batch_size=batch_size,
-        advance=partial(advance, f"scoring {split}"),
-    )
+    found = _features(scorer, sample, graph, batch_size, partial(advance, f"scoring {split}"))
     held = calibration.probability(found, relations[sample.triples[:, 1]])
     return {"graph": graph.name, "split": split, **_figures(sample, held)}
 

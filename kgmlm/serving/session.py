@@ -254,7 +254,7 @@ class Session:
 
         Raises:
             DataError: when a label is there already.
-            QueryError: when too many are kept, or a triple names what there is not.
+            QueryError: when too many are kept, or a triple has an unknown entity or relation.
         """
         added = [*self.added, *task.entities]
         if len(added) > MOST_KEPT or sum(len(e.triples) for e in added) > MOST_KEPT_TRIPLES:
