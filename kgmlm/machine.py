@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -43,6 +44,18 @@ def keep_memory() -> None:
         trim_threshold, mmap_max = -1, -4  # malloc.h
         mallopt(mmap_max, 0)  # no block of its own mapping, which is unmapped when freed
         mallopt(trim_threshold, 2**31 - 1)
+
+
+def release_memory() -> None:
+    """Give back to the system what this process has freed but kept: at the end of a large piece of work.
+
+    Arrow and glibc keep it for the next one, which may be of another kind.
+    """
+    gc.collect()
+    if arrow := sys.modules.get("pyarrow"):
+        arrow.default_memory_pool().release_unused()
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def installed(package: str) -> bool:

@@ -104,9 +104,11 @@ class Scope:
         """How many of some triples of the graph a split of the graphs has that the model was trained on."""
         known_T = np.zeros(len(triples), np.bool_)
         if not self.other and split in self.graph.splits:
-            count = len(self.graph.entities)
+            count, every = len(self.graph.entities), self.graph.splits[split]
+            near = np.zeros(count, np.bool_)  # most triples have other heads
+            near[triples[:, 0]] = True
             asked, there = (
-                (t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, self.graph.splits[split])
+                (t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, every[near[every[:, 0]]])
             )
             known_T = np.isin(asked, there)
         for before in self.earlier:

@@ -19,6 +19,7 @@ from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, RunError, counted
+from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
@@ -104,11 +105,15 @@ def train(
             bound = None if recipe is None else max_steps
             of = (str(model), recipe, settings_of_run, teacher, bound)
             run, ranker = _start(path, graph, *of, overwrite, watch)
+            del graph  # of which the run has files
+            release_memory()
         if ranker is not None:
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
             _train(run, ranker, watch, options)
+        del run, ranker
+        release_memory()
         if main_process():
-            _further(run.path, max_steps, watch)
+            _further(path, max_steps, watch)
         return Run(runs.open_run(path))
 
 
