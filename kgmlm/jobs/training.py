@@ -23,6 +23,7 @@ from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
+from kgmlm.sizing import TRAINING, check_dataset
 from kgmlm.upkeep import writing
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
@@ -96,6 +97,7 @@ def train(
             run, ranker = _resume(path, dataset, model, given, preset, skip_header, watch)
             max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         else:
+            check_dataset(str(dataset), TRAINING, watch.tell)
             graph = load_graph(str(dataset), skip_header=skip_header)
             chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
             recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch)
