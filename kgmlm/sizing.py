@@ -66,7 +66,7 @@ def _text_of(dataset: str | Path) -> int:
     if card is None or card.counts is None:
         return 0
     counts = card.counts
-    return TRIPLE * sum(getattr(counts, split) for split in SPLITS) + ENTITY * counts.entities
+    return TRIPLE * (counts.train + counts.valid + counts.test) + ENTITY * counts.entities
 
 
 def _text_in(path: Path) -> int:

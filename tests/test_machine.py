@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -108,9 +109,9 @@ def test_memory_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_nothing_says_how_much_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 1000)
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
     assert machine.memory(tmp_path) == Memory(10**6, 10**6)
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 0)
+    monkeypatch.setattr(os, "sysconf", lambda name: 0)
     assert machine.memory(laid(tmp_path, **{"proc/meminfo": "damaged"})) is None
 
 
