@@ -94,7 +94,7 @@ def build_graph(
     graph_relations = RelationTable(relations, names)
     return KnowledgeGraph(
         name,
-        EntityTable.of(table),
+        EntityTable.of(table, check=False),  # labels are distinct by now
         graph_relations,
         by_split[0],
         dict(sources or {}),

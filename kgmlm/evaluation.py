@@ -312,9 +312,7 @@ def evaluate(
     scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance)
     seconds = time.monotonic() - started
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
-    every = len(main.ids) == len(graph.entities)
-    texts = graph.entities if every else graph.entities.take(main.ids)
-    truncated_N = ranker.truncated_N[main.ids]
+    texts, truncated_N = graph.entities.among(main.ids), ranker.truncated_N[main.ids]
     report = {
         "dataset": graph.name,
         "split": protocol.split,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import os
 import sys
@@ -59,7 +58,6 @@ def release_memory() -> None:
 
     Arrow and glibc keep it for the next one, which may be of another kind.
     """
-    gc.collect()
     if arrow := sys.modules.get("pyarrow"):
         arrow.default_memory_pool().release_unused()
     if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):

@@ -93,22 +93,14 @@ def train(
             _check_tracker(tracker)
         quiet_transformers()
         watch = watcher_of(progress) if main_process() else Watcher()
+        max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         if resume:
             run, ranker = _resume(path, dataset, model, given, preset, skip_header, watch)
-            max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         else:
             check_dataset(str(dataset), TRAINING, watch.tell)
-            graph = load_graph(str(dataset), skip_header=skip_header)
-            chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
-            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch)
-            max_steps = max_steps or given.max_steps
-            settings_of_run = given.settings if recipe is None else recipe.settings
-            _check_teacher(settings_of_run, teacher)
-            bound = None if recipe is None else max_steps
-            of = (str(model), recipe, settings_of_run, teacher, bound)
-            run, ranker = _start(path, graph, *of, overwrite, watch)
-            del graph  # of which the run has files
-            release_memory()
+            of = (str(dataset), str(model), given, preset, minutes, teacher, max_steps)
+            run, ranker = _begin(path, *of, skip_header, overwrite, watch)
+            release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None:
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
             _train(run, ranker, watch, options)
@@ -225,6 +217,29 @@ def _resume(
     checkpoint = latest_checkpoint(output)
     watch.tell(f"resuming {output} from {checkpoint.name if checkpoint else 'its start'}")
     return run, ranker
+
+
+def _begin(
+    output: Path,
+    dataset: str,
+    model: str,
+    given: Given,
+    preset: Preset | None,
+    minutes: float | None,
+    teacher: Run | str | Path | None,
+    max_steps: int | None,
+    skip_header: bool,
+    overwrite: bool,
+    watch: Watcher,
+) -> tuple[runs.RunFolder, Ranker]:
+    """Read a graph, choose how it is trained, and lay the run."""
+    graph = load_graph(dataset, skip_header=skip_header)
+    chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
+    recipe = choose_recipe(chosen, graph, model, given, minutes, watch)
+    settings = given.settings if recipe is None else recipe.settings
+    _check_teacher(settings, teacher)
+    bound = None if recipe is None else max_steps
+    return _start(output, graph, model, recipe, settings, teacher, bound, overwrite, watch)
 
 
 def _start(
