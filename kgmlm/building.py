@@ -114,7 +114,7 @@ def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArr
         return pa.array([], pa.large_string()), [np.zeros(0, np.int64) for _ in columns]
     try:
         coded = coded.unify_dictionaries()
-    except (pa.ArrowCapacityError, pa.ArrowInvalid):  # what else may be wrong was seen when it was read
+    except pa.ArrowCapacityError:
         raise _too_large() from None
     every = coded.chunk(0).dictionary
     if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MOST:
