@@ -18,6 +18,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TYPES, DataError, EntityTable, IntArray, RelationTable, humanize, humanized
 
 LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
+MOST = 2**31 - 1  # entities, or bytes of all labels: Arrow's dictionaries and files of neighbors have 32 bits
 _TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfaces"), (TYPES, "types"))
 
 
@@ -67,7 +68,7 @@ def build_graph(
         negatives: likewise triples that are known to be false.
 
     Raises:
-        DataError: when there is no training split.
+        DataError: when there is no training split, or there are more than :data:`MOST` entities.
     """
     if "train" not in splits:
         raise DataError(f"'{name}' has no training triples")
@@ -93,7 +94,7 @@ def build_graph(
     graph_relations = RelationTable(relations, names)
     return KnowledgeGraph(
         name,
-        EntityTable.of(table),
+        EntityTable.of(table, check=False),  # labels are distinct by now
         graph_relations,
         by_split[0],
         dict(sources or {}),
@@ -108,10 +109,16 @@ def _coded(rows: Iterable[Sequence[str]] | pa.Table) -> pa.Table:
 
 def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArray]]:
     """The distinct labels of coded columns, sorted, and each column as numbers of them."""
-    coded = pa.chunked_array(list(chain.from_iterable(c.chunks for c in columns)), CODED).unify_dictionaries()
+    coded = pa.chunked_array(list(chain.from_iterable(c.chunks for c in columns)), CODED)
     if not coded.num_chunks:
         return pa.array([], pa.large_string()), [np.zeros(0, np.int64) for _ in columns]
+    try:
+        coded = coded.unify_dictionaries()
+    except pa.ArrowCapacityError:
+        raise _too_large() from None
     every = coded.chunk(0).dictionary
+    if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MOST:
+        raise _too_large()
     used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
     for chunk in coded.chunks:
         used[chunk.indices.to_numpy()] = True
@@ -125,6 +132,13 @@ def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArr
         at += column.num_chunks
         ids.append(np.concatenate([np.zeros(0, np.int64), *(number[x.indices.to_numpy()] for x in chunks)]))
     return every.take(pa.array(order)).cast(pa.large_string()), ids
+
+
+def _too_large() -> DataError:
+    return DataError(
+        f"the graph has more than {MOST:,} entities, or labels of as many bytes together: shorten the labels "
+        "(numbers do), or train on a part of the graph"
+    )
 
 
 def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table:

@@ -248,7 +248,6 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
     }
     rank_split = next(s for s in ("test", "valid", "train") if s in graph.splits)
     distinct = {split: distinct_triples(triples) for split, triples in graph.splits.items()}
-    descriptions = graph.entities.table.column("description")
     pairs = _Pairs(graph)
     report: dict[str, Any] = {
         "dataset": graph.name,
@@ -273,7 +272,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
         "without_name": graph.entities.unnamed,
-        "without_description": int(pc.sum(pc.equal(descriptions, "")).as_py() or 0),
+        "without_description": graph.entities.undescribed,
         "types": about_types(graph),
         "longest_names": _longest(graph.entities.table.column("surface")),
         "listed": listed(graph, groups["surface"]),

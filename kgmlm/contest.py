@@ -101,5 +101,4 @@ class Group:
 
     def rank(self, view: View, scores_dN: torch.Tensor) -> None:
         """Rank them in a view by the scores of the distinct queries."""
-        source = torch.from_numpy(self.group).to(scores_dN.device)
-        view.rank(scores_dN[source], self.at, self.answers, self.known)
+        view.rank(scores_dN, self.group, self.at, self.answers, self.known)

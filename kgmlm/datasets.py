@@ -44,6 +44,7 @@ from kgmlm.kg import (
     DataError,
     EntityTable,
 )
+from kgmlm.machine import release_memory
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
 
@@ -183,7 +184,7 @@ def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
         raise DataError(f"{path} has no entities below its header")
     entities = EntityTable.of(completed(table))
     del table
-    pa.default_memory_pool().release_unused()  # what reading and the checks held
+    release_memory()  # what reading and the checks held
     return entities
 
 
@@ -278,7 +279,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
         texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
-    return build_graph(
+    graph = build_graph(
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
         splits,
         texts,
@@ -287,6 +288,9 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         sources={p.name: files.sha256(p) for p in paths.values()},
         negatives=negatives,
     )
+    del splits, negatives, texts
+    release_memory()
+    return graph
 
 
 def load_graph(

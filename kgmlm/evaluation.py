@@ -41,6 +41,8 @@ from kgmlm.slices import (
     metrics_of,
 )
 
+_COMPARED = 2**22  # scores compared at once: 16 MB
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -159,27 +161,49 @@ class View:
         return cls(ids, column_N, asked_B, np.zeros((3, len(asked_B)), np.int64))
 
     def rank(
-        self, scores_bN: torch.Tensor, at: IntArray, answers: IntArray, known: tuple[IntArray, IntArray]
+        self,
+        scores_dN: torch.Tensor,
+        group: IntArray,
+        at: IntArray,
+        answers: IntArray,
+        known: tuple[IntArray, IntArray],
     ) -> None:
-        """Rank the queries ``at``, whose scores of all entities and known answers these are."""
-        asked = self.asked_B[at]
-        if not asked.any():
-            return
-        device = scores_bN.device
-        if not asked.all():
-            scores_bN = scores_bN[torch.from_numpy(np.flatnonzero(asked)).to(device)]
+        """Rank the queries ``at`` by scores of all entities, a few of them at a time.
+
+        Args:
+            scores_dN: of the distinct queries.
+            group: which of these each query is.
+            known: known answers as (position in ``at``, entity id) pairs.
+        """
+        asked = np.flatnonzero(self.asked_B[at])
+        step = max(1, _COMPARED // scores_dN.shape[1])
+        for start in range(0, len(asked), step):
+            self._rank(scores_dN, group, at, answers, known, asked[start : start + step])
+
+    def _rank(
+        self,
+        scores_dN: torch.Tensor,
+        group: IntArray,
+        at: IntArray,
+        answers: IntArray,
+        known: tuple[IntArray, IntArray],
+        part: IntArray,
+    ) -> None:
+        """Rank a part of the queries ``at``, all of which are asked."""
+        device = scores_dN.device
+        scores_bN = scores_dN[torch.from_numpy(group[part]).to(device)]
         if len(self.ids) < len(self.column_N):
             scores_bN = scores_bN[:, torch.from_numpy(self.ids).to(device)]
-        rows, ids = known
-        use = asked[rows] & (self.column_N[ids] >= 0)
-        row_of = np.cumsum(asked) - 1
-        columns = (row_of[rows[use]], self.column_N[ids[use]])
+        row_of = np.full(len(at), -1)
+        row_of[part] = np.arange(len(part))
+        rows, columns = row_of[known[0]], self.column_N[known[1]]
+        use = (rows >= 0) & (columns >= 0)
         ranks = rank_answers(
             scores_bN,
-            torch.from_numpy(self.column_N[answers[asked]]).to(device),
-            (torch.from_numpy(columns[0]).to(device), torch.from_numpy(columns[1]).to(device)),
+            torch.from_numpy(self.column_N[answers[part]]).to(device),
+            (torch.from_numpy(rows[use]).to(device), torch.from_numpy(columns[use]).to(device)),
         )
-        self.ranks_3B[:, at[asked]] = ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B
+        self.ranks_3B[:, at[part]] = ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B
 
     def result(self) -> Ranks:
         """Ranks of the queries that were asked."""
@@ -207,15 +231,22 @@ class _Drawn(View):
     protocol: Protocol
 
     def rank(
-        self, scores_bN: torch.Tensor, at: IntArray, answers: IntArray, known: tuple[IntArray, IntArray]
+        self,
+        scores_dN: torch.Tensor,
+        group: IntArray,
+        at: IntArray,
+        answers: IntArray,
+        known: tuple[IntArray, IntArray],
     ) -> None:
         rows, ids = known
         bounds = np.searchsorted(rows, np.arange(len(at) + 1))  # a filter index answers row by row
         for b in np.flatnonzero(self.asked_B[at]):
             rng = np.random.default_rng([self.protocol.seed, int(at[b])])  # whatever the batches
             drawn = self._negatives(rng, ids[bounds[b] : bounds[b + 1]], answers[b], self.own_B[at[b]])
-            few = torch.from_numpy(np.append(drawn, answers[b])).to(scores_bN.device)
-            ranks = rank_answers(scores_bN[b, few][None], torch.tensor([len(drawn)], device=few.device))
+            few = torch.from_numpy(np.append(drawn, answers[b])).to(scores_dN.device)
+            ranks = rank_answers(
+                scores_dN[group[b], few][None], torch.tensor([len(drawn)], device=few.device)
+            )
             self.ranks_3B[:, at[b]] = [
                 int(x[0]) for x in (ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B)
             ]
@@ -281,7 +312,7 @@ def evaluate(
     scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance)
     seconds = time.monotonic() - started
     ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
-    texts, truncated_N = graph.entities.take(main.ids), ranker.truncated_N[main.ids]
+    texts, truncated_N = graph.entities.among(main.ids), ranker.truncated_N[main.ids]
     report = {
         "dataset": graph.name,
         "split": protocol.split,
@@ -363,13 +394,12 @@ def _rank(
     for rows, scores_dN, other_dN in _scores(ranker, distinct, retrieval, other is not None, batch_size):
         for at, group in asked.in_parts(share[rows], MAX_SCORES // scores_dN.shape[1]):
             answers = asked.answers[at]
-            scores_bN = scores_dN[torch.from_numpy(group).to(scores_dN.device)]
-            true = torch.from_numpy(answers).to(scores_dN.device)
-            answer_scores_B[at] = scores_bN.gather(1, true[:, None])[:, 0].cpu()
+            places = (torch.from_numpy(x).to(scores_dN.device) for x in (group, answers))
+            answer_scores_B[at] = scores_dN[tuple(places)].cpu()
             known = asked.known.lookup(asked.queries[at])
-            main.rank(scores_bN, at, answers, known)
+            main.rank(scores_dN, group, at, answers, known)
             if other is not None:
-                other.rank(other_dN[torch.from_numpy(group).to(other_dN.device)], at, answers, known)
+                other.rank(other_dN, group, at, answers, known)
             advance(len(at), len(own))
     for view in (main, other):
         if view is not None:

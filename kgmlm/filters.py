@@ -11,11 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
-from kgmlm.kg import IntArray, Queries, Query, both_sides
+from kgmlm.kg import BoolArray, IntArray, Queries, Query, both_sides
 
 _WIDEST = 2**63  # what integers of 64 bits are below
 _SCANNED = 16  # queries whose answers are looked for without sorting all triples
-_LINKED = 256  # where triples are kept by entity
+_LINKED = 4096  # where triples are kept by entity
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,24 @@ class Links:
 
     @classmethod
     def made(cls, triples: IntArray, entities: int) -> Links:
-        """Of triples ``(n, 3)`` among so many entities."""
-        queries, others = both_sides(distinct_triples(triples))
-        order = np.argsort(queries.entity_B, kind="stable")
-        counts = np.bincount(queries.entity_B, minlength=entities)
-        rows = np.stack([queries.relation_B, queries.tail_B, others], axis=1)[order]
-        return cls(np.concatenate([[0], np.cumsum(counts)]), rows, triples)
+        """Of triples ``(n, 3)`` among so many entities.
+
+        Those that an entity is the tail of come first, then those that it is the head of, both sorted.
+        """
+        distinct = distinct_triples(triples)
+        h, r, t = distinct.T
+        heads_N, tails_N = (np.bincount(ids, minlength=entities) for ids in (h, t))
+        offsets = np.concatenate([[0], np.cumsum(heads_N + tails_N)])
+        rows = np.empty((2 * len(distinct), 3), np.int32 if entities < 2**31 else np.int64)
+        sides = (
+            (False, h, offsets[:-1], tails_N, np.argsort(t, kind="stable")),
+            (True, t, offsets[:-1] + tails_N, heads_N, slice(None)),
+        )
+        for tail, others, first_N, counts_N, order in sides:
+            places = np.arange(len(distinct))
+            places += np.repeat(first_N - (np.cumsum(counts_N) - counts_N), counts_N)
+            rows[places, 0], rows[places, 1], rows[places, 2] = r[order], tail, others[order]
+        return cls(offsets, rows, triples)
 
     def at(self, entity: int) -> IntArray:
         """The rows ``(E, 3)`` of an entity."""
@@ -77,38 +89,92 @@ def distinct_triples(triples: IntArray) -> IntArray:
     [[0, 5, 1], [1, 0, 2]]
     """
     triples = triples.reshape(-1, 3)
+    packed = _packed(triples)
+    if packed is None:
+        return np.unique(triples, axis=0)
+    keys, relations, entities = packed
+    found = np.empty((len(keys), 3), np.int64)
+    np.remainder(keys, entities, out=found[:, 2])
+    keys //= entities
+    np.remainder(keys, relations, out=found[:, 1])
+    np.floor_divide(keys, relations, out=found[:, 0])
+    return found
+
+
+def _packed(triples: IntArray) -> tuple[IntArray, int, int] | None:
+    """Distinct triples as sorted integers ``(h * relations + r) * entities + t``, with the two factors; None
+    where 64 bits do not hold them.
+    """
     h, r, t = triples.T
     relations, entities = (int(x.max(initial=0)) + 1 for x in (r, t))
-    if int(h.max(initial=0) + 1) * relations * entities >= _WIDEST or (triples < 0).any():
-        return np.unique(triples, axis=0)
-    keys = _distinct((h * relations + r) * entities + t)
-    pairs, tails = np.divmod(keys, entities)
-    return np.stack([*np.divmod(pairs, relations), tails], axis=1)
+    if int(h.max(initial=0) + 1) * relations * entities >= _WIDEST or triples.min(initial=0) < 0:
+        return None
+    keys = h * relations
+    keys += r
+    keys *= entities
+    keys += t
+    return _distinct(keys), relations, entities
 
 
 def repeated(triples: IntArray) -> int:
     """How many triples are there again: each counts once in training and in splitting."""
-    return len(triples) - len(distinct_triples(triples))
+    packed = _packed(triples.reshape(-1, 3))
+    return len(triples) - len(distinct_triples(triples) if packed is None else packed[0])
+
+
+def _first_of(keys: IntArray) -> BoolArray:
+    """Where in sorted integers another one than before begins."""
+    first = np.ones(len(keys), np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    return first
 
 
 def _distinct(keys: IntArray) -> IntArray:
-    """Sorted integers, each once; several times as fast as sorting rows."""
-    keys = np.sort(keys)
-    return keys[np.diff(keys, prepend=-1) != 0] if len(keys) else keys
+    """Integers, each once, sorted in place; several times as fast as sorting rows."""
+    keys.sort()
+    first = _first_of(keys)
+    return keys if first.all() else keys[first]
 
 
-def grouped(keys: IntArray, answers: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Distinct keys, where the answers of each begin, and all answers, sorted, each once per key.
+def answered(parts: Sequence[IntArray], entities: int) -> tuple[IntArray, GroupedAnswers]:
+    """The distinct queries of triples, as sorted keys of a :class:`FilterIndex`, and the answers of each,
+    sorted, each once.
+
+    Of large graphs little more is held at any time than is returned.
 
     Args:
-        count: answers are below it.
+        parts: triples ``(n, 3)``, one part below the other, whose ids are below ``entities``.
     """
-    if int(keys.max(initial=0) + 1) * count < _WIDEST:
-        keys, answers = np.divmod(_distinct(keys * count + answers), max(1, count))
+    relations = max((int(part[:, 1].max(initial=-1)) + 1 for part in parts), default=0)
+    if 2 * relations * entities**2 < _WIDEST:
+        pairs = _distinct(_answers_of(parts, entities))
+        ids = np.remainder(pairs, max(1, entities))
+        pairs //= max(1, entities)
     else:
-        keys, answers = np.unique(np.stack([keys, answers], axis=1), axis=0).T
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[starts], np.append(starts, len(keys)).astype(np.int64), answers
+        queries, answers = both_sides(np.concatenate(parts))
+        keys = FilterIndex([], entities).keys(queries)
+        pairs, ids = np.unique(np.stack([keys, answers], axis=1), axis=0).T
+    starts = np.flatnonzero(_first_of(pairs))
+    return pairs[starts], GroupedAnswers(np.append(starts, len(pairs)).astype(np.int64), ids)
+
+
+def _answers_of(parts: Sequence[IntArray], entities: int) -> IntArray:
+    """Both queries of each triple and what answers them, as integers: the query's key times the number of
+    entities, plus the answer.
+    """
+    found = np.empty(2 * sum(map(len, parts)), np.int64)
+    end = 0
+    for part in parts:
+        h, r, t = part.T
+        for tail, entity, answer in ((0, t, h), (1, h, t)):
+            keys = found[end : end + len(part)]
+            end += len(part)
+            np.multiply(r, 2, out=keys)
+            keys += tail
+            for ids in (entity, answer):
+                keys *= entities
+                keys += ids
+    return found
 
 
 class FilterIndex:
@@ -135,10 +201,7 @@ class FilterIndex:
 
     @cached_property
     def _sorted(self) -> tuple[IntArray, GroupedAnswers]:
-        whole = self._parts[0] if len(self._parts) == 1 else [np.zeros((0, 3), np.int64), *self._parts]
-        queries, answers = both_sides(whole if isinstance(whole, np.ndarray) else np.concatenate(whole))
-        keys, offsets, ids = grouped(self.keys(queries), answers, self.num_entities)
-        return keys, GroupedAnswers(offsets, ids)
+        return answered(self._parts, self.num_entities)
 
     def keys(self, queries: Queries) -> IntArray:
         """One integer per query; equal queries have equal keys."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kgmlm.filters import FilterIndex, GroupedAnswers, Links, grouped
+from kgmlm.filters import FilterIndex, GroupedAnswers, Links, answered
 from kgmlm.kg import (
     BoolArray,
     DataError,
@@ -74,7 +74,8 @@ class KnowledgeGraph:
     def seen_N(self) -> BoolArray:
         """Which entities occur in a training triple."""
         seen = np.zeros(len(self.entities), np.bool_)
-        seen[self.splits["train"][:, [0, 2]].ravel()] = True
+        for ids in (self.splits["train"][:, 0], self.splits["train"][:, 2]):
+            seen[ids] = True
         return seen
 
     @cached_property
@@ -149,10 +150,8 @@ class KnowledgeGraph:
 
     def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
         """Each distinct query of a split once, with all its true answers *in that split*."""
-        queries, answers = self.queries(split)
-        index = self.filter_index
-        keys, offsets, ids = grouped(index.keys(queries), answers, len(self.entities))
-        return index.queries(keys), GroupedAnswers(offsets, ids)
+        keys, answers = answered([self.triples(split)], len(self.entities))
+        return self.filter_index.queries(keys), answers
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,11 @@ class EntityTable:
         label, name = self.table.column("label"), self.table.column("name")
         return int(pc.sum(pc.or_(pc.equal(name, label), pc.equal(name, humanized(label)))).as_py() or 0)
 
+    @property
+    def undescribed(self) -> int:
+        """How many have no description."""
+        return int(pc.sum(pc.equal(self.table.column("description"), "")).as_py() or 0)
+
     def extended(self, more: EntityTable) -> EntityTable:
         """This table with other entities below it; ids of this one are kept.
 
@@ -252,6 +257,10 @@ class EntityTable:
     def take(self, ids: IntArray) -> EntityTable:
         """Some of the entities, renumbered in the order asked for."""
         return EntityTable.of(self.table.take(pa.array(ids)))
+
+    def among(self, ids: IntArray) -> EntityTable:
+        """Some of the entities, all different and in order; a copy only where some are left out."""
+        return self if len(ids) == len(self) else self.take(ids)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from kgmlm.kg import ConfigError
+
+MEMORY = "KGMLM_MEMORY"  # GiB that there are, whatever the system says
 
 
 @cache
@@ -43,6 +51,108 @@ def keep_memory() -> None:
         trim_threshold, mmap_max = -1, -4  # malloc.h
         mallopt(mmap_max, 0)  # no block of its own mapping, which is unmapped when freed
         mallopt(trim_threshold, 2**31 - 1)
+
+
+def release_memory() -> None:
+    """Give back to the system what this process has freed but kept: at the end of a large piece of work.
+
+    Arrow and glibc keep it for the next one, which may be of another kind.
+    """
+    if arrow := sys.modules.get("pyarrow"):
+        arrow.default_memory_pool().release_unused()
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory for this process, with swap.
+
+    Attributes:
+        total: as much as it can ever have.
+        free: as much as it can have now.
+    """
+
+    total: int
+    free: int
+
+
+def memory(root: Path = Path("/")) -> Memory | None:
+    """What the machine has, or the control group if it allows less, or ``KGMLM_MEMORY`` says (in GiB).
+
+    Args:
+        root: of the file system.
+
+    Returns:
+        None where nothing says it.
+
+    Raises:
+        ConfigError: when ``KGMLM_MEMORY`` is no number above 0.
+    """
+    if given := os.environ.get(MEMORY):
+        try:
+            gib = float(given)
+        except ValueError:
+            gib = math.nan
+        if not 0 < gib < math.inf:
+            raise ConfigError(f"{MEMORY} takes a number of GiB above 0, not '{given}'")
+        return Memory(int(gib * 2**30), int(gib * 2**30))
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        kib = {name: int(rest.split()[0]) for name, rest in (line.split(":", 1) for line in lines)}
+        swap = 1024 * kib["SwapTotal"]
+        found = [Memory(1024 * kib["MemTotal"] + swap, 1024 * (kib["MemAvailable"] + kib["SwapFree"]))]
+    except (OSError, ValueError, KeyError, IndexError):
+        return _installed_memory()
+    found += _of_groups(root, swap)
+    return Memory(min(x.total for x in found), min(x.free for x in found))
+
+
+def _installed_memory() -> Memory | None:
+    """What is built in, where only that is known: macOS."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return Memory(total, total) if total > 0 else None
+
+
+def _of_groups(root: Path, swap: int) -> Iterator[Memory]:
+    """What the control groups of this process allow: its own and those around it, of either version."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if kinds else ("max", "current")
+        own = PurePosixPath(path.lstrip("/"))
+        for group in (top / part for part in (own, *own.parents)):
+            allowed, taken = (_number(group / f"memory.{name}") for name in (limit, used))
+            if allowed is not None:
+                more = _number(group / "memory.swap.max")
+                total = allowed + (swap if more is None else min(swap, more))
+                yield Memory(total, total - (taken or 0) + _cached(group))
+
+
+def _number(path: Path) -> int | None:
+    """What a file of a control group says; None for "max", and where it is not there."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cached(group: Path) -> int:
+    """Pages of files that a control group would let go."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def installed(package: str) -> bool:

@@ -124,6 +124,8 @@ class Ranker(FirstStage):
         constrained = np.flatnonzero(self.possible.constrained_B(queries))
         if not len(constrained):
             return scores_BN
+        if self.reranking is None:
+            return self.mixture.combine(said, queries)
         free_bN = self.mixture.combine(said, queries)[like(constrained, scores_BN)]
         # What cannot answer may take a place among the best.
         return put(scores_BN, constrained, self.reranked(queries[constrained], free_bN, None, batch_size))

@@ -41,14 +41,10 @@ def write_ranks(
         made_by: says of which scores of a run they are.
         follow: follow a link, and write into a pipe or a device.
     """
-    labels = np.array(graph.entities.column("label"), dtype=object)
-    relations = np.array([r.label for r in graph.relations], dtype=object)
-    h, r, t = np.tile(triples, (2, 1)).T
+    labels = graph.labels(np.tile(triples, (2, 1)))
     table = pa.table(
         {
-            "head": labels[h].tolist(),
-            "relation": relations[r].tolist(),
-            "tail": labels[t].tolist(),
+            **{name: labels.column(name).cast(pa.string()) for name in labels.column_names},
             "target": np.where(tail_B, "tail", "head").tolist(),
             "score": scores_B,
             "optimistic": ranks.optimistic_B,

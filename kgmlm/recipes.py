@@ -53,10 +53,12 @@ class Shape:
         """The shape of a graph's training triples and texts."""
         train = graph.splits["train"]
         queries = len(graph.unique_queries("train")[0])
-        degrees = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))[graph.seen_N]
-        described = 1 - graph.entities.column("description").count("") / max(1, len(graph.entities))
+        count = len(graph.entities)
+        heads_N, tails_N = (np.bincount(train[:, end], minlength=count) for end in (0, 2))
+        degrees = (heads_N + tails_N)[graph.seen_N]
+        described = 1 - graph.entities.undescribed / max(1, count)
         return cls(
-            entities=len(graph.entities),
+            entities=count,
             triples=len(train),
             queries=queries,
             answers=2 * len(train) / max(1, queries),

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm.config import Protocol
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, DataError, IntArray, counted
+from kgmlm.kg import BoolArray, DataError, EntityTable, IntArray, counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +38,7 @@ class Scope:
     @classmethod
     def of(cls, graph: KnowledgeGraph, earlier: Sequence[KnowledgeGraph] = ()) -> Scope:
         """The graph that the model was trained on; what ``earlier`` graphs have was seen, too."""
-        seen_N = graph.seen_N
-        if known := _seen(earlier):
-            seen_N = seen_N | np.array([x in known for x in graph.entities.column("label")], np.bool_)
+        seen_N = graph.seen_N | _seen(graph.entities, earlier) if earlier else graph.seen_N
         return cls(graph, seen_N, np.ones(len(graph.entities), np.bool_), earlier=earlier)
 
     @classmethod
@@ -74,46 +74,36 @@ class Scope:
                 f"the run was not trained on the relation '{new[0]}' of '{graph.name}'{others}; "
                 "--allow-new-relations reads them from their names"
             )
-        learned = {x for before in (trained, *earlier) for x in before.labeled(before.splits["train"])}
-        evaluated = dict.fromkeys(graph.labeled(asked))
-        shared = [triple for triple in evaluated if triple in learned]
-        if shared:
+        _, first = np.unique(asked, axis=0, return_index=True)
+        evaluated = asked[np.sort(first)]
+        shared = evaluated[_held(graph.labels(evaluated), (trained, *earlier), "train")]
+        if len(shared):
             raise DataError(
                 f"the run was trained on {len(shared):,} of the {len(evaluated):,} {protocol.split} triples "
-                f"of '{graph.name}', such as ({', '.join(shared[0])}); evaluate a run of another graph"
+                f"of '{graph.name}', such as ({', '.join(graph.labeled(shared[:1])[0])}); "
+                "evaluate a run of another graph"
             )
-        labels = trained.entities.column("label")
-        seen = _seen([trained, *earlier])
-        own = graph.entities.column("label")
-        overlap = [x for x in own if x in seen]
-        if overlap and not allow_seen_entities:
+        own = len(graph.entities)
+        overlap = np.flatnonzero(_seen(graph.entities, [trained, *earlier]))
+        if len(overlap) and not allow_seen_entities:
             raise DataError(
-                f"the run was trained on {len(overlap):,} of the {len(own):,} entities of '{graph.name}', "
-                f"which would count as unseen, such as '{overlap[0]}'; "
+                f"the run was trained on {len(overlap):,} of the {own:,} entities of '{graph.name}', "
+                f"which would count as unseen, such as '{graph.entities[int(overlap[0])].label}'; "
                 "--allow-seen-entities tells them apart instead"
             )
         if protocol.candidates in ("all", "train"):
-            further = [i for i, x in enumerate(labels) if x not in graph.entities.index]
-            graph = graph.extended(trained.entities.take(np.array(further, np.int64)))
-        everyone = graph.entities.column("label")
-        seen_N = np.array([x in seen for x in everyone], np.bool_)
-        own_N = np.arange(len(everyone)) < len(own)
+            further_N = ~_among(trained.entities.table.column("label"), graph.entities.table.column("label"))
+            graph = graph.extended(trained.entities.take(np.flatnonzero(further_N)))
+        seen_N = _seen(graph.entities, [trained, *earlier])
+        own_N = np.arange(len(graph.entities)) < own
         return cls(graph, seen_N, own_N, other=True, earlier=(trained, *earlier))
 
     def known(self, triples: IntArray, split: str) -> int:
         """How many of some triples of the graph a split of the graphs has that the model was trained on."""
-        known_T = np.zeros(len(triples), np.bool_)
+        held_T = _held(self.graph.labels(triples), self.earlier, split)
         if not self.other and split in self.graph.splits:
-            count = len(self.graph.entities)
-            asked, there = (
-                (t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, self.graph.splits[split])
-            )
-            known_T = np.isin(asked, there)
-        for before in self.earlier:
-            if split in before.splits:
-                learned = set(before.labeled(before.splits[split]))
-                known_T |= [triple in learned for triple in self.graph.labeled(triples)]
-        return int(known_T.sum())
+            held_T |= _has(self.graph, split, triples)
+        return int(held_T.sum())
 
     def members(self, protocol: Protocol) -> BoolArray:
         """Which entities are candidates under a protocol."""
@@ -139,10 +129,50 @@ class Scope:
         return triples[np.sort(rng.choice(len(triples), protocol.max_triples, replace=False))]
 
 
-def _seen(graphs: Sequence[KnowledgeGraph]) -> set[str]:
-    """Labels of the entities that training triples of some graphs have."""
-    columns = [(graph.entities.column("label"), graph.seen_N) for graph in graphs]
-    return {label for labels, seen_N in columns for label, seen in zip(labels, seen_N, strict=True) if seen}
+def _among(labels: pa.ChunkedArray, others: pa.ChunkedArray) -> BoolArray:
+    """Which labels are among others."""
+    found: BoolArray = np.asarray(pc.is_in(labels, others.combine_chunks()), np.bool_)
+    return found
+
+
+def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
+    """Which entities training triples of some graphs have, by label."""
+    seen_N = np.zeros(len(entities), np.bool_)
+    for graph in graphs:
+        trained = graph.entities.table.column("label").filter(pa.array(graph.seen_N))
+        seen_N |= _among(entities.table.column("label"), trained)
+    return seen_N
+
+
+def _held(triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str) -> BoolArray:
+    """Which of some triples, given by labels, are in a split of one of the graphs."""
+    held_T = np.zeros(len(triples), np.bool_)
+    for graph in (g for g in graphs if split in g.splits):
+        relations = pa.chunked_array([pa.array([r.label for r in graph.relations], pa.large_string())])
+        ids = [
+            pc.fill_null(pc.index_in(triples.column(name), labels.combine_chunks()), -1).to_numpy()
+            for name, labels in (
+                ("head", graph.entities.table.column("label")),
+                ("relation", relations),
+                ("tail", graph.entities.table.column("label")),
+            )
+        ]
+        asked = np.stack(ids, axis=1).astype(np.int64)
+        there = np.flatnonzero((asked >= 0).all(1))
+        held_T[there] |= _has(graph, split, asked[there])
+    return held_T
+
+
+def _has(graph: KnowledgeGraph, split: str, triples: IntArray) -> BoolArray:
+    """Which of some triples a split of a graph has."""
+    count, every = len(graph.entities), graph.splits[split]
+    near_N = np.zeros(count, np.bool_)  # most triples have other heads
+    near_N[triples[:, 0]] = True
+    asked, there = (
+        (t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, every[near_N[every[:, 0]]])
+    )
+    found: BoolArray = np.isin(asked, there)
+    return found
 
 
 def within(triples: IntArray, member_N: BoolArray, protocol: Protocol) -> IntArray:

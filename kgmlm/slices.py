@@ -104,7 +104,7 @@ def about_candidates(
         "count": len(texts),
         "names_truncated": int(truncated_N.sum()),
         "without_name": texts.unnamed,
-        "without_description": texts.column("description").count(""),
+        "without_description": texts.undescribed,
     }
     if protocol.negatives:
         candidates["negatives"] = {"count": protocol.negatives, "by": protocol.negatives_by}

@@ -111,26 +111,31 @@ def start_run(
         check_vocabulary(model, tokenizer, model_name)
     names = tokenizer.candidates(graph.entities.table.column("surface"), None, settings.scoring.end_of_name)
     vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
+    names = names.cut(vocabulary.span_length)
     ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
-    ranker.reader.adopt_names(names.cut(vocabulary.span_length))
+    ranker.reader.adopt_names(names)
     stream_of(ranker, graph, settings.training, (processes.process_index, processes.num_processes))
     if OBJECTIVES[settings.training.objective].checks_queries:
         ranker.reader.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
     if processes.is_main_process:
         teacher = (teach or partial(fit_signal, "kge", graph, settings))() if distillation else None
-        run = create_run(
+        create_run(
             path,
             graph,
             settings,
             model_name,
             vocabulary,
-            names=ranker.reader.names,
+            names=names,
             overwrite=overwrite,
             teacher=teacher,
             recipe=recipe,
         )
     processes.wait_for_everyone()
-    return run if processes.is_main_process else open_run(path), ranker
+    # Trained is on the files that were just written: the graph as it was read need not stay in memory.
+    run = open_run(path)
+    ranker = Ranker.fresh(run.graph.context, tokenizer, model, settings, vocabulary)
+    ranker.reader.adopt_names(names)
+    return run, ranker
 
 
 def _check_residuals(graph: KnowledgeGraph, settings: Settings) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kgmlm import building
 from kgmlm.building import TextColumns, build_graph, completed
 from kgmlm.columns import triples_of
 from kgmlm.kg import DataError, humanize, humanized
@@ -88,3 +89,29 @@ def test_surfaces_are_completed_one_by_one() -> None:
     columns = {"label": ["a_b", "c"], "name": ["", "C"], "surface": ["", "C the first"]}
     table = pa.table(columns, pa.schema([(name, pa.large_string()) for name in columns]))
     assert completed(table).to_pydict() == columns | {"name": ["a b", "C"], "surface": ["a b", "C the first"]}
+
+
+@pytest.mark.parametrize("most", [3, 6])
+def test_more_than_ids_of_32_bits_can_number_is_one_sentence(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entities, or the bytes of their labels, under a bound that a test can reach."""
+    triples = {"train": [("aa", "r", "bb"), ("bb", "r", "cc")]}
+    monkeypatch.setattr(building, "MOST", most)
+    if most < 6:
+        with pytest.raises(DataError, match="more than 3 entities, or labels of as many bytes"):
+            build_graph("g", triples)
+    else:
+        assert len(build_graph("g", triples).entities) == 3
+
+
+def test_labels_that_arrow_cannot_hold_together_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unified(column: pa.ChunkedArray) -> pa.ChunkedArray:
+        raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+
+    class Column:
+        num_chunks, unify_dictionaries = 1, unified
+
+    monkeypatch.setattr(pa, "chunked_array", lambda *of: Column())
+    with pytest.raises(DataError, match="shorten the labels"):
+        building._numbered([])

@@ -309,11 +309,12 @@ def test_a_run_in_the_way_is_not_overwritten(cli: Cli, toy_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
-    """A limit on file size stands in for the disk: writing fails in the middle of the weights."""
+@pytest.mark.parametrize("size", [1_000, 40_000])
+def test_a_full_disk_is_one_sentence(tmp_path: Path, size: int) -> None:
+    """A limit on file size stands in for the disk: writing fails within the graph, or the weights."""
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     done = subprocess.run(
         [
@@ -325,6 +326,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("kgmlm: ")
+    assert (tmp_path / "run").exists() == (size == 40_000)
     assert not (tmp_path / "run" / "model").exists()
     assert not list(tmp_path.rglob(".*")), "nothing half-written stays behind"
 

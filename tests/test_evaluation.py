@@ -13,6 +13,7 @@ import pytest
 import torch
 from doubles import FakeRanker, fake, run
 
+from kgmlm import evaluation
 from kgmlm.building import build_graph
 from kgmlm.config import Protocol, load_protocol
 from kgmlm.constraints import MISSED, Possible
@@ -400,9 +401,24 @@ def test_ranks_are_made_on_the_device_of_the_scores(drawn: bool) -> None:
     scores_bN = torch.arange(12.0)[None].expand(2, -1)
     nothing = np.zeros(0, np.int64)
     with torch.device("meta"):  # on which nothing can be computed
-        view.rank(scores_bN, np.array([0, 1]), np.array([5, 7]), (nothing, nothing))
+        view.rank(scores_bN, np.arange(2), np.array([0, 1]), np.array([5, 7]), (nothing, nothing))
     assert view.result().optimistic_B.tolist() == view.result().pessimistic_B.tolist() == [7, 5]
     assert view.result().candidates_B.tolist() == [12, 12]
+
+
+@pytest.mark.parametrize("candidates", ["all", "train"])
+def test_ranks_do_not_depend_on_how_many_scores_are_compared_at_once(
+    toy: KnowledgeGraph, candidates: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(toy, candidates=candidates)
+    for scores in (1, 3 * len(toy.entities)):
+        monkeypatch.setattr(evaluation, "_COMPARED", scores)
+        again = run(toy, candidates=candidates)
+        assert again.scores_B.tolist() == before.scores_B.tolist()
+        for name, ranks_B in vars(before.ranks).items():
+            assert vars(again.ranks)[name].tolist() == ranks_B.tolist()
+        assert again.report["metrics"] == before.report["metrics"]
+        assert again.report["pykeen_comparable"] == before.report["pykeen_comparable"]
 
 
 def test_each_query_is_ranked_among_negatives_of_its_own() -> None:
@@ -410,7 +426,7 @@ def test_each_query_is_ranked_among_negatives_of_its_own() -> None:
     view = drawing(negatives=40, negatives_by="grail")
     scores_bN = torch.zeros(2, 12)
     scores_bN[:, [7, 5, 3]] = torch.tensor([1.0, 2.0, 3.0])
-    view.rank(scores_bN[1:], np.array([1]), np.array([7]), (np.array([0]), np.array([3])))
+    view.rank(scores_bN, np.array([1]), np.array([1]), np.array([7]), (np.array([0]), np.array([3])))
     assert view.ranks_3B[:, 1].tolist()[0] == 1
     assert view.ranks_3B[2, 1] == 41
     assert view.ranks_3B[:, 0].tolist() == [0, 0, 0], "the other query has not been asked"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kgmlm import filters
-from kgmlm.filters import FilterIndex, distinct_triples
+from kgmlm.filters import FilterIndex, Links, distinct_triples
 from kgmlm.kg import TARGETS, Queries, Query, both_sides
 
 triple = st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 5))
@@ -63,3 +63,13 @@ def test_integer_keys_sort_as_rows_do(widest: int, rows: list[tuple[int, int, in
         assert ("_sorted" in vars(index)) is True
         keys = index.keys(Queries.of(every))
         assert list(index.queries(keys)) == every
+
+
+@given(rows=TRIPLES)
+def test_links_are_the_triples_of_each_entity(rows: list[tuple[int, int, int]]) -> None:
+    """First those that it is the tail of, then those that it is the head of, each once and in order."""
+    links = Links.made(np.array(rows, np.int64).reshape(-1, 3), 9)
+    for entity in range(9):
+        heads = [[r, 0, h] for h, r, t in sorted(set(rows)) if t == entity]
+        tails = [[r, 1, t] for h, r, t in sorted(set(rows)) if h == entity]
+        assert links.at(entity).tolist() == heads + tails

@@ -214,6 +214,17 @@ def test_triples_by_entity_come_back(toy: KnowledgeGraph, linked: Path) -> None:
     assert again.context.degree_N.tolist() == toy.context.degree_N.tolist()
 
 
+@pytest.mark.parametrize("name", ["links", "link_offsets"])
+def test_cut_links_are_one_sentence(linked: Path, name: str) -> None:
+    path = linked / f"{name}.arrow"
+    whole = path.read_bytes()
+    for end in range(0, len(whole), len(whole) // 7):
+        path.unlink()
+        path.write_bytes(whole[:end])
+        with pytest.raises(RunError, match=f"{name}.arrow is damaged"):
+            read_graph(linked, "toy", {})
+
+
 def test_new_entities_have_no_links_and_other_triples_none_of_these(linked: Path) -> None:
     graph = read_graph(linked, "toy", {})
     more = graph.extended(EntityTable(["new"]))

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from kgmlm import machine
 from kgmlm.config import TrainingSettings
+from kgmlm.kg import ConfigError
+from kgmlm.machine import Memory
 from kgmlm.training import _precision
 
 
@@ -53,3 +57,80 @@ print(plain, faults())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     plain, kept = map(int, done.stdout.split())
     assert kept < plain / 10
+
+
+MEMINFO = "MemTotal: 8000 kB\nMemFree: 1 kB\nMemAvailable: 6000 kB\nSwapTotal: 2000 kB\nSwapFree: 1000 kB\n"
+
+
+def laid(root: Path, **files: str) -> Path:
+    """A file system with some files."""
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_memory_is_what_the_machine_has_with_its_swap(tmp_path: Path) -> None:
+    assert machine.memory(laid(tmp_path)) == Memory(10_000 * 1024, 7_000 * 1024)
+
+
+def test_memory_is_what_the_control_group_allows(tmp_path: Path) -> None:
+    """Also a group around that of the process, whose cached pages of files would be let go."""
+    files = {
+        "proc/self/cgroup": "0::/outer/inner\n",
+        "sys/fs/cgroup/outer/inner/memory.max": "max\n",
+        "sys/fs/cgroup/outer/memory.max": "1000000\n",
+        "sys/fs/cgroup/outer/memory.swap.max": "500000\n",
+        "sys/fs/cgroup/outer/memory.current": "900000\n",
+        "sys/fs/cgroup/outer/memory.stat": "anon 600000\ninactive_file 300000\n",
+    }
+    assert machine.memory(laid(tmp_path, **files)) == Memory(1_500_000, 900_000)
+
+
+def test_memory_is_what_a_control_group_of_the_first_version_allows(tmp_path: Path) -> None:
+    """In a container its files lie at the top, whatever path the process is told."""
+    files = {
+        "proc/self/cgroup": "5:cpu,memory:/docker/abc\n2:devices:/docker/abc\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "1000000\n",
+    }
+    found = machine.memory(laid(tmp_path, **files))
+    assert found == Memory(3_000_000 + 2000 * 1024, 2_000_000 + 2000 * 1024)
+
+
+def test_memory_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(machine.MEMORY, "1.5")
+    assert machine.memory(tmp_path) == Memory(3 * 2**29, 3 * 2**29)
+    for wrong in ("much", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv(machine.MEMORY, wrong)
+        with pytest.raises(ConfigError, match=f"GiB above 0, not '{wrong}'"):
+            machine.memory()
+
+
+def test_where_nothing_says_how_much_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
+    assert machine.memory(tmp_path) == Memory(10**6, 10**6)
+    monkeypatch.setattr(os, "sysconf", lambda name: 0)
+    assert machine.memory(laid(tmp_path, **{"proc/meminfo": "damaged"})) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_released_memory_goes_back_to_the_system() -> None:
+    script = """
+import numpy as np
+from kgmlm.machine import keep_memory, release_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+keep_memory()
+large, small = np.ones(2**25), np.ones(100)
+del large
+before = resident()
+release_memory()
+assert before - resident() > 2**27, (before, resident())
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -84,13 +84,13 @@ def step(graph: Path, run: Path, model: str) -> dict[str, float]:
     from kgmlm.tokenizer_sources import load_tokenizer
     from kgmlm.vocabulary import Vocabulary
 
-    keep_memory()
     opened, settings = load_graph(graph), load_settings(None, ["vector.enabled=true"])
     reader, tokenizer = load_model(model), load_tokenizer(model)
     names = tokenizer.candidates(opened.entities.table.column("surface"), None, end_of_name=False)
     vocabulary = Vocabulary.fit(names, opened.seen_N, settings)
     ranker = Ranker.fresh(opened.context, tokenizer, reader, settings, vocabulary)
     ranker.reader.adopt_names(names.cut(vocabulary.span_length))
+    keep_memory()
     stream, losses = objective(ranker, opened, settings.training, (0, 1))
     optimizer = torch.optim.AdamW(reader.parameters(), lr=1e-5, fused=True)
     reader.train()

@@ -16,6 +16,7 @@ from kgmlm.checks import LISTED, check_graph, lines_of
 from kgmlm.datasets import load_graph, write_folder
 from kgmlm.filters import repeated
 from kgmlm.kg import SPLITS, ConfigError, Entity, counted
+from kgmlm.sizing import CHECKING, check_dataset
 from kgmlm.splits import describe_split, split_random, split_unseen
 from kgmlm.watching import Advance, Watcher, watcher_of
 
@@ -193,6 +194,7 @@ def check(dataset: str | Path, *, model: str | Path | None = None, skip_header: 
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
     """
+    check_dataset(dataset, CHECKING, watcher_of(True).tell)
     graph = load_graph(dataset, skip_header=skip_header)
     card = find_card(str(dataset))
     report = check_graph(graph, card.counts if card else None)

@@ -18,6 +18,7 @@ from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
+from kgmlm.sizing import READING, check_dataset, check_run
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
@@ -149,10 +150,13 @@ def evaluate(
         candidates=candidates or (None if graph is None or protocol else "graph"),
         allow_self=way.allow_self or None,
     )
-    folder = runs.open_run(path_of(run), verify=verify)
+    folder, watch = runs.open_run(path_of(run), verify=verify), watcher_of(progress)
+    if graph is None:
+        check_run(folder.path, folder.graph, watch.tell)
+    else:
+        check_dataset(str(graph), READING, watch.tell)
     other = None if graph is None else load_graph(str(graph), skip_header=skip_header)
     (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
-    watch = watcher_of(progress)
     own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
     scope, unchecked = _scope(folder, own, other, settings, way.reranks, allowed, watch)
     opened, result = _evaluate(run, folder, scope, settings, way, batch_size, by_relation, watch, world)

@@ -19,9 +19,11 @@ from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, RunError, counted
+from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
+from kgmlm.sizing import TRAINING, check_dataset
 from kgmlm.upkeep import writing
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
@@ -91,24 +93,21 @@ def train(
             _check_tracker(tracker)
         quiet_transformers()
         watch = watcher_of(progress) if main_process() else Watcher()
+        max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         if resume:
             run, ranker = _resume(path, dataset, model, given, preset, skip_header, watch)
-            max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         else:
-            graph = load_graph(str(dataset), skip_header=skip_header)
-            chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
-            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch)
-            max_steps = max_steps or given.max_steps
-            settings_of_run = given.settings if recipe is None else recipe.settings
-            _check_teacher(settings_of_run, teacher)
-            bound = None if recipe is None else max_steps
-            of = (str(model), recipe, settings_of_run, teacher, bound)
-            run, ranker = _start(path, graph, *of, overwrite, watch)
+            check_dataset(str(dataset), TRAINING, watch.tell)
+            of = (str(dataset), str(model), given, preset, minutes, teacher, max_steps)
+            run, ranker = _begin(path, *of, skip_header, overwrite, watch)
+            release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None:
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
             _train(run, ranker, watch, options)
+        del run, ranker
+        release_memory()
         if main_process():
-            _further(run.path, max_steps, watch)
+            _further(path, max_steps, watch)
         return Run(runs.open_run(path))
 
 
@@ -218,6 +217,29 @@ def _resume(
     checkpoint = latest_checkpoint(output)
     watch.tell(f"resuming {output} from {checkpoint.name if checkpoint else 'its start'}")
     return run, ranker
+
+
+def _begin(
+    output: Path,
+    dataset: str,
+    model: str,
+    given: Given,
+    preset: Preset | None,
+    minutes: float | None,
+    teacher: Run | str | Path | None,
+    max_steps: int | None,
+    skip_header: bool,
+    overwrite: bool,
+    watch: Watcher,
+) -> tuple[runs.RunFolder, Ranker]:
+    """Read a graph, choose how it is trained, and lay the run."""
+    graph = load_graph(dataset, skip_header=skip_header)
+    chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
+    recipe = choose_recipe(chosen, graph, model, given, minutes, watch)
+    settings = given.settings if recipe is None else recipe.settings
+    _check_teacher(settings, teacher)
+    bound = None if recipe is None else max_steps
+    return _start(output, graph, model, recipe, settings, teacher, bound, overwrite, watch)
 
 
 def _start(
