@@ -186,7 +186,7 @@ class SpanModel(nn.Module):
         rows_D = span.hidden_BLD.flatten(0, 1)
         step = max(1, _CHUNK // len(weight_VD))
         parts = [
-            nn.functional.linear(part, weight_VD.float(), bias_V.float()).logsumexp(-1)
+            logits(part, weight_VD.float(), bias_V.float()).logsumexp(-1)
             for part in rows_D.split(step)
         ]
         return torch.cat(parts).view(span.hidden_BLD.shape[:2])
@@ -227,6 +227,13 @@ def _positions(batch: MaskedBatch | MaskedTexts) -> Reading:
     columns = batch.span_start_B[:, None] + steps
     rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
     return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
+
+
+def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> torch.Tensor:
+    """Logits ``(R, V)`` of R states; of a query's few, the product with the weights first takes a fifth of
+    the time on CPUs.
+    """
+    return torch.addmm(bias_V[:, None], weight_VD, rows_RD.T).T
 
 
 class Residuals(nn.Module):
