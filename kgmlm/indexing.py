@@ -343,7 +343,7 @@ def _median_ms(timed: list[tuple[T, float]]) -> float:
 
 
 def _tenth(alone: Ranker, kind: Kind, readings: list[Reading], top: int) -> torch.Tensor:
-    """The worst of the ``top`` best scores by exact scoring ``(Q, 1)``; entity vectors are gone through once."""
+    """The worst of the ``top`` best exact scores ``(Q, 1)``; entity vectors are gone through once."""
     if kind == "likelihood":
         scored = (alone.likelihood.score(reading, alone.pool()) for reading in readings)
         return torch.cat([scores_BN.topk(top).values[:, -1:] for scores_BN in scored])

@@ -185,10 +185,7 @@ class SpanModel(nn.Module):
             weight_VD, bias_V = weight_VD[tokens], bias_V[tokens]
         rows_D = span.hidden_BLD.flatten(0, 1)
         step = max(1, _CHUNK // len(weight_VD))
-        parts = [
-            logits(part, weight_VD.float(), bias_V.float()).logsumexp(-1)
-            for part in rows_D.split(step)
-        ]
+        parts = [logits(part, weight_VD.float(), bias_V.float()).logsumexp(-1) for part in rows_D.split(step)]
         return torch.cat(parts).view(span.hidden_BLD.shape[:2])
 
     def attend(self, implementation: str) -> None:

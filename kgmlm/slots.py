@@ -243,16 +243,17 @@ class _Known(NamedTuple):
 
 
 def _nearest(vectors_ND: Floats, ids_B: IntArray, among: IntArray, k: int) -> IntArray:
-    """The k nearest entities of each of B: their places ``(B, k)`` among some, part of whom are read at once."""
-    places_BM = np.zeros((len(ids_B), 0), np.int64)
-    cosines_BM = np.zeros((len(ids_B), 0), np.float32)
+    """Places ``(B, k)`` of the k nearest of some entities to each of B; few vectors are read at once."""
+    places_BM: IntArray = np.zeros((len(ids_B), 0), np.int64)
+    cosines_BM: Floats = np.zeros((len(ids_B), 0), np.float32)
     for start in range(0, len(among), AMONG):
         part = among[start : start + AMONG]
         places_BP = np.broadcast_to(np.arange(start, start + len(part)), (len(ids_B), len(part)))
         places_BM = np.concatenate([places_BM, places_BP], 1)
         cosines_BM = np.concatenate([cosines_BM, vectors_ND[ids_B] @ vectors_ND[part].T], 1)
         best = np.array([top(row, k) for row in cosines_BM])
-        places_BM, cosines_BM = (np.take_along_axis(x, best, 1) for x in (places_BM, cosines_BM))
+        places_BM = np.take_along_axis(places_BM, best, 1)
+        cosines_BM = np.take_along_axis(cosines_BM, best, 1)
     return places_BM
 
 

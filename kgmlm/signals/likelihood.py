@@ -70,7 +70,7 @@ class Likelihood:
         return PairTable.of(names if entity_ids is None else names.take(entity_ids), self.reader.model.device)
 
     def normalizer(self, span: SpanOutput) -> Array:
-        """``log Z_BL`` over the vocabulary or the run's frozen tokens; those of the latest states are kept."""
+        """``log Z_BL`` over the vocabulary or the run's frozen tokens; of the latest states it is kept."""
         latest = self._normalized
         if latest is None or latest[0] is not span:
             latest = self._normalized = span, self.reader.model.log_normalizer(span, self.softmax_tokens)
