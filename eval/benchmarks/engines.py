@@ -42,7 +42,8 @@ def evaluated(run: Path, engine: Engine, workers: int, split: str, triples: int 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         kgmlm.evaluate(
-            run, split=split, max_triples=triples, engine=engine, workers=workers, device="cpu", progress=told,
+            run, split=split, max_triples=triples, engine=engine, workers=workers, device="cpu",
+            progress=told,
             ranks=Path(folder) / "ranks.parquet",
         )  # fmt: skip
     whole = time.monotonic() - began
