@@ -52,6 +52,15 @@ class Way:
         return replace(self, **{key: value for key, value in values.items() if value is not None})
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+        return (self.device or "").startswith("cuda")
+
+    def sent(self) -> Way:
+        """The same for a machine that has GPUs of its own: one of them, or the CPU."""
+        return replace(self, device="cuda" if self.on_gpu else self.device or "cpu")
+
+    @property
     def reranks(self) -> bool:
         """Whether a reranker takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -37,6 +37,8 @@ class State:
     validated: int = -1  # the step of the latest validation
     decay_from: int = -1  # the step from which on the learning rate falls to nothing, if it was asked to
     decay_steps: int = 0
+    # (samples of a micro-batch, steps), one after the other; checkpoints by older versions have none
+    read: list[tuple[int, int]] = field(default_factory=list)
 
 
 def own_state(losses: Losses, device: torch.device) -> dict[str, torch.Tensor]:
@@ -91,10 +93,15 @@ def read_state(folder: Path) -> State:
         raise ValueError(f"state.json: {error.errors()[0]['msg']}") from None
     numbers = (state.minutes, 0.0 if state.best_mrr is None else state.best_mrr)
     decaying = state.decay_from >= 0
+    read = not state.read or (
+        sum(steps for _, steps in state.read) == state.step
+        and all(size > 0 and steps >= 0 for size, steps in state.read)
+    )
     if (
         folder.name != f"step-{state.step:08d}"
         or not all(map(math.isfinite, numbers))
         or (decaying and state.decay_steps < 1)
+        or not read
     ):
         raise ValueError("state.json is not that of the checkpoint")
     return state

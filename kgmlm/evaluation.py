@@ -11,35 +11,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kgmlm.config import Protocol
-from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex
 from kgmlm.first_stage import MAX_SCORES
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
 from kgmlm.metrics import Ranks, rank_answers
 from kgmlm.processes import World, sharing
-from kgmlm.ranker import Ranker
 from kgmlm.ranks_file import write_ranks
 from kgmlm.scope import Scope, within
 from kgmlm.scorer import Scorer
-from kgmlm.shortlisting import Retrieval, retrieve_and_rank
-from kgmlm.slices import (
-    about_candidates,
-    about_constraints,
-    about_own_entity,
-    about_relations,
-    about_retrieval,
-    breakdown,
-    brief,
-    is_expected,
-    metrics_of,
-)
+from kgmlm.shortlisting import Retrieval, scores_of
+from kgmlm.slices import is_expected, report_of
+from kgmlm.watching import Watcher
+from kgmlm.workers import Advance, Crew, Make, Opened, Work, piece_size
+
+Scores = npt.NDArray[np.float32]
 
 _COMPARED = 2**22  # scores compared at once: 16 MB
 
@@ -107,17 +100,22 @@ class Asked:
         """The distinct queries."""
         return self.queries[self.first]
 
+    @property
+    def digest(self) -> str:
+        """Of what is asked: who does a share of the work must ask the same."""
+        queries = self.queries
+        digest = hashlib.sha256()
+        for column in (queries.entity_B, queries.relation_B, queries.tail_B, self.answers):
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+
     def share(self, world: World) -> IntArray:
         """The groups that this process asks, so that each process ranks about as many answers.
 
         Raises:
             RunError: when the processes were asked different queries.
         """
-        queries = self.queries
-        digest = hashlib.sha256()
-        for column in (queries.entity_B, queries.relation_B, queries.tail_B, self.answers):
-            digest.update(np.ascontiguousarray(column).data)
-        world.agree(digest.hexdigest(), "triples")
+        world.agree(self.digest, "triples")
         return world.share(np.diff(self.bounds))
 
     def in_parts(self, rows: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
@@ -161,13 +159,9 @@ class View:
         return cls(ids, column_N, asked_B, np.zeros((3, len(asked_B)), np.int64))
 
     def rank(
-        self,
-        scores_dN: torch.Tensor,
-        group: IntArray,
-        at: IntArray,
-        answers: IntArray,
+        self, scores_dN: torch.Tensor, group: IntArray, at: IntArray, answers: IntArray,
         known: tuple[IntArray, IntArray],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Rank the queries ``at`` by scores of all entities, a few of them at a time.
 
         Args:
@@ -231,13 +225,9 @@ class _Drawn(View):
     protocol: Protocol
 
     def rank(
-        self,
-        scores_dN: torch.Tensor,
-        group: IntArray,
-        at: IntArray,
-        answers: IntArray,
+        self, scores_dN: torch.Tensor, group: IntArray, at: IntArray, answers: IntArray,
         known: tuple[IntArray, IntArray],
-    ) -> None:
+    ) -> None:  # fmt: skip
         rows, ids = known
         bounds = np.searchsorted(rows, np.arange(len(at) + 1))  # a filter index answers row by row
         for b in np.flatnonzero(self.asked_B[at]):
@@ -263,6 +253,114 @@ class _Drawn(View):
         return drawn[~np.isin(drawn, taken)][:count]
 
 
+class Found(NamedTuple):
+    """What a piece of an evaluation comes to: of its ranks optimistic, pessimistic and candidates, ``(3, b)``
+    in the main view and, where there is one, in the other; and the answers' scores.
+    """
+
+    number: int
+    ranks_3b: IntArray
+    other_3b: IntArray | None
+    scores_b: Scores
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """An evaluation under way: what is asked, among whom, and the ranks as they come in, piece by piece.
+
+    A piece is some of the distinct queries. The same scope and protocol have the same pieces wherever they
+    are made.
+
+    Attributes:
+        sampled: the triples that the protocol asks, some of which may lie outside its candidates.
+        main: where the protocol ranks.
+        comparable: where PyKEEN would rank, if that can be said.
+        other: where those queries are ranked by other scores: exact ones beside those by an index, else those
+            without constraints on what can answer.
+        scores_B: the answers' scores.
+        piece: distinct queries of a piece.
+    """
+
+    scope: Scope
+    protocol: Protocol
+    sampled: IntArray
+    triples: IntArray
+    asked: Asked
+    main: View
+    comparable: View | None
+    other: View | None
+    scores_B: Scores
+    batch_size: int
+    piece: int
+
+    @classmethod
+    def of(
+        cls, graph: KnowledgeGraph | Scope, protocol: Protocol, by_index: bool, batch_size: int
+    ) -> Ranking:
+        """Of a graph and a protocol.
+
+        Raises:
+            DataError: when the split is absent or has no triple to evaluate.
+            ConfigError: when the filter names an unknown split, or more negatives are to be drawn than there
+                are.
+        """
+        _check_filter(protocol)
+        scope = graph if isinstance(graph, Scope) else Scope.of(graph)
+        member_N = scope.members(protocol)
+        sampled = scope.sampled(protocol)
+        triples = within(sampled, member_N, protocol)
+        asked = Asked.of(triples, scope.graph, protocol)
+        if by_index and protocol.negatives:
+            raise ConfigError("an index is evaluated among all candidates, not among negatives")
+        main = _main_view(member_N, triples, asked, protocol)
+        comparable = None if by_index else _comparable(scope, triples, protocol)
+        other = View.of(member_N, triples) if by_index else comparable
+        scores_B = np.zeros(len(asked.queries), np.float32)
+        piece = piece_size(len(asked.first), batch_size)
+        return cls(
+            scope, protocol, sampled, triples, asked, main, comparable, other, scores_B, batch_size, piece
+        )
+
+    @property
+    def sizes(self) -> IntArray:
+        """How many ranks each piece has."""
+        starts = np.arange(0, len(self.asked.first), self.piece)
+        return np.add.reduceat(np.diff(self.asked.bounds), starts)
+
+    def _groups(self, number: int) -> IntArray:
+        """The distinct queries of a piece."""
+        return np.arange(number * self.piece, min((number + 1) * self.piece, len(self.asked.first)))
+
+    def maker(self, ranker: Scorer, retrieval: Retrieval | None) -> Make[Found]:
+        """What makes pieces by a ranker's scores."""
+        ranker = ranker.allowing_self() if self.protocol.allow_self else ranker
+        return lambda number, advance: self._made(number, ranker, retrieval, advance)
+
+    def _made(self, number: int, ranker: Scorer, retrieval: Retrieval | None, advance: Advance) -> Found:
+        asked, groups = self.asked, self._groups(number)
+        both, distinct = self.other is not None, asked.distinct[groups]
+        for rows, scores_dN, other_dN in scores_of(ranker, distinct, retrieval, both, self.batch_size):
+            for at, group in asked.in_parts(groups[rows], MAX_SCORES // scores_dN.shape[1]):
+                answers = asked.answers[at]
+                places = (torch.from_numpy(x).to(scores_dN.device) for x in (group, answers))
+                self.scores_B[at] = scores_dN[tuple(places)].cpu().numpy()
+                known = asked.known.lookup(asked.queries[at])
+                self.main.rank(scores_dN, group, at, answers, known)
+                if self.other is not None:
+                    self.other.rank(other_dN, group, at, answers, known)
+                advance(len(at))
+        at, _ = asked.of_groups(groups)
+        other_3b = None if self.other is None else self.other.ranks_3B[:, at]
+        return Found(number, self.main.ranks_3B[:, at], other_3b, self.scores_B[at])
+
+    def fill(self, found: Found) -> None:
+        """Take in what a piece has come to, wherever it was made."""
+        at, _ = self.asked.of_groups(self._groups(found.number))
+        self.main.ranks_3B[:, at], self.scores_B[at] = found.ranks_3b, found.scores_b
+        if self.other is not None and found.other_3b is not None:
+            self.other.ranks_3B[:, at] = found.other_3b
+
+
 def evaluate(
     ranker: Scorer,
     graph: KnowledgeGraph | Scope,
@@ -272,6 +370,9 @@ def evaluate(
     batch_size: int = 64,
     by_relation: bool = False,
     advance: Callable[[int, int], None] = lambda n, total: None,
+    crew: Crew | None = None,
+    sent: Callable[[Ranking], Work[Found]] | None = None,
+    watch: Watcher | None = None,
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
 
@@ -289,59 +390,26 @@ def evaluate(
             behind all that it finds, level with the rest. The report compares with exact ranking.
         by_relation: report the metrics of each relation, too.
         advance: called with (ranks just done, ranks in all); of several processes, with this one's share.
+        crew, sent: workers that rank, and what they are sent; the ranker then scores nothing here.
+        watch: told when workers are lost.
 
     Raises:
         DataError: when the split is absent or has no triple to evaluate.
         ConfigError: when the filter names an unknown split, or more negatives are to be drawn than there are.
     """
-    _check_filter(protocol)
-    ranker = ranker.allowing_self() if protocol.allow_self else ranker
-    scope = graph if isinstance(graph, Scope) else Scope.of(graph)
-    graph, member_N = scope.graph, scope.members(protocol)
-    sampled = scope.sampled(protocol)
-    triples = within(sampled, member_N, protocol)
-    asked = Asked.of(triples, graph, protocol)
-    if retrieval is not None and protocol.negatives:
-        raise ConfigError("an index is evaluated among all candidates, not among negatives")
-
-    main = _main_view(member_N, triples, asked, protocol)
-    comparable = None if retrieval is not None else _comparable(scope, triples, protocol)
-    exact = None if retrieval is None else View.of(member_N, triples)
-    other = comparable if exact is None else exact
+    ranking = Ranking.of(graph, protocol, retrieval is not None, batch_size)
     started = time.monotonic()
-    scores_B = _rank(ranker, asked, main, other, retrieval, batch_size, advance)
-    seconds = time.monotonic() - started
-    ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
-    texts, truncated_N = graph.entities.among(main.ids), ranker.truncated_N[main.ids]
-    report = {
-        "dataset": graph.name,
-        "split": protocol.split,
-        "triples": len(triples),
-        "triples_left_out": len(sampled) - len(triples),
-        "triples_trained": scope.known(triples, "train"),
-        "triples_validated": scope.known(triples, "valid"),
-        "queries": len(asked.distinct),
-        "seconds": round(seconds, 2),
-        "processes": sharing().size,
-        "candidates": about_candidates(texts, truncated_N, ranks, protocol),
-        "own_entity": about_own_entity(ranker.possible, asked.queries, asked.answers),
-        "protocol": protocol.model_dump(mode="json"),
-        "metrics": metrics_of(ranks, tail_B, protocol),
-        "breakdown": breakdown(ranks, triples, tail_B, scope.seen_N, scope.half_links(triples), figures),
-    }
-    if ranker.possible.further:
-        report["constraints"] = about_constraints(ranker.possible, asked.queries, asked.answers)
-    if comparable is not None:
-        report["pykeen_comparable"] = {
-            "candidates": len(comparable.ids),
-            "metrics": metrics_of(comparable.result(), tail_B[comparable.asked_B], protocol),
-        }
-    if retrieval is not None and exact is not None:
-        found_B = (scores_B > MISSED).numpy()
-        report["retrieval"] = about_retrieval(retrieval, ranks, exact.result(), found_B, tail_B)
-    if by_relation:
-        report["relations"] = about_relations(ranks, asked.queries, graph.relations, figures)
-    return Evaluation(graph, triples, tail_B, ranks, scores_B, report)
+    crew, world, sizes = crew or Crew(), sharing(), ranking.sizes
+    world.agree(ranking.asked.digest, "triples")
+    mine = world.share(sizes)
+    total = int(sizes[mine].sum())
+    work = Opened(sizes, ranking.maker(ranker, retrieval)) if sent is None else sent(ranking)
+    for found in crew.made(work, mine.tolist(), watch or Watcher(), lambda n: advance(n, total)):
+        ranking.fill(found)
+    seconds = round(time.monotonic() - started, 2)
+    report = report_of(ranking, ranker, retrieval, by_relation, seconds, world.size * crew.workers)
+    scores_B, tail_B = torch.from_numpy(ranking.scores_B), ranking.asked.queries.tail_B
+    return Evaluation(ranking.scope.graph, ranking.triples, tail_B, ranking.main.result(), scores_B, report)
 
 
 def _check_filter(protocol: Protocol) -> None:
@@ -374,56 +442,3 @@ def _comparable(scope: Scope, triples: IntArray, protocol: Protocol) -> View | N
     if protocol.negatives or scope.other or not graph.seen_N.any():
         return None
     return View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
-
-
-def _rank(
-    ranker: Scorer,
-    asked: Asked,
-    main: View,
-    other: View | None,
-    retrieval: Retrieval | None,
-    batch_size: int,
-    advance: Callable[[int, int], None],
-) -> torch.Tensor:
-    """Rank all queries in the main view, and by their other scores in the other; the answers' scores."""
-    answer_scores_B = torch.zeros(len(asked.queries))
-    world = sharing()
-    share = asked.share(world)
-    own, _ = asked.of_groups(share)
-    distinct = asked.distinct[share]
-    for rows, scores_dN, other_dN in _scores(ranker, distinct, retrieval, other is not None, batch_size):
-        for at, group in asked.in_parts(share[rows], MAX_SCORES // scores_dN.shape[1]):
-            answers = asked.answers[at]
-            places = (torch.from_numpy(x).to(scores_dN.device) for x in (group, answers))
-            answer_scores_B[at] = scores_dN[tuple(places)].cpu()
-            known = asked.known.lookup(asked.queries[at])
-            main.rank(scores_dN, group, at, answers, known)
-            if other is not None:
-                other.rank(other_dN, group, at, answers, known)
-            advance(len(at), len(own))
-    for view in (main, other):
-        if view is not None:
-            world.filled(view.ranks_3B, own)
-    world.filled(answer_scores_B.numpy(), own)  # the tensor's own memory
-    return answer_scores_B
-
-
-def _scores(
-    ranker: Scorer,
-    queries: Queries,
-    retrieval: Retrieval | None,
-    others: bool,
-    batch_size: int,
-) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
-    """Rows, scores, and if asked for others of the same queries: beside those by shortlist the exact ones,
-    else those without constraints on what can answer.
-    """
-    if retrieval is not None:
-        assert isinstance(ranker, Ranker)
-        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size)
-        return
-    if others and ranker.possible.constrained_B(queries).any():
-        yield from ranker.rank_both(queries, batch_size)
-        return
-    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size):
-        yield rows, scores_BN, scores_BN

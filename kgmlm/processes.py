@@ -34,9 +34,14 @@ PATIENCE = timedelta(seconds=5)  # with a launcher that no longer answers
 WAITS = (0.001, 0.05)  # seconds between two looks at whether the others have come: at first, and at most
 
 
+def count_processes() -> int:
+    """How many processes do this job together, as the launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def in_several_processes() -> bool:
     """Whether this is one of several processes that do a job together."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return count_processes() > 1
 
 
 def main_process() -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import runs
-from kgmlm.asking import Runtime, Way, read_entities, shortlist_of
+from kgmlm.asking import Runtime, Way
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, IntArray, QueryError, RunError
-from kgmlm.processes import join, shared_by
-from kgmlm.upkeep import steady
+from kgmlm.predicting import opened_by, predicted
 from kgmlm.watching import Advance, Watcher, watcher_of
+from kgmlm.workers import Crew, Engine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,18 +71,9 @@ class Run:
         Raises:
             RunError: when training has left no model yet, or weights do not fit the signals.
         """
-        from kgmlm.prediction import Predictor
-
         if "predictor" in vars(self):
             return self.predictor
-        self.opened, ranker = steady(
-            self.path, lambda: (self.folder.made_by, self.way.ranker(self.folder, self.graph, watch.tell))
-        )
-        ranker = ranker.allowing_self() if self.way.allow_self else ranker
-        read_entities(ranker, watch, batch_size)
-        made = Predictor(
-            self.graph, ranker, self.way.retrieval(self.folder, ranker, shortlist_of(self.folder))
-        )
+        self.opened, made = opened_by(self.way, self.folder, self.graph, watch, batch_size)
         vars(self)["predictor"] = made
         return made
 
@@ -124,6 +115,9 @@ class Run:
         tail: str | None = None,
         k: int = 10,
         novel: bool = False,
+        workers: int = 1,
+        engine: Engine = "local",
+        address: str | None = None,
         progress: bool | Watcher | Advance = False,
     ) -> pd.DataFrame:
         """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
@@ -132,6 +126,7 @@ class Run:
             queries: many at once, each (head, relation, tail) with None for what is asked; labels or names.
                 Several processes (``torchrun``) share them; each must ask, and gets the whole table.
             novel: leave out triples that the graph has.
+            workers, engine, address: who ranks many queries, as of :func:`~kgmlm.complete`.
 
         Returns:
             A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
@@ -143,6 +138,7 @@ class Run:
         """
         import pandas as pd
 
+        crew = Crew(workers, engine, address)
         with watcher_of(progress) as watch:
             if queries is None:
                 return self.open(watch).rank(head, relation, tail, k, novel=novel)
@@ -150,7 +146,7 @@ class Run:
                 raise QueryError("give either queries or one query, not both")
             asked = [self._query(*query) for query in queries]
             rows = []
-            for query, found in self._predicted(asked, watch, k=k, novel=novel):
+            for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel):
                 rows += [self._columns(query) | _row(p) for p in found]
         return pd.DataFrame(rows, columns=[*ASKED, *_COLUMNS])
 
@@ -163,6 +159,9 @@ class Run:
         tail: str | None = None,
         k: int = 10,
         novel: bool = False,
+        workers: int = 1,
+        engine: Engine = "local",
+        address: str | None = None,
         progress: bool | Watcher | Advance = False,
     ) -> pd.DataFrame:
         """As :meth:`rank` of many queries, with what each score is made of.
@@ -175,11 +174,12 @@ class Run:
         """
         import pandas as pd
 
+        crew = Crew(workers, engine, address)
         given = [(head, relation, tail)] if queries is None else queries
         asked = [self._query(*query) for query in given]
         rows = []
         with watcher_of(progress) as watch:
-            for query, found in self._predicted(asked, watch, k=k, novel=novel, explain=True):
+            for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel, explain=True):
                 for p in found:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
@@ -274,34 +274,6 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"
-
-
-def predicted(
-    run: Run, asked: Sequence[Query], watch: Watcher, batch_size: int = 64, **options: Any
-) -> list[list[Prediction]]:
-    """The best candidates of many queries, in the order of the queries.
-
-    Several processes (``torchrun``) share the queries; each must call this, and gets the answers to all.
-
-    Args:
-        options: as of :meth:`kgmlm.prediction.Predictor.predict`.
-
-    Raises:
-        RunError: when the processes were asked different queries, or see another run.
-    """
-    import numpy as np
-
-    with shared_by(join(run.way.device)) as world:
-        predictor = run.open(watch, batch_size)
-        seen = run.opened, len(run.graph.entities), list(asked)
-        world.agree(seen, "weights, entities or queries")
-        mine = world.share(np.ones(len(asked), np.int64)).tolist()
-        bar = partial(watch, "ranking", total=len(mine))
-        queries = [asked[i] for i in mine]
-        found = predictor.predict(queries, batch_size=batch_size, advance=bar, **options)
-        of_all = world.gathered([(mine[row], best) for row, best in found])
-    by_query = dict(pair for of_one in of_all for pair in of_one)
-    return [by_query[i] for i in range(len(asked))]
 
 
 def _row(p: Prediction) -> dict[str, Any]:

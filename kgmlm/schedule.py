@@ -16,11 +16,13 @@ class Plan:
     """For how many steps a run is trained.
 
     Attributes:
-        laid: steps that the schedule is laid for.
+        laid: steps that the schedule is laid for, as if all had been of today's size.
         total: steps after which the run has ended.
         last: the step to stop at.
         every: steps from one validation to the next.
         epochs: how often the stream is gone through at most.
+        ahead: how many more steps of today's size it would have taken to come where the run is; below 0 where
+            it would have been fewer.
     """
 
     laid: int
@@ -28,18 +30,29 @@ class Plan:
     last: int
     every: int
     epochs: int
+    ahead: int = 0
 
     @classmethod
-    def of(cls, settings: TrainingSettings, per_epoch: int, state: State, max_steps: int | None) -> Plan:
+    def of(
+        cls,
+        settings: TrainingSettings,
+        per_epoch: int,
+        state: State,
+        max_steps: int | None,
+        ahead: int = 0,
+    ) -> Plan:
         """The plan of a run whose epochs have ``per_epoch`` micro-batches; its state says if it is ending."""
         accumulation = settings.accumulation
         laid = max(1, int(settings.epochs * per_epoch) // accumulation)
-        total = laid if state.decay_from < 0 else state.decay_from + state.decay_steps
+        total = laid - ahead if state.decay_from < 0 else state.decay_from + state.decay_steps
         between = min(settings.eval_every * per_epoch, accumulation * (total + 1.0))  # or inf
         every = max(1, int(between) // accumulation)
-        return cls(
-            laid, total, min(total, max_steps or total), every, math.ceil(total * accumulation / per_epoch)
-        )
+        epochs = math.ceil((total + ahead) * accumulation / per_epoch)
+        return cls(laid, total, min(total, max_steps or total), every, epochs, ahead)
+
+    def validates(self, step: int) -> bool:
+        """Whether a validation is due after a step."""
+        return (step + self.ahead) % self.every == 0
 
 
 def peak_learning_rate(run: RunFolder) -> float:
@@ -50,16 +63,20 @@ def peak_learning_rate(run: RunFolder) -> float:
     return rate
 
 
-def rate_factor(settings: TrainingSettings, total: int, state: State) -> Callable[[int], float]:
+def rate_factor(
+    settings: TrainingSettings, total: int, state: State, ahead: int = 0
+) -> Callable[[int], float]:
     """What the peak learning rate is multiplied by at each step of a run.
 
     Args:
         total: steps that the schedule is laid for.
         state: whether and from where on the rate falls to nothing ahead of time.
+        ahead: as of :class:`Plan`.
     """
     warmup = round(settings.warmup * total)
 
     def laid(step: int) -> float:
+        step += ahead
         if step < warmup:
             return step / warmup
         if settings.schedule == "constant":

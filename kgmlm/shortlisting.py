@@ -18,6 +18,7 @@ from kgmlm.metrics import check_finite
 from kgmlm.pool import Pool, Reading
 from kgmlm.ranker import Ranker
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
+from kgmlm.scorer import Scorer
 
 MORE = 100  # entities that an index is asked for beyond a shortlist
 LOOKED_AT = 1000  # those whose vectors are compared, where the index has but codes of them
@@ -118,3 +119,27 @@ def retrieve_and_rank(
         where = found.nonzero()[:, 0]
         scores_BN[where, ids[found]] = scores_BK[found]
         yield rows, ranker.possible.applied(scores_BN, asked), exact_BN
+
+
+def scores_of(
+    ranker: Scorer,
+    queries: Queries,
+    retrieval: Retrieval | None,
+    others: bool,
+    batch_size: int,
+) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    """Scores of all entities, by shortlist where there is one.
+
+    Yields:
+        (rows, scores ``(b, N)``, if asked for other scores of the same queries: beside those by shortlist the
+        exact ones, else those without constraints on what can answer).
+    """
+    if retrieval is not None:
+        assert isinstance(ranker, Ranker)
+        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size)
+        return
+    if others and ranker.possible.constrained_B(queries).any():
+        yield from ranker.rank_both(queries, batch_size)
+        return
+    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size):
+        yield rows, scores_BN, scores_BN

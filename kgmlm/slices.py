@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kgmlm.config import Protocol
-from kgmlm.constraints import Possible
+from kgmlm.constraints import MISSED, Possible
 from kgmlm.kg import BoolArray, EntityTable, IntArray, Queries, RelationTable
 from kgmlm.metrics import HITS_AT, Ranks, expected_hits, flat_metrics, headline, sides, summarize
+from kgmlm.scorer import Scorer
 from kgmlm.shortlisting import Retrieval
+
+if TYPE_CHECKING:
+    from kgmlm.evaluation import Ranking
 
 Figures = Callable[[Ranks], dict[str, float]]
 _AT_ONCE = 256  # queries whose candidates are counted at once
@@ -185,3 +189,54 @@ def about_retrieval(
         "exact": {"mrr": headline(exactly), "hits_at_10": exactly["both.realistic.hits_at_10"]},
         "mrr_lost": headline(exactly) - headline(metrics),
     }
+
+
+def report_of(
+    ranking: Ranking,
+    ranker: Scorer,
+    retrieval: Retrieval | None,
+    by_relation: bool,
+    seconds: float,
+    processes: int,
+) -> dict[str, Any]:
+    """What the ranks of an evaluation come to.
+
+    Args:
+        ranker, retrieval, by_relation: those of the evaluation.
+        seconds, processes: how long how many have ranked.
+    """
+    ranker = ranker.allowing_self() if ranking.protocol.allow_self else ranker
+    scope, protocol, triples, asked = ranking.scope, ranking.protocol, ranking.triples, ranking.asked
+    graph, main, comparable = scope.graph, ranking.main, ranking.comparable
+    ranks, tail_B, figures = main.result(), asked.queries.tail_B, brief(protocol)
+    texts, truncated_N = graph.entities.among(main.ids), ranker.truncated_N[main.ids]
+    report = {
+        "dataset": graph.name,
+        "split": protocol.split,
+        "triples": len(triples),
+        "triples_left_out": len(ranking.sampled) - len(triples),
+        "triples_trained": scope.known(triples, "train"),
+        "triples_validated": scope.known(triples, "valid"),
+        "queries": len(asked.first),
+        "seconds": seconds,
+        "processes": processes,
+        "candidates": about_candidates(texts, truncated_N, ranks, protocol),
+        "own_entity": about_own_entity(ranker.possible, asked.queries, asked.answers),
+        "protocol": protocol.model_dump(mode="json"),
+        "metrics": metrics_of(ranks, tail_B, protocol),
+        "breakdown": breakdown(ranks, triples, tail_B, scope.seen_N, scope.half_links(triples), figures),
+    }
+    if ranker.possible.further:
+        report["constraints"] = about_constraints(ranker.possible, asked.queries, asked.answers)
+    if comparable is not None:
+        report["pykeen_comparable"] = {
+            "candidates": len(comparable.ids),
+            "metrics": metrics_of(comparable.result(), tail_B[comparable.asked_B], protocol),
+        }
+    if retrieval is not None:
+        assert ranking.other is not None
+        found_B = ranking.scores_B > MISSED
+        report["retrieval"] = about_retrieval(retrieval, ranks, ranking.other.result(), found_B, tail_B)
+    if by_relation:
+        report["relations"] = about_relations(ranks, asked.queries, graph.relations, figures)
+    return report

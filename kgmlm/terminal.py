@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
+    from kgmlm.graph import KnowledgeGraph
     from kgmlm.judging import Classified
-    from kgmlm.prediction import Prediction, Predictor
+    from kgmlm.prediction import Prediction
 
 
 def say(message: str) -> None:
@@ -229,7 +230,7 @@ def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
 
 
 def print_predictions(
-    predictor: Predictor,
+    graph: KnowledgeGraph,
     asked: Sequence[Any],
     results: dict[int, list[Prediction]],
     *,
@@ -238,7 +239,6 @@ def print_predictions(
     many: bool,
 ) -> None:
     """Ranked candidates as tables, JSON lines or CSV; ``many`` adds the query to each line."""
-    graph = predictor.graph
 
     def query_of(position: int) -> dict[str, str]:
         query = asked[position]

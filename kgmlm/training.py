@@ -34,6 +34,7 @@ from kgmlm.machine import fast_bf16, keep_memory, only_cpu
 from kgmlm.mixture import Mixture
 from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
+from kgmlm.objectives.streams import Stretch
 from kgmlm.ranker import Ranker
 from kgmlm.runs import TEACHER, RunFolder
 from kgmlm.schedule import Plan, peak_learning_rate, rate_factor
@@ -182,8 +183,9 @@ class _Training:
         if decay is not None and self.state.decay_from < 0:
             steps = max(1, int(decay * self.stream.per_epoch) // self.settings.accumulation)
             self.state.decay_from, self.state.decay_steps = self.state.step, steps
-        self.plan = Plan.of(self.settings, self.stream.per_epoch, self.state, max_steps)
-        factor = rate_factor(self.settings, self.plan.laid, self.state)
+        self.began, ahead = self._goes_on()
+        self.plan = Plan.of(self.settings, self.stream.per_epoch, self.state, max_steps, ahead)
+        factor = rate_factor(self.settings, self.plan.laid, self.state, ahead)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # what a schedule that starts midway asks for
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -195,11 +197,26 @@ class _Training:
             self.losses.residuals = accelerator.prepare(self.losses.residuals)
             self.trained.append(self.losses.residuals)
         self.prepared_optimizer = accelerator.prepare(self.optimizer)
-        # Of several processes one writes; the others' losses are of their own batches.
+        # Of several processes one writes.
         log = run.path / "metrics.jsonl" if accelerator.is_main_process else None
         self.log = MetricsLog(log, self.state.step)
         self.started = time.monotonic() - 60 * self.state.minutes
         self.saved, self.saved_step = time.monotonic(), -1 if checkpoint is None else self.state.step
+
+    def _goes_on(self) -> tuple[int, int]:
+        """Have the stream go on where the run is, though more or fewer processes may have read it before.
+
+        Returns:
+            The position in the stream, and how many steps of today's size the run is ahead of its own.
+        """
+        state, accumulation, size = self.state, self.settings.accumulation, self.stream.size
+        if not state.read or state.read[-1][0] != size:
+            state.read.append((size, 0) if state.read else (size, state.step))
+        earlier = [Stretch(size, steps * accumulation) for size, steps in state.read[:-1]]
+        begins = self.stream.resumed(earlier)
+        before = sum(steps for _, steps in state.read[:-1])
+        position = begins + (state.step - before) * accumulation
+        return position, math.ceil(begins / accumulation) - before
 
     @property
     def minutes(self) -> float:
@@ -231,9 +248,9 @@ class _Training:
     def _steps(self, caught: list[int]) -> Status:
         """The steps, with what comes between them: validations, and a checkpoint now and then."""
         state, plan, settings = self.state, self.plan, self.settings
-        batches = self.stream.from_position(state.step * settings.accumulation, plan.epochs)
+        batches = self.stream.weighed(self.began, plan.epochs)
         while state.step < plan.last:
-            if state.step and state.step % plan.every == 0 and state.validated != state.step:
+            if state.step and plan.validates(state.step) and state.validated != state.step:
                 self._validation()
             if settings.patience and state.bad_validations >= settings.patience:
                 return "stopped early"
@@ -246,30 +263,39 @@ class _Training:
                 self.save()
         return "max steps" if state.step < plan.total else "finished"
 
-    def _step(self, batches: Iterator[Any]) -> None:
+    def _step(self, batches: Iterator[tuple[Any, float]]) -> None:
         """One optimizer step, from the gradients of some micro-batches."""
         accelerator, state = self.accelerator, self.state
         mean_loss = 0.0
         for _ in range(self.settings.accumulation):
-            batch = next(batches)
+            batch, weight = next(batches)
             with accelerator.accumulate(*self.trained):
                 loss = self.losses(self.prepared, batch)
+                loss = loss if weight == 1 else loss * weight
                 accelerator.backward(loss)
                 mean_loss += loss.item() / self.settings.accumulation
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
                 self.prepared_optimizer.step()
                 self.prepared_optimizer.zero_grad()
+        mean_loss = self._mean(mean_loss)
         if not math.isfinite(mean_loss):
             raise ConfigError(
                 f"the loss is {mean_loss} at step {state.step + 1}; lower training.learning_rate"
             )
         state.step += 1
+        state.read[-1] = (state.read[-1][0], state.read[-1][1] + 1)
         rate = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         self.log.write(step=state.step, loss=mean_loss, learning_rate=rate)
         accelerator.log({"loss": mean_loss, "learning_rate": rate}, step=state.step)
         self.reporter.step(state.step, mean_loss)
+
+    def _mean(self, loss: float) -> float:
+        """The mean over all processes, each of which has the loss of its share of the batch."""
+        if self.accelerator.num_processes == 1:
+            return loss
+        return float(self.accelerator.reduce(torch.tensor(loss, device=self.accelerator.device), "mean"))
 
     def _together(self, *flags: bool) -> list[bool]:
         """Flags that hold in any process, in all of them: they leave and save at the same step."""
@@ -288,7 +314,7 @@ class _Training:
         mixture, metrics = self.validate(self.ranker)
         mrr = metrics["mrr"]
         # What only --max-steps asked for chooses nothing, or a run that stops and resumes would be another.
-        chooses = state.step % self.plan.every == 0 or state.step == self.plan.total
+        chooses = self.plan.validates(state.step) or state.step == self.plan.total
         self.log.write(
             step=state.step,
             minutes=round(self.minutes, 3),

@@ -1,7 +1,7 @@
 """Numbered pieces of work: made in this process, in several, or by the workers of a Ray cluster.
 
 Knows nothing of what is made. A worker may end in the midst of a piece, which another then begins again: so
-what makes a piece must leave the same behind however often it is begun.
+what makes a piece must leave the same behind, and come to the same, however often it is begun.
 """
 
 from __future__ import annotations
@@ -16,28 +16,137 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from kgmlm.kg import ConfigError, RunError
+from kgmlm.kg import ConfigError, IntArray, RunError
+from kgmlm.processes import in_several_processes, sharing
 from kgmlm.watching import Watcher
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Engine = Literal["local", "ray"]
+Advance = Callable[[int], None]  # so much more of the work is done
+Make = Callable[[int, Advance], T]  # a piece by its number; what it comes to
 PATIENCE = 20.0  # seconds that a cluster has to answer
 SLOW = 60.0  # seconds after which it is said that no worker begins
 STORE = 80 * 2**20  # bytes of the object store of a cluster on this machine, near the least that Ray takes
-FEWER = "the same command continues, best with fewer --workers"
+FEWER = "try again with fewer --workers"
+PIECES = (
+    16  # of small work, so that workers end at about the same time; also how many batches a piece has at most
+)
 
 
-class Work(Protocol):
+def piece_size(count: int, batch_size: int) -> int:
+    """Of how many queries a piece is; whoever makes it, so that batches, and so scores, are the same.
+
+    >>> piece_size(1000, 64), piece_size(5400, 64), piece_size(100_000, 64)
+    (64, 384, 1024)
+    """
+    return batch_size * min(PIECES, max(1, -(-count // (PIECES * batch_size))))
+
+
+class Work(Protocol[T_co]):
     """What pieces are of; it is sent to each worker, and begun once there."""
 
-    def begin(self, watch: Watcher) -> Callable[[int], int]:
-        """Open what all pieces need; gives what makes a piece, and says how large it was."""
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+
+    def size(self, number: int) -> int:
+        """How much of the work a piece is, in the unit of :data:`Advance`."""
+
+    def begin(self, watch: Watcher) -> Make[T_co]:
+        """Open what all pieces need; gives what makes a piece, and says how it advances."""
+
+    def sent(self, far: bool) -> Work[T_co]:
+        """The same with nothing open, to be pickled.
+
+        Args:
+            far: for machines that have other working folders, and GPUs of their own.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Opened(Generic[T]):
+    """Work that is open already, and so is made here.
+
+    Attributes:
+        sizes: of the pieces.
+        make: what makes them.
+    """
+
+    sizes: IntArray
+    make: Make[T]
+    on_gpu: bool = False
+
+    def size(self, number: int) -> int:
+        """How much of the work a piece is."""
+        return int(self.sizes[number])
+
+    def begin(self, watch: Watcher) -> Make[T]:
+        """What makes pieces."""
+        return self.make
+
+    def sent(self, far: bool) -> Work[T]:
+        """Nothing that is open is sent."""
+        raise AssertionError("workers need work that they can open")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who makes pieces; it changes none of them.
+
+    Attributes:
+        workers: processes, or actors of a cluster, each of which opens what it needs.
+        engine: "local", processes of this machine; or "ray", actors of a Ray cluster.
+        address: HOST:PORT of the cluster; None is one of this machine alone.
+    """
+
+    workers: int = 1
+    engine: Engine = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse, before anything is opened, what cannot be.
+
+        Raises:
+            ConfigError: for an unknown engine, one that is not installed, an address of none, or workers of
+                one of several processes.
+        """
+        check_engine(self.engine, self.address)
+        if self.workers < 1:
+            raise ConfigError(f"there is at least one worker, not {self.workers}")
+        if not self.here and in_several_processes():
+            raise ConfigError(
+                "several processes (torchrun) share the work already; leave out --workers and --engine"
+            )
+
+    @property
+    def here(self) -> bool:
+        """Whether this process makes pieces itself, with the others that share its work."""
+        return self.engine == "local" and self.workers == 1
+
+    def made(
+        self, work: Work[T], numbers: Sequence[int], watch: Watcher, advance: Advance = lambda n: None
+    ) -> Generator[T]:
+        """Make pieces; yields what each comes to, in any order.
+
+        Args:
+            numbers: of the pieces; where several processes share the work (:func:`kgmlm.processes.sharing`),
+                of those that this one makes. Each gets the pieces of all.
+            advance: called as pieces are made here, or by a worker.
+        """
+        if self.engine == "ray":
+            return made_on_ray(work, numbers, self.workers, watch, advance, address=self.address)
+        if self.workers > 1:
+            return made_in_processes(work, numbers, self.workers, watch, advance)
+        return made_here(work, numbers, watch, advance)
 
 
 def check_engine(engine: str, address: str | None) -> None:
-    """Refuse, before anything is opened, what cannot be.
+    """Refuse what cannot be.
 
     Raises:
         ConfigError: for an unknown engine, one that is not installed, or an address of none.
@@ -52,63 +161,95 @@ def check_engine(engine: str, address: str | None) -> None:
         _host_and_port(address)
 
 
-def made_here(work: Work, numbers: Sequence[int], watch: Watcher) -> Generator[int]:
-    """Make pieces in this process; yields the size of each."""
+def made_here(
+    work: Work[T], numbers: Sequence[int], watch: Watcher, advance: Advance = lambda n: None
+) -> Generator[T]:
+    """Make pieces in this process; the processes that share the work make some each, and all get all."""
     make = work.begin(watch)
-    for number in numbers:
-        yield make(number)
+    found = [make(number, advance) for number in numbers]
+    for of_one in sharing().gathered(found):
+        yield from of_one
 
 
-_make: Callable[[int], int] | None = None  # of a worker process
+_make: Make[Any] | None = None  # of a worker process
 
 
-def _begin(work: Work, threads: int) -> None:
-    import torch
-
+def _begin(work: Work[Any], threads: int) -> None:
     global _make
-    torch.set_num_threads(threads)
+    if find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     _make = work.begin(Watcher())
 
 
-def _made(number: int) -> int:
+def _made(number: int) -> Any:
     assert _make is not None
-    return _make(number)
+    return _make(number, lambda n: None)
 
 
-def made_in_processes(work: Work, numbers: Sequence[int], workers: int) -> Generator[int]:
-    """Make pieces in processes of their own, which share this one's threads; yields the size of each.
+def made_in_processes(
+    work: Work[T],
+    numbers: Sequence[int],
+    workers: int,
+    watch: Watcher,
+    advance: Advance = lambda n: None,
+) -> Generator[T]:
+    """Make pieces in processes of their own, which share this one's threads.
+
+    When one ends that was not told to, all are begun again for the pieces that are left.
 
     Raises:
-        RunError: when a process ends that was not told to.
+        RunError: when processes end again and again.
     """
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
+    left, sent, lost = list(numbers), work.sent(far=False), 0  # lost one after the other
+    while left:
+        count = min(workers, len(left))
+        pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (sent, _threads(count)))
+        try:
+            futures = {pool.submit(_made, number): number for number in left}
+            for future in as_completed(futures):
+                if isinstance(future.exception(), BrokenProcessPool):
+                    continue
+                found = future.result()
+                left.remove(futures[future])
+                lost = 0
+                advance(work.size(futures[future]))
+                yield found
+        except BrokenProcessPool:
+            pass  # before all pieces were given to it
+        finally:
+            pool.shutdown(cancel_futures=True)
+        if left:
+            lost += 1
+            if lost > workers:
+                raise RunError(f"worker processes end again and again, perhaps for lack of memory; {FEWER}")
+            watch.tell("a worker process ended, perhaps for lack of memory; its pieces are made again")
+
+
+def _threads(count: int) -> int:
+    """Of each of so many processes, which share this one's."""
+    if find_spec("torch") is None:
+        return 1
     import torch
 
-    count = min(workers, len(numbers))
-    threads = max(1, torch.get_num_threads() // count)
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (work, threads))
-    try:
-        for future in as_completed([pool.submit(_made, number) for number in numbers]):
-            yield future.result()
-    except BrokenProcessPool:
-        raise RunError(f"a worker process ended, perhaps for lack of memory; {FEWER}") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return max(1, torch.get_num_threads() // count)
 
 
 def made_on_ray(
-    work: Work,
+    work: Work[T],
     numbers: Sequence[int],
     workers: int,
     watch: Watcher,
+    advance: Advance = lambda n: None,
     *,
     address: str | None = None,
-    gpus: int = 0,
-) -> Generator[int]:
-    """Make pieces by Ray's workers, each of one CPU; yields the size of each.
+) -> Generator[T]:
+    """Make pieces by Ray's workers, each of one CPU, and of one GPU where the work asks for it by name.
 
     A piece whose worker has ended is made by another one.
 
@@ -116,17 +257,20 @@ def made_on_ray(
         workers: at most so many; fewer while the cluster has no more to give.
         address: HOST:PORT of a cluster that this machine is a node of; None is the one that this process has
             joined, or else one of this machine alone, which ends with the work.
-        gpus: of each worker.
 
     Raises:
         RunError: when no cluster answers, or workers end again and again.
     """
+    if not numbers:
+        return
     count = min(workers, len(numbers))
     # Ray prints on stdout which workers have died.
     with redirect_stdout(sys.stderr), _cluster(address, count):
-        crew = _Crew(work, numbers, count, watch, gpus)
+        crew = _Actors(work.sent(far=True), numbers, count, watch)
         try:
-            yield from crew.made()
+            for number, found in crew.made():
+                advance(work.size(number))
+                yield found
         finally:
             crew.dismiss()
 
@@ -134,21 +278,21 @@ def made_on_ray(
 class _Worker:
     """A process of a cluster that makes pieces."""
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Work[Any]) -> None:
         self.make = work.begin(Watcher())
 
-    def made(self, number: int) -> int:
-        return self.make(number)
+    def made(self, number: int) -> Any:
+        return self.make(number, lambda n: None)
 
 
-class _Crew:
+class _Actors(Generic[T]):
     """Workers of a cluster, and who of them makes what."""
 
-    def __init__(self, work: Work, numbers: Sequence[int], workers: int, watch: Watcher, gpus: int) -> None:
+    def __init__(self, work: Work[T], numbers: Sequence[int], workers: int, watch: Watcher) -> None:
         import ray
 
         self.watch = watch
-        self.worker = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(_Worker)
+        self.worker = ray.remote(num_cpus=1, num_gpus=int(work.on_gpu), max_restarts=0)(_Worker)
         self.work = ray.put(work)
         self.left = len(numbers)
         self.waiting = deque(numbers)
@@ -169,8 +313,8 @@ class _Crew:
         else:
             self.idle.append(worker)
 
-    def made(self) -> Generator[int]:
-        """Sizes of pieces, as they are made."""
+    def made(self) -> Generator[tuple[int, T]]:
+        """Numbers of pieces, and what they come to, as they are made."""
         import ray
 
         told = False
@@ -184,7 +328,7 @@ class _Crew:
                 continue
             worker, number = self.busy.pop(done[0])
             try:
-                size = ray.get(done[0])
+                found = ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
                 raise _cause(error) from None
             except ray.exceptions.RayError as error:
@@ -193,7 +337,7 @@ class _Crew:
             self._occupy(worker)
             if number is not None:
                 self.left, self.lost = self.left - 1, 0
-                yield size
+                yield number, found
 
     def dismiss(self) -> None:
         """End all workers, whatever they do."""

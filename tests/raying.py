@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kgmlm.kg import DataError, KgmlmError
 from kgmlm.watching import Watcher
+from kgmlm.workers import Advance, Make, T, Work, made_here
 
+EVALUATED: dict[str, Any] = {"split": "train", "batch_size": 4, "by_relation": True}
+ASKED = [("france", "capital", None), (None, "capital", "paris"), ("rome", "located_in", None)] * 3
 LISTED: dict[str, Any] = {"known": ["valid"], "min_probability": 0.0, "part_size": 10}
 
 
@@ -33,10 +37,18 @@ class Files:
     always: bool = False
     refused: tuple[int, ...] = ()
 
-    def begin(self, watch: Watcher) -> Callable[[int], int]:
+    on_gpu = False
+
+    def size(self, number: int) -> int:
+        return number + 1
+
+    def sent(self, far: bool) -> Files:
+        return self
+
+    def begin(self, watch: Watcher) -> Make[int]:
         (self.folder / f"begun-{os.getpid()}").touch()
 
-        def make(number: int) -> int:
+        def make(number: int, advance: Advance) -> int:
             tried = self.folder / f"tried-{number}"
             if number in self.ending and (self.always or not tried.exists()):
                 tried.touch()
@@ -45,12 +57,26 @@ class Files:
                 raise DataError(f"{number} cannot be made")
             with (self.folder / f"made-{number}").open("a") as file:
                 file.write("x")
+            advance(self.size(number))
             return number * 10
 
         return make
 
     def made(self) -> dict[str, str]:
         return {p.name: p.read_text() for p in self.folder.glob("made-*")}
+
+
+def sent_here(
+    work: Work[T], numbers: Sequence[int], workers: int, watch: Watcher, advance: Advance
+) -> Generator[T]:
+    """What a process is sent is opened here."""
+    assert workers == 2
+    return made_here(pickle.loads(pickle.dumps(work.sent(far=True))), numbers, watch, advance)
+
+
+def report_of(found: Any) -> dict[str, Any]:
+    """A report but for what differs by who has made it."""
+    return {k: v for k, v in found.values.items() if k not in ("seconds", "processes", "command")}
 
 
 def main() -> None:
@@ -87,5 +113,8 @@ def main() -> None:
 
     made = kgmlm.complete(run, folder / "there", engine="ray", workers=2, progress=told, **LISTED)
     found |= {"asked": sum(asked), "queries": made["queries"]}
+    by_ray: dict[str, Any] = {"engine": "ray", "workers": 2, "progress": False}
+    found["report"] = report_of(kgmlm.evaluate(run, device="cpu", **by_ray, **EVALUATED))
+    found["ranked"] = kgmlm.open_run(run, device="cpu").rank(ASKED, k=3, **by_ray).to_dict("records")
     ray.shutdown()
     (folder / "found.json").write_text(json.dumps(found))

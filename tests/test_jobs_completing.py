@@ -292,7 +292,7 @@ def test_a_worker_that_dies_is_one_sentence(
     toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_begin", _die)
-    with pytest.raises(RunError, match="the same command continues"):
+    with pytest.raises(RunError, match="end again and again"):
         completed(toy_run, tmp_path / "new", workers=2)
     monkeypatch.undo()
     assert not (tmp_path / "new").exists()
@@ -304,13 +304,13 @@ def test_a_worker_that_does_not_see_the_parts_says_so(toy_run: Path, tmp_path: P
     way = Way(device="cpu")
     plan = completing.Plan(toy_run, tmp_path / "new.parts", way, 10, ("train", "valid"), None, 64, 10)
     with pytest.raises(RunError, match=r"is not seen on .* storage that all machines share"):
-        plan.sent().begin(Watcher())
+        plan.sent(far=True).begin(Watcher())
     assert not plan.folder.exists()
     assert plan.parts.count == 8
-    make = plan.sent().begin(Watcher())
-    assert make(3) == 10
+    make = plan.sent(far=True).begin(Watcher())
+    assert make(3, lambda n: None) == 10
     before = plan.parts.path(3).stat().st_mtime_ns
-    assert make(3) == 10
+    assert make(3, lambda n: None) == 10
     assert plan.parts.path(3).stat().st_mtime_ns == before, "it is there already"
 
 

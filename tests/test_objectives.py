@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from functools import singledispatch
@@ -12,9 +13,10 @@ import torch
 from kgmlm.config import RerankingSettings, TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
-from kgmlm.objectives import OBJECTIVES, Task, check_distillation, objective
+from kgmlm.objectives import OBJECTIVES, Task, check_distillation, objective, streams
 from kgmlm.objectives.pairs import PairBatch
 from kgmlm.objectives.ranking import RankingStream, TrainingBatch
+from kgmlm.objectives.streams import Stretch
 from kgmlm.ranker import Ranker
 from kgmlm.tokenization import MaskedBatch, MaskedTexts
 
@@ -54,13 +56,67 @@ def test_the_stream_has_every_triple_twice_an_epoch_where_triples_are_asked(
     assert [b.rows.tolist() for b in stream.from_position(3)] == rows[3:]
 
 
-def test_processes_share_the_stream(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
-    ranker = make_ranker()
-    parts = [RankingStream(Task(ranker, toy, training(epochs=1), (r, 3))) for r in range(3)]
-    rows = [[b.rows.tolist() for b in part.from_position(0)] for part in parts]
-    assert len({len(r) for r in rows}) == 1, "every process has as many batches"
-    flat = [i for part in rows for batch in part for i in batch]
-    assert len(flat) == len(set(flat))
+@pytest.mark.parametrize(("size", "world"), [(8, 2), (4, 4), (2, 8), (1, 50)])
+def test_processes_read_the_batches_of_one_together(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], size: int, world: int
+) -> None:
+    """With as many samples in all of them; where a batch has fewer than processes, some count nothing."""
+    ranker = make_ranker(vector=VECTOR)
+    given = training(epochs=2, batch_size=size * world, candidates=6)
+    alone = RankingStream(Task(ranker, toy, given))
+    shared = given.model_copy(update={"batch_size": size})
+    parts = [RankingStream(Task(ranker, toy, shared, (r, world))) for r in range(world)]
+    shares = zip(*(part.weighed(1) for part in parts), strict=True)
+    for (batch, _), of_all in zip(alone.weighed(1), shares, strict=True):
+        rows = [i for b, weight in of_all if weight for i in b.rows.tolist()]
+        assert sorted(rows) == sorted(batch.rows.tolist())
+        weights = [weight / world / len(b.rows) for b, weight in of_all if weight]
+        assert weights == pytest.approx([1 / len(rows)] * len(weights)), "each sample counts alike"
+        for other, _ in of_all:
+            assert other.entity_ids.tolist() == batch.entity_ids.tolist()
+            assert other.all_rows.tolist() == batch.all_rows.tolist()
+            assert other.drawn is not None
+            assert batch.drawn is not None
+            assert other.drawn.others.tolist() == batch.drawn.others.tolist()
+        texts = sum(len(p.span_start_B) for b, _ in of_all for p in b.entities)
+        assert texts == max(len(batch.entity_ids), world)
+
+
+@pytest.mark.parametrize("samples", ["queries", "triples"])
+@pytest.mark.parametrize("sizes", [(16, 8), (8, 16), (16, 8, 3), (8, 8), (500, 4), (1, 2, 1)])
+def test_a_stream_goes_on_in_batches_of_another_size(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], sizes: tuple[int, ...], samples: str
+) -> None:
+    """Each sample is read once an epoch, wherever the size changes; buckets are small here."""
+    ranker, count = make_ranker(), 3
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(streams, "BUCKET", 2)
+        for taken in (1, 2, 3, 5):
+            begun: list[Stretch] = []
+            read: list[int] = []
+            for number, size in enumerate(sizes):
+                given = training(epochs=count, batch_size=size, samples=samples)
+                stream = RankingStream(Task(ranker, toy, given))
+                position = stream.resumed(begun)
+                most = None if number == len(sizes) - 1 else taken
+                for batch in itertools.islice(stream.from_position(position), most):
+                    read += batch.rows.tolist()
+                begun.append(Stretch(size, taken))
+            expected = np.sort(np.tile(stream.samples, count))
+            if sizes[0] < 500 or taken <= count:  # else there is not as much to read
+                assert np.array_equal(np.sort(read), expected)
+                first = np.sort(read[: len(stream)])
+                assert np.array_equal(first, np.sort(stream.samples)), "epoch by epoch"
+
+
+def test_the_middle_of_a_stretch_after_others(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    stream = RankingStream(Task(make_ranker(), toy, training(epochs=2, batch_size=4)))
+    begins = stream.resumed([Stretch(16, 2)])
+    rows = [b.rows.tolist() for b in stream.from_position(begins)]
+    for more in (1, 3, len(rows) - 1):
+        assert [b.rows.tolist() for b in stream.from_position(begins + more)] == rows[more:]
 
 
 @pytest.fixture
@@ -169,7 +225,7 @@ def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
         texts = MaskedBatch(
             q.input_ids_BT[at], q.attention_mask_BT[at], q.span_start_B[at], q.span_length, q.vector
         )
-        found.append((TrainingBatch(batch.rows[part], texts, batch.rows[:0], ()), len(part)))
+        found.append((TrainingBatch(batch.rows[part], batch.rows, texts, batch.rows[:0], ()), len(part)))
     return found
 
 

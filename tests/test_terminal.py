@@ -133,11 +133,8 @@ def test_an_explanation_is_readable_and_adds_up(
     parts = {"likelihood": Part(1.0, -2.5), "vector": Part(4.0, 0.5), "kge": Part(0.0, 3.0)}
     found = [Prediction(1, 0, "tokyo", "Tokyo", -0.5, False, tokens, parts)]
 
-    class Double:
-        graph = toy
-
     query = Query(0, 0, "tail")
-    print_predictions(Double(), [query], {0: found}, as_json=False, as_csv=False, many=False)  # type: ignore[arg-type]
+    print_predictions(toy, [query], {0: found}, as_json=False, as_csv=False, many=False)
     printed = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
     for text in (
         "-2.500",

@@ -15,23 +15,46 @@ from typing import Any
 
 import pytest
 from conftest import Cli, refused
-from raying import LISTED, Files
+from raying import ASKED, EVALUATED, LISTED, Files, report_of
 
 import kgmlm
 from kgmlm import workers
-from kgmlm.kg import ConfigError, DataError
+from kgmlm.kg import ConfigError, DataError, RunError
 from kgmlm.watching import Watcher
 from kgmlm.workers import check_engine, made_here, made_in_processes
+
+
+class Told(Watcher):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
 
 
 @pytest.mark.slow
 def test_pieces_are_made_here_and_in_processes(tmp_path: Path) -> None:
     work = Files(tmp_path)
     assert list(made_here(work, [3, 1], Watcher())) == [30, 10]
-    assert sorted(made_in_processes(work, [4, 5, 6], 2)) == [40, 50, 60]
+    done: list[int] = []
+    assert sorted(made_in_processes(work, [4, 5, 6], 2, Watcher(), done.append)) == [40, 50, 60]
+    assert sorted(done) == [5, 6, 7], "the sizes of the pieces"
     assert work.made() == {f"made-{n}": "x" for n in (1, 3, 4, 5, 6)}
     with pytest.raises(DataError, match="7 cannot be made"):
-        list(made_in_processes(Files(tmp_path, refused=(7,)), [7, 8], 2))
+        list(made_in_processes(Files(tmp_path, refused=(7,)), [7, 8], 2, Watcher()))
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_was_to_make_others_make(tmp_path: Path) -> None:
+    work, told = Files(tmp_path, ending=(2, 5)), Told()
+    assert sorted(made_in_processes(work, range(7), 2, told)) == [n * 10 for n in range(7)]
+    assert {"made-2": "x", "made-5": "x"}.items() <= work.made().items()
+    assert all("a worker process ended" in message for message in told.messages)
+    assert told.messages
+    with pytest.raises(RunError, match=r"end again and again, .*; try again with fewer --workers"):
+        list(made_in_processes(Files(tmp_path, ending=(9,), always=True), [8, 9], 2, Watcher()))
 
 
 def test_what_no_engine_can_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +128,17 @@ def test_ray_lists_what_one_process_does(
 
 
 @pytest.mark.slow
+def test_ray_evaluates_and_ranks_as_one_process_does(
+    said: tuple[dict[str, Any], Path], toy_run: Path
+) -> None:
+    found, _ = said
+    alone = report_of(kgmlm.evaluate(toy_run, device="cpu", progress=False, **EVALUATED))
+    assert found["report"] == json.loads(json.dumps(alone))
+    ranked = kgmlm.open_run(toy_run, device="cpu").rank(ASKED, k=3).to_dict("records")
+    assert found["ranked"] == json.loads(json.dumps(ranked))
+
+
+@pytest.mark.slow
 def test_what_rays_workers_lose_others_make(said: tuple[dict[str, Any], Path]) -> None:
     found, folder = said
     assert found["sizes"] == [n * 10 for n in range(7)]
@@ -119,4 +153,4 @@ def test_what_is_raised_in_rays_workers_is_raised_here(said: tuple[dict[str, Any
     assert found["refused"] == ["DataError", "1 cannot be made"]
     kind, why = found["ending"]
     assert kind == "RunError"
-    assert re.match(r"\d workers ended one after the other .*; the same command continues", why)
+    assert re.match(r"\d workers ended one after the other .*; try again with fewer --workers", why)

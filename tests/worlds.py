@@ -8,14 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any, TypeVar
 
-import numpy as np
-
-from kgmlm.evaluation import Evaluation
 from kgmlm.kg import RunError
 from kgmlm.processes import World, shared_by
 
 T = TypeVar("T")
-NEAR = 1e-4  # scores of other batches differ by less
 
 
 class Threaded(World):
@@ -59,16 +55,3 @@ def together(size: int, job: Callable[[World], T]) -> list[T]:
     if errors:
         raise errors[0]
     return found
-
-
-def check_same_ranks(found: Evaluation, expected: Evaluation, scores_BN: np.ndarray[Any, Any]) -> None:
-    """Ranks are equal; where scores lie nearer to the answer's than rounding, they may lie by so many apart.
-
-    Args:
-        scores_BN: of all entities, for each rank.
-    """
-    np.testing.assert_allclose(found.scores_B.numpy(), expected.scores_B.numpy(), atol=NEAR)
-    near_B = (abs(scores_BN - expected.scores_B.numpy()[:, None]) < NEAR).sum(1) - 1
-    for name in ("optimistic_B", "pessimistic_B", "candidates_B"):
-        apart_B = abs(getattr(found.ranks, name) - getattr(expected.ranks, name))
-        assert (apart_B <= near_B).all(), name

@@ -1,11 +1,12 @@
-"""How fast a completion scores in one process, in two, and by two workers of Ray; and what the engines cost.
+"""How fast a completion or an evaluation scores in one process, in two, and by two workers of Ray.
 
     OMP_NUM_THREADS=1 python eval/benchmarks/engines.py RUN [--part-size 64] [--repeats 3] [--output FILE]
+    OMP_NUM_THREADS=1 python eval/benchmarks/engines.py RUN --evaluate test [--max-triples 300] ...
 
-Each scores all queries of the run's graph. The rate is that between the first part and the last, of the
-fastest repeat; until the first one, the engine starts and each worker opens the run. What is lost is by
-how much the rate falls short of the one process's, times the workers: other programs on the machine
-count as lost, too.
+Each scores all queries of the run's graph, or with --evaluate ranks a split. The rate is that between the
+first part and the last, of the fastest repeat, with --evaluate of the median one; until the first part, the
+engine starts and each worker opens the run. What is lost is by how much the rate falls short of the one
+process's, times the workers: other programs on the machine count as lost, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,26 @@ ENGINES: dict[str, tuple[Engine, int]] = {
     "2 processes": ("local", 2),
     "Ray, 2 workers": ("ray", 2),
 }
+
+
+def evaluated(run: Path, engine: Engine, workers: int, split: str, triples: int | None) -> dict[str, float]:
+    """Seconds until the first piece and in all, and ranks per second from the first piece on."""
+    at: list[tuple[float, int]] = []
+
+    def told(what: str, n: int, total: int) -> None:
+        if what.startswith("evaluating"):
+            at.append((time.monotonic(), n))
+
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        kgmlm.evaluate(
+            run, split=split, max_triples=triples, engine=engine, workers=workers, device="cpu",
+            progress=told,
+            ranks=Path(folder) / "ranks.parquet",
+        )  # fmt: skip
+    whole = time.monotonic() - began
+    rate = sum(n for _, n in at[1:]) / (at[-1][0] - at[0][0])
+    return {"start_s": round(at[0][0] - began, 1), "ranks_per_second": round(rate, 1), "s": round(whole, 1)}
 
 
 def timed(run: Path, engine: Engine, workers: int, part_size: int) -> dict[str, float]:
@@ -53,22 +74,32 @@ def main(
     run: Path,
     part_size: Annotated[int, typer.Option(min=1)] = 64,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
+    evaluate: str | None = None,
+    max_triples: int | None = None,
     output: Path | None = None,
 ) -> None:
     """Measure and print one JSON object."""
-    rows: dict[str, dict[str, Any]] = {}
+    key = "queries_per_second" if evaluate is None else "ranks_per_second"
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
     for _ in range(repeats):  # in turn, so that what else the machine does falls on all
         for name, (engine, workers) in ENGINES.items():
-            found = timed(run, engine, workers, part_size)
-            best = rows.setdefault(name, found)
-            if found["queries_per_second"] > best["queries_per_second"]:
-                rows[name] = found
-    alone = rows["1 process"]["queries_per_second"]
+            found[name].append(
+                timed(run, engine, workers, part_size)
+                if evaluate is None
+                else evaluated(run, engine, workers, evaluate, max_triples)
+            )
+    of_each = {name: sorted(rows, key=lambda row: row[key]) for name, rows in found.items()}
+    rows = {name: many[-1 if evaluate is None else len(many) // 2] for name, many in of_each.items()}
+    alone = rows["1 process"][key]
     for name, (_, workers) in ENGINES.items():
-        rows[name]["lost"] = round(1 - rows[name]["queries_per_second"] / (workers * alone), 3)
+        rows[name]["lost"] = round(1 - rows[name][key] / (workers * alone), 3)
     record = {
         "run": run.stem,
-        "part_size": part_size,
+        **(
+            {"part_size": part_size}
+            if evaluate is None
+            else {"evaluate": evaluate, "max_triples": max_triples}
+        ),
         "repeats": repeats,
         "cores": os.cpu_count(),
         "load_average": [round(x, 1) for x in os.getloadavg()],

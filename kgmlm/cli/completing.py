@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from kgmlm.cli.options import (
     MOST,
+    Address,
     BatchSize,
     Device,
+    Engines,
     Functional,
     Json,
     Precision,
@@ -18,6 +20,7 @@ from kgmlm.cli.options import (
     RunArgument,
     Scores,
     Typed,
+    Workers,
 )
 from kgmlm.terminal import handled, print_json, tell
 
@@ -57,24 +60,6 @@ Sample = Annotated[
         max=MOST,
         help="Ask only so many queries, a seeded sample by relation and side, to see speed and precision "
         "first; 0 is all.",
-    ),
-]
-Workers = Annotated[
-    int, typer.Option(min=1, max=1024, help="Processes that score, each with the model in memory.")
-]
-Engines = Annotated[
-    Literal["local", "ray"],
-    typer.Option(
-        "--engine",
-        help="Who scores: processes of this machine, or actors of a Ray cluster, each with one CPU (with "
-        "--device cuda also one GPU).",
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="HOST:PORT of the Ray cluster, of which this machine is a node; by default Ray is started here.",
-        show_default=False,
     ),
 ]
 Sharded = Annotated[

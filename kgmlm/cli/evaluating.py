@@ -9,10 +9,12 @@ import typer
 
 from kgmlm.cli.options import (
     MOST,
+    Address,
     AllowSelf,
     BatchSize,
     Device,
     Effort,
+    Engines,
     Functional,
     IndexKind,
     Json,
@@ -25,6 +27,7 @@ from kgmlm.cli.options import (
     SkipHeader,
     Typed,
     Verify,
+    Workers,
 )
 from kgmlm.terminal import handled, print_comparison, print_json, print_metrics
 
@@ -67,6 +70,9 @@ def evaluate(
     precision: Precision = "fp32",
     device: Device = None,
     verify: Verify = False,
+    workers: Workers = 1,
+    engine: Engines = "local",
+    address: Address = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -80,32 +86,14 @@ def evaluate(
     from kgmlm.watching import Bars
 
     report = job(
-        run,
-        graph=graph,
-        split=split,
-        protocol=protocol,
-        candidates=candidates,
-        allow_seen_entities=allow_seen_entities,
-        allow_new_relations=allow_new_relations,
-        skip_header=skip_header,
-        output=output,
-        ranks=ranks,
-        max_triples=max_triples,
-        by_relation=by_relation,
-        scores=scores,
-        allow_self=allow_self,
-        typed=typed,
-        functional=functional,
-        rerank=rerank,
-        retrieve=retrieve,
-        index=index,
-        effort=effort,
-        batch_size=batch_size,
-        precision=precision,
-        device=device,
-        verify=verify,
+        run, graph=graph, split=split, protocol=protocol, candidates=candidates,
+        allow_seen_entities=allow_seen_entities, allow_new_relations=allow_new_relations,
+        skip_header=skip_header, output=output, ranks=ranks, max_triples=max_triples,
+        by_relation=by_relation, scores=scores, allow_self=allow_self, typed=typed, functional=functional,
+        rerank=rerank, retrieve=retrieve, index=index, effort=effort, batch_size=batch_size,
+        precision=precision, device=device, verify=verify, workers=workers, engine=engine, address=address,
         progress=Bars(quiet),
-    )
+    )  # fmt: skip
     if as_json:
         print_json(report.values)
     else:

@@ -144,6 +144,24 @@ MaxSteps = Annotated[
     int | None,
     typer.Option(min=1, max=MOST, help="Stop each stage after this many steps, as for a smoke test."),
 ]
+Workers = Annotated[
+    int, typer.Option(min=1, max=1024, help="Processes that score, each with the model in memory.")
+]
+Engines = Annotated[
+    Literal["local", "ray"],
+    typer.Option(
+        "--engine",
+        help="Who scores: processes of this machine, or actors of a Ray cluster, each with one CPU (with "
+        "--device cuda also one GPU).",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the Ray cluster, of which this machine is a node; by default Ray is started here.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 SkipHeader = Annotated[

@@ -10,10 +10,12 @@ import typer
 
 from kgmlm.cli.options import (
     MOST,
+    Address,
     AllowSelf,
     BatchSize,
     Device,
     Effort,
+    Engines,
     EntityTriples,
     Functional,
     IndexKind,
@@ -28,6 +30,7 @@ from kgmlm.cli.options import (
     SkipHeader,
     Typed,
     Verify,
+    Workers,
 )
 from kgmlm.terminal import handled, print_json, print_predictions, tell
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from kgmlm.kg import Query
     from kgmlm.resolver import Resolver
     from kgmlm.run import Run
+    from kgmlm.workers import Crew
 
 
 @handled
@@ -79,6 +83,9 @@ def rank(
     device: Device = None,
     runtime: RuntimeOption = "auto",
     verify: Verify = False,
+    workers: Workers = 1,
+    engine: Engines = "local",
+    address: Address = None,
     quiet: Quiet = False,
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
@@ -88,24 +95,16 @@ def rank(
     from kgmlm.kg import QueryError
     from kgmlm.processes import main_process
     from kgmlm.run import open_run
+    from kgmlm.workers import Crew
 
-    _check((relation, head, tail), queries is not None, explain, as_json, as_csv)
+    crew = Crew(workers, engine, address)
+    _check((relation, head, tail), queries is not None, explain, as_json, as_csv, crew)
     if queries is None and not main_process():
         return  # a single query is asked by one process
     opened = open_run(
-        run,
-        scores=scores,
-        allow_self=allow_self,
-        typed=typed,
-        functional=functional,
-        rerank=rerank,
-        retrieve=retrieve,
-        index=index,
-        effort=effort,
-        device=device,
-        runtime=runtime,
-        verify=verify,
-    )
+        run, scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
+        retrieve=retrieve, index=index, effort=effort, device=device, runtime=runtime, verify=verify,
+    )  # fmt: skip
     if entities is None and entity_triples is not None:
         raise QueryError("--entity-triples goes with --entities")
     if entities is not None:
@@ -117,7 +116,7 @@ def rank(
         return
     find = opened.resolver
     asked = [find.query(relation or "", head, tail)] if queries is None else read_queries(queries, find)
-    _rank_entities(opened, asked, queries is not None, k, novel, shown, batch_size, quiet)
+    _rank_entities(opened, asked, queries is not None, k, novel, shown, batch_size, crew, quiet)
 
 
 def _rank_entities(
@@ -128,21 +127,22 @@ def _rank_entities(
     novel: bool,
     shown: dict[str, bool],
     batch_size: int,
+    crew: Crew,
     quiet: bool,
 ) -> None:
     """Rank the entities that answer queries; what needs no model has been said by now."""
-    from kgmlm.run import predicted
+    from kgmlm.predicting import predicted
     from kgmlm.watching import Bars, watcher_of
 
     options: dict[str, Any] = {"k": k, "novel": novel, "explain": shown["explain"]}
     with watcher_of(Bars(quiet)) as watch:
         if many:
-            found = predicted(run, asked, watch, batch_size, **options)
+            found = predicted(run, asked, watch, batch_size, crew, **options)
         else:
             one = run.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
             found = [best for _, best in one]
     printed = {key: shown[key] for key in ("as_json", "as_csv")}
-    print_predictions(run.predictor, asked, dict(enumerate(found)), **printed, many=many)
+    print_predictions(run.graph, asked, dict(enumerate(found)), **printed, many=many)
 
 
 def _rank_relations(
@@ -168,7 +168,9 @@ def _rank_relations(
     print_classified(rank_relations(run, head, tail, progress=Bars(quiet), **options), **shown)
 
 
-def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool) -> None:
+def _check(
+    one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool, crew: Crew
+) -> None:
     """Refuse options that do not go together; ``one`` is the relation, head and tail of a single query."""
     from kgmlm.kg import QueryError
 
@@ -176,6 +178,8 @@ def _check(one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool
         raise QueryError("--json and --csv exclude each other")
     if explain and as_csv:
         raise QueryError("--explain goes with a table or --json, not with --csv")
+    if not many and not crew.here:
+        raise QueryError("--workers and --engine go with --queries; a single query is asked by one process")
     if many and one != (None, None, None):
         raise QueryError("give either --queries or one query, not both")
     if not many and one[0] is None and None in one[1:]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from kgmlm.parts import MANIFEST, Parts, Shard
 from kgmlm.resolver import Resolver
 from kgmlm.run import Run, path_of
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
-from kgmlm.workers import Engine, check_engine, made_here, made_in_processes, made_on_ray
+from kgmlm.workers import Crew, Engine, Make
 
 if TYPE_CHECKING:
     from kgmlm.completing import Completer
@@ -146,7 +146,16 @@ class Plan:
         index = FilterIndex(known, len(graph.entities))
         return Completer(ranker, graph.context.answers, index, self.top, self.batch_size)
 
-    def begin(self, watch: Watcher) -> Callable[[int], int]:
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+        return self.way.on_gpu
+
+    def size(self, number: int) -> int:
+        """How many queries a part has."""
+        return min(self.part_size, len(self.queries) - number * self.part_size)
+
+    def begin(self, watch: Watcher) -> Make[int]:
         """What makes a part that is not there, and says how many queries it has.
 
         Raises:
@@ -159,41 +168,18 @@ class Plan:
             )
         parts, completer = self.parts, self.completer(watch)
 
-        def make(number: int) -> int:
+        def make(number: int, advance: Callable[[int], None]) -> int:
             queries = self.of(number)
             if not parts.path(number).is_file():
-                parts.write(number, completer.part(queries))
+                parts.write(number, completer.part(queries, advance))
             return len(queries)
 
         return make
 
-    def sent(self) -> Plan:
-        """The same for machines that have other working folders, GPUs of their own, and nothing open."""
-        way = replace(self.way, device="cuda" if self.on_gpu else self.way.device or "cpu")
+    def sent(self, far: bool) -> Plan:
+        """The same for workers; :meth:`kgmlm.workers.Work.sent`."""
+        way = self.way.sent() if far else self.way
         return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), way=way)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name."""
-        return (self.way.device or "").startswith("cuda")
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Who makes parts; it changes none of them."""
-
-    workers: int = 1
-    engine: Engine = "local"
-    address: str | None = None
-
-    def made(self, plan: Plan, numbers: Sequence[int], watch: Watcher) -> Generator[int]:
-        """Make parts; yields how many queries each has."""
-        if self.engine == "ray":
-            gpus = int(plan.on_gpu)
-            return made_on_ray(plan.sent(), numbers, self.workers, watch, address=self.address, gpus=gpus)
-        if self.workers > 1 and len(numbers) > 1:
-            return made_in_processes(plan, numbers, self.workers)
-        return made_here(plan, numbers, watch)
 
 
 @dataclass(frozen=True)
@@ -276,7 +262,7 @@ def complete(
         DataError: when the graph has no validation triples.
     """
     target = Path(output)
-    check_engine(engine, address)
+    crew = Crew(workers, engine, address)
     files.check_writable(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
@@ -288,7 +274,7 @@ def complete(
     plan = Plan(source, where, way, top, splits, labels, batch_size, part_size, sample)
     _check(plan, wanted)
     with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
-        seconds, scored = _score(plan, part, Crew(workers, engine, address), watch)
+        seconds, scored = _score(plan, part, crew, watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
         if shard is None:
             return _list(plan, target, wanted, watch) | made
@@ -323,8 +309,7 @@ def _score(plan: Plan, shard: Shard, crew: Crew, watch: Watcher) -> tuple[float,
     """Make the parts of a shard that are missing; how long it took, and how many queries were asked."""
     missing = plan.parts.missing(shard)
     whole = [n for n in range(plan.parts.count) if shard.has(n)]
-    sizes = {n: min(plan.part_size, len(plan.queries) - n * plan.part_size) for n in whole}
-    total, scored = sum(sizes.values()), sum(sizes[n] for n in missing)
+    total, scored = (sum(plan.size(n) for n in numbers) for numbers in (whole, missing))
     if scored < total:
         watch("asking queries", total - scored, total)
         done = len(whole) - len(missing)
@@ -333,9 +318,9 @@ def _score(plan: Plan, shard: Shard, crew: Crew, watch: Watcher) -> tuple[float,
         )
     began = time.monotonic()
     if missing:
-        with closing(crew.made(plan, missing, watch)) as made:
-            for n in made:
-                watch("asking queries", n, total)
+        with closing(crew.made(plan, missing, watch, lambda n: watch("asking queries", n, total))) as made:
+            for _ in made:
+                pass
     return time.monotonic() - began, scored
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
 from kgmlm.asking import Way, read_entities
-from kgmlm.config import Protocol, load_protocol
+from kgmlm.config import load_protocol
 from kgmlm.datasets import load_graph
+from kgmlm.jobs.scoring import EvaluationWork, OpenedRun, open_ranker, scope_of
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
@@ -21,18 +22,17 @@ from kgmlm.run import Run, path_of
 from kgmlm.sizing import READING, check_dataset, check_run
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.workers import Crew, Engine
 
 if TYPE_CHECKING:
     import pandas as pd
     from pykeen.evaluation import RankBasedMetricResults
 
-    from kgmlm.chosen import Chosen
     from kgmlm.comparison import Difference
     from kgmlm.evaluation import Evaluation
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.ranker import Ranker
     from kgmlm.scope import Scope
-    from kgmlm.shortlisting import Retrieval
 
 _SHOWN = {
     "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
@@ -115,6 +115,9 @@ def evaluate(
     precision: Literal["fp32", "bf16"] | None = None,
     device: str | None = None,
     verify: bool = False,
+    workers: int = 1,
+    engine: Engine = "local",
+    address: str | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> Report:
     """Filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
@@ -128,38 +131,35 @@ def evaluate(
         max_triples, by_relation: ask a seeded sample of the split; report each relation, too.
         scores, allow_self, typed, functional, rerank, retrieve, index, effort, precision, device, verify: as
             of :func:`~kgmlm.run.open_run`; None is as the run was opened.
+        workers, engine, address: who ranks, as of :func:`~kgmlm.complete`; the report is that of one process.
 
     Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
 
     Raises:
-        RunError: when the run has seen what would count as unseen, or has no such part.
+        RunError: when the run has no such part, workers end again and again, or no cluster answers.
         ConfigError, DataError: when options do not go together, or the split is not there.
     """
     way = (run.way.given(runtime="torch") if isinstance(run, Run) else Way()).given(
         scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
         retrieve=retrieve, index=index, effort=effort, precision=precision, device=device,
     )  # fmt: skip
+    crew = Crew(workers, engine, address)
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
-    for_graph = skip_header or any(allowed.values())
-    world = join(way.device)
+    world, for_graph = join(way.device), skip_header or any(allowed.values())
     _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks), world)
     settings = load_protocol(
-        as_path(protocol),
-        split=split,
-        max_triples=max_triples,
+        as_path(protocol), split=split, max_triples=max_triples, allow_self=way.allow_self or None,
         candidates=candidates or (None if graph is None or protocol else "graph"),
-        allow_self=way.allow_self or None,
-    )
+    )  # fmt: skip
     folder, watch = runs.open_run(path_of(run), verify=verify), watcher_of(progress)
-    if graph is None:
-        check_run(folder.path, folder.graph, watch.tell)
-    else:
-        check_dataset(str(graph), READING, watch.tell)
+    _check_memory(folder, graph, watch)
     other = None if graph is None else load_graph(str(graph), skip_header=skip_header)
     (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
     own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
-    scope, unchecked = _scope(folder, own, other, settings, way.reranks, allowed, watch)
-    opened, result = _evaluate(run, folder, scope, settings, way, batch_size, by_relation, watch, world)
+    scope, unchecked = scope_of(folder, own, other, settings, way.reranks, allowed, watch)
+    source, further = find_pack(path_of(run)) or folder.path, None if own is folder.graph else own
+    work = EvaluationWork(source, way, settings, batch_size, other or further, other is not None, allowed)
+    opened, result = _evaluate(run, folder, scope, work, by_relation, crew, watch, world)
     report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))
     if world.main:
         if output:
@@ -169,6 +169,14 @@ def evaluate(
     world.wait()  # what is written can be read, whichever process asks
     _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
     return report
+
+
+def _check_memory(run: runs.RunFolder, graph: str | Path | None, watch: Watcher) -> None:
+    """Refuse what the machine has no memory for."""
+    if graph is None:
+        check_run(run.path, run.graph, watch.tell)
+    else:
+        check_dataset(str(graph), READING, watch.tell)
 
 
 def compare(
@@ -259,79 +267,33 @@ def _check(
         files.refuse_link(run / "ranks")
 
 
-def _scope(
-    run: runs.RunFolder,
-    own: KnowledgeGraph,
-    other: KnowledgeGraph | None,
-    protocol: Protocol,
-    reranked: bool,
-    allowed: Mapping[str, bool],
-    watch: Watcher,
-) -> tuple[Scope, list[str]]:
-    """What is asked, and the datasets of earlier runs that are gone, so nothing is checked against them."""
-    from kgmlm.scope import Scope
-
-    earlier, gone = run.past(reranked)
-    if gone:
-        watch.tell(
-            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
-        )
-    if other is None:
-        return Scope.of(own, earlier), gone
-    return Scope.inductive(run.graph, other, protocol, earlier=earlier, **allowed), gone
-
-
-@dataclass(frozen=True, eq=False)
-class _Opened:
-    """A run's ranker, and which weights it has: the run may be trained further while it is evaluated."""
-
-    ranker: Ranker
-    retrieval: Retrieval | None
-    made_by: str
-    chosen: Chosen
-
-
-def _open(
-    run: Run | None, folder: runs.RunFolder, scope: Scope, way: Way, watch: Watcher, batch_size: int
-) -> _Opened:
-    """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
-    graph = scope.graph
-    if run is not None and run.opened not in ("", folder.made_by):
-        run.reopen()
-    if run is not None and (run.opened or graph is run.graph):
-        predictor = run.open(watch, batch_size)
-        ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
-        retrieval = predictor.retrieval if way.retrieve else None  # all are scored, unless that is asked for
-        return _Opened(ranker, retrieval, run.opened, folder.chosen)
-    ranker = way.ranker(folder, graph)
-    return _Opened(ranker, way.retrieval(folder, ranker), folder.made_by, folder.chosen)
-
-
 def _evaluate(
     given: Run | str | Path,
     run: runs.RunFolder,
     scope: Scope,
-    protocol: Protocol,
-    way: Way,
-    batch_size: int,
+    work: EvaluationWork,
     by_relation: bool,
+    crew: Crew,
     watch: Watcher,
     world: World,
-) -> tuple[_Opened, Evaluation]:
+) -> tuple[OpenedRun, Evaluation]:
     """Rank, and say of a reranker why it is left out."""
     from kgmlm.evaluation import evaluate as evaluate_ranker
 
     quiet_transformers()
+    way, protocol, batch_size = work.way, work.protocol, work.batch_size
     same = given if isinstance(given, Run) and given.way.given(runtime="torch") == way else None
     if same is not None and same.way.computed_by(run)[0] != "torch":
         same = None
     untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
+    here = way if crew.here else way.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
-        opened = steady(run.path, lambda: _open(same, run, scope, way, watch, batch_size))
+        opened = steady(run.path, lambda: open_ranker(same, run, scope, here, watch, batch_size))
         world.agree(opened.made_by, "weights")
-        read_entities(opened.ranker, watch, batch_size)
+        if crew.here:
+            read_entities(opened.ranker, watch, batch_size)
         return opened, evaluate_ranker(
             opened.ranker,
             scope,
@@ -340,12 +302,15 @@ def _evaluate(
             batch_size=batch_size,
             by_relation=by_relation,
             advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
+            crew=crew,
+            sent=None if crew.here else lambda ranking: work.of(ranking, opened.made_by),
+            watch=watch,
         )
 
 
 def whole_report(
     run: runs.RunFolder,
-    opened: _Opened,
+    opened: OpenedRun,
     evaluation: Evaluation,
     precision: str,
     unchecked: Sequence[str] = (),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs
 from kgmlm.config import Settings, load_settings
+from kgmlm.processes import count_processes
 from kgmlm.recipes import given_settings
 from kgmlm.watching import Watcher
 
@@ -115,6 +116,12 @@ def train_watched(
     """
     from kgmlm.training import train as train_run
 
+    if (count := count_processes()) > 1:
+        size = run.settings.training.batch_size
+        watch.tell(
+            f"{count} processes read {size} samples each per batch, {count * size:,} together; neither "
+            "training.batch_size nor training.learning_rate is scaled with their number"
+        )
     with watch:
         outcome = train_run(run, ranker, validation, reporter=watch, **options)
     best = "" if outcome.best_mrr is None else f", best validation MRR {outcome.best_mrr:.4f}"

@@ -56,11 +56,9 @@ def check_distillation(settings: TrainingSettings) -> None:
 def _checked_stream(task: Task) -> BatchStream[Any, Any]:
     """The stream of a task's objective, as :func:`stream_of` says."""
     stream: BatchStream[Any, Any] = OBJECTIVES[task.settings.objective].stream(task)
-    batches, processes = math.ceil(len(stream) / stream.settings.batch_size), task.share[1]
-    if processes > batches:
+    if task.share[1] > len(stream):
         raise ConfigError(
-            f"an epoch has only {batches} batches for {processes} processes; start fewer, or lower "
-            "training.batch_size"
+            f"an epoch has only {len(stream)} samples for {task.share[1]} processes; start fewer"
         )
     there_are = math.ceil(task.settings.epochs) * stream.per_epoch
     if task.settings.accumulation > there_are:
@@ -81,7 +79,8 @@ def stream_of(
     """The stream of a run's objective; arguments as of :func:`objective`.
 
     Raises:
-        ConfigError: when training has fewer batches than processes, or than are accumulated.
+        ConfigError: when an epoch has fewer samples than there are processes, or training fewer batches than
+            are accumulated.
     """
     return _checked_stream(Task(ranker, graph, settings, share, first))
 

@@ -222,9 +222,10 @@ class TextStream(BatchStream[Text, MaskedTexts]):
     def _length(self, encoded: Text) -> int:
         return len(encoded.input_ids)
 
-    def _batch(self, rows: IntArray, encoded: list[Text], chances: FloatArray) -> MaskedTexts:
-        """Hide tokens, drawn by the batch's own numbers in [0, 1)."""
-        return self.source.mask(encoded, np.random.default_rng((chances * 2**32).astype(np.int64)))
+    def _batch(self, rows: IntArray, encoded: list[Text], chances: FloatArray, mine: IntArray) -> MaskedTexts:
+        """Hide tokens, drawn by the share's own numbers in [0, 1)."""
+        rng = np.random.default_rng((chances[mine] * 2**32).astype(np.int64))
+        return self.source.mask([encoded[i] for i in mine], rng)
 
 
 class MaskedLosses(Stateless):

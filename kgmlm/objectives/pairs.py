@@ -69,9 +69,12 @@ class RerankingStream(QueryStream[list[Encoded], PairBatch]):
     def _length(self, encoded: list[Encoded]) -> int:
         return max(len(pair.input_ids) for pair in encoded)
 
-    def _batch(self, rows: IntArray, encoded: list[list[Encoded]], chances: FloatArray) -> PairBatch:
-        pairs = [pair for row in encoded for pair in row]
-        counts_B = np.array([len(row) for row in encoded])
+    def _batch(
+        self, rows: IntArray, encoded: list[list[Encoded]], chances: FloatArray, mine: IntArray
+    ) -> PairBatch:
+        share = [encoded[i] for i in mine]
+        pairs = [pair for row in share for pair in row]
+        counts_B = np.array([len(row) for row in share])
         return PairBatch(self.ranker.reader.tokenizer.collate(pairs), counts_B)
 
 

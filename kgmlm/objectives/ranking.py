@@ -17,6 +17,7 @@ from kgmlm.arrays import cosines
 from kgmlm.kg import FloatArray, IntArray
 from kgmlm.modeling import Residuals
 from kgmlm.objectives.contract import Objective
+from kgmlm.objectives.gathering import interleaved
 from kgmlm.objectives.sampling import Columns, Drawing, Drawn, Recent, Sampled
 from kgmlm.objectives.streams import QueryStream, Task
 from kgmlm.pool import Reading
@@ -34,13 +35,15 @@ class TrainingBatch:
 
     Attributes:
         rows: of the distinct training queries.
-        entity_ids: the entities whose texts are read; at least one answer of each query. Empty without
-            entity vectors.
-        entities: their texts, in batches of like lengths.
+        all_rows: those of all processes.
+        entity_ids: the entities whose texts are read by all processes; at least one answer of each query.
+            Empty without entity vectors.
+        entities: the texts of this process's share, in batches of like lengths.
         drawn: which entities are scored; None is all that training has.
     """
 
     rows: IntArray
+    all_rows: IntArray
     queries: MaskedBatch
     entity_ids: IntArray
     entities: tuple[MaskedBatch, ...]
@@ -71,24 +74,31 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
     def _length(self, encoded: Encoded) -> int:
         return len(encoded.input_ids)
 
-    def _batch(self, rows: IntArray, encoded: list[Encoded], chances: FloatArray) -> TrainingBatch:
-        """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1)."""
-        queries = self.ranker.reader.tokenizer.collate(encoded)
+    def _batch(
+        self, rows: IntArray, encoded: list[Encoded], chances: FloatArray, mine: IntArray
+    ) -> TrainingBatch:
+        """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1).
+
+        What is drawn is drawn for the queries of all processes: each has the same candidates.
+        """
+        queries = self.ranker.reader.tokenizer.collate([encoded[i] for i in mine])
         drawn = None
         if self.drawing is not None:
             rng = np.random.default_rng((chances * 2**32).astype(np.int64))
             drawn = self.drawing.draw(self.answers, rows, rng)
         if not self.ranker.reader.settings.vector.enabled:
-            return TrainingBatch(rows, queries, rows[:0], (), drawn)
+            return TrainingBatch(rows[mine], rows, queries, rows[:0], (), drawn)
         ids = np.unique(self._drawn(rows, chances))
         texts = self.ranker.reader.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
+        # Where there are fewer than processes, one is read for nothing: its gradients are zero.
+        share = order[self.share[0] :: self.share[1]] if self.share[0] < len(order) else order[:1]
         # A GPU would wait for the launches of so many.
         packed = self.ranker.reader.model.packs and self.ranker.reader.model.device.type == "cpu"
         count = PACKED_BATCHES if packed else ENTITY_BATCHES
-        parts = [part for part in np.array_split(order, count) if len(part)]
+        parts = [part for part in np.array_split(share, count) if len(part)]
         entities = tuple(self.ranker.reader.tokenizer.collate([texts[i] for i in part]) for part in parts)
-        return TrainingBatch(rows, queries, ids[order], entities, drawn)
+        return TrainingBatch(rows[mine], rows, queries, ids[order], entities, drawn)
 
 
 class Joined(NamedTuple):
@@ -151,7 +161,7 @@ class RankingLosses(ABC):
         self.ranker = ranker = task.ranker
         self.settings = task.settings
         self.queries, self.answers = stream.queries, stream.answers
-        self.teacher = task.teacher
+        self.teacher, self.share = task.teacher, task.share
         self.vector = ranker.reader.settings.vector
         self.memory: Memory | None = None
         self._residuals: Residuals | None = None
@@ -180,7 +190,8 @@ class RankingLosses(ABC):
         assert self.memory is not None
         assert span.entities_ED is not None
         assert span.vector_BD is not None
-        columns, vectors_MD = self.memory.joined(batch.entity_ids, span.entities_ED)
+        vectors_ED = interleaved(span.entities_ED, self.share, len(batch.entity_ids))
+        columns, vectors_MD = self.memory.joined(batch.entity_ids, vectors_ED)
         targets = self._places(*columns.answers(self.answers, batch.rows))
         own = self._left_out(batch.rows, columns)
         taught_BM = self._taught(batch.rows, columns.ids_M)
@@ -273,17 +284,21 @@ class EntityLosses(RankingLosses):
 
     def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         if batch.drawn is not None:
-            return self._of_sample(span, batch.rows, batch.drawn)
+            return self._of_sample(span, batch.rows, batch.all_rows, batch.drawn)
         scores_BN = self.ranker.likelihood.scores(span, self.table)
         answers = self._places(*self.columns.answers(self.answers, batch.rows))
         taught_BN = self._taught(batch.rows, self.columns.ids_M)
         own = self._left_out(batch.rows, self.columns)
         return self._loss(scores_BN, taught_BN, answers, self.settings.temperature, own)
 
-    def _of_sample(self, span: SpanOutput, rows: IntArray, drawn: Drawn) -> torch.Tensor:
-        """The loss over answers, own entities, recent answers and others that were drawn."""
+    def _of_sample(self, span: SpanOutput, rows: IntArray, all_rows: IntArray, drawn: Drawn) -> torch.Tensor:
+        """The loss over answers, own entities, recent answers and others that were drawn.
+
+        Args:
+            all_rows: of all processes: each has the candidates of the whole batch.
+        """
         assert self.recent is not None
-        always = np.union1d(self.recent.joined(drawn.answers), self.queries.entity_B[rows])
+        always = np.union1d(self.recent.joined(drawn.answers), self.queries.entity_B[all_rows])
         sampled = Sampled.of(always, drawn.others, self.seen)
         columns = sampled.columns
         at, column = columns.answers(self.answers, rows)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,33 @@ _Sample = TypeVar("_Sample")
 _Batch = TypeVar("_Batch")
 
 
+class Stretch(NamedTuple):
+    """Micro-batches of one size that were read one after the other."""
+
+    size: int
+    batches: int
+
+
+class Bucket(NamedTuple):
+    """Samples whose micro-batches are made of like lengths.
+
+    Attributes:
+        rows: the samples.
+        shuffled: the order of the micro-batches.
+        key: seeds what is drawn of it.
+    """
+
+    rows: IntArray
+    shuffled: IntArray
+    key: list[int]
+
+
 @dataclass(frozen=True)
 class Task:
     """What a run trains on, whatever its objective.
 
     Attributes:
-        share: (rank, world size) of this process; every process gets equally many batches.
+        share: (rank, world size) of this process, which reads a share of each batch.
         first: what a reranker reranks.
         teacher: a KGE model of the graph that is learned of as well.
     """
@@ -44,6 +65,9 @@ class Task:
 class BatchStream(ABC, Generic[_Sample, _Batch]):
     """Micro-batches by epoch and position; a subclass says how samples are encoded and how they are padded.
 
+    Several processes read a micro-batch together, each a share of its samples: so what a step learns from
+    depends on how many samples all have, not on how many processes there are.
+
     Args:
         samples: the rows that an epoch has, in any order.
     """
@@ -53,15 +77,22 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         self.settings = task.settings
         self.share = task.share
         self.samples = samples
+        self._resumed: tuple[int, list[Stretch]] = (-1, [])  # an epoch, and how it began
+        self._begins = 0  # the position at which it goes on
 
     def __len__(self) -> int:
         """How many samples an epoch has."""
         return len(self.samples)
 
     @property
+    def size(self) -> int:
+        """Samples of a micro-batch, of all processes together."""
+        return self.settings.batch_size * self.share[1]
+
+    @property
     def per_epoch(self) -> int:
-        """Micro-batches of this process in an epoch."""
-        return max(1, math.ceil(len(self) / self.settings.batch_size) // self.share[1])
+        """Micro-batches in an epoch."""
+        return max(1, math.ceil(len(self) / self.size))
 
     @abstractmethod
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[_Sample]:
@@ -72,41 +103,111 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         """What samples are bucketed by."""
 
     @abstractmethod
-    def _batch(self, rows: IntArray, encoded: list[_Sample], chances: FloatArray) -> _Batch:
-        """Pad some samples; ``chances`` are a number in [0, 1) for each, to draw by."""
+    def _batch(self, rows: IntArray, encoded: list[_Sample], chances: FloatArray, mine: IntArray) -> _Batch:
+        """Pad some samples.
 
-    def _epoch(self, epoch: int, skip: int) -> Iterator[_Batch]:
-        rng = np.random.default_rng([self.settings.seed, epoch])
-        order = rng.permutation(len(self))
-        size = self.settings.batch_size
+        Args:
+            rows, encoded: of all processes.
+            chances: a number in [0, 1) for each, to draw by.
+            mine: which of them this process reads, one at least.
+        """
+
+    def _mine(self, count: int) -> tuple[IntArray, float]:
+        """Which of the samples of a micro-batch this process reads, and how much its mean loss counts: the
+        mean over processes is to be the mean over samples.
+        """
         rank, world = self.share
-        number = -1
-        for start in range(0, len(order), BUCKET * size):
-            rows = self.samples[order[start : start + BUCKET * size]]
-            count = math.ceil(len(rows) / size)
-            shuffled = rng.permutation(count)
-            mine = [i for i in range(count) if (start // size + i) % world == rank]
-            if number + len(mine) < skip:
-                number += len(mine)
+        mine = np.arange(rank, count, world)
+        weight = len(mine) * world / count
+        return (mine, weight) if len(mine) else (np.zeros(1, np.int64), 0.0)
+
+    def _buckets(self, epoch: int, stretches: Sequence[Stretch]) -> Iterator[Bucket]:
+        """What an epoch has left after some stretches of it, in buckets."""
+        rng = np.random.default_rng([self.settings.seed, epoch])
+        rows, key = self.samples[rng.permutation(len(self))], [self.settings.seed, epoch]
+        for number, (size, batches) in enumerate(stretches, 1):
+            left, buckets = [], self._cut(rows, size, rng, key)
+            for bucket in buckets:
+                taken = min(batches, len(bucket.shuffled))
+                batches -= taken
+                if not taken:
+                    left.append(bucket.rows)
+                elif taken < len(bucket.shuffled):
+                    *_, places = self._opened(bucket, size)
+                    left.append(bucket.rows[np.concatenate([places(i) for i in bucket.shuffled[taken:]])])
+            rows = np.concatenate([rows[:0], *left])
+            key = [self.settings.seed, epoch, number, 0]
+            rng = np.random.default_rng(key)
+        yield from self._cut(rows, self.size, rng, key)
+
+    def _cut(self, rows: IntArray, size: int, rng: np.random.Generator, key: list[int]) -> Iterator[Bucket]:
+        """Rows in buckets of batches of a size, each with the order of its batches."""
+        for start in range(0, len(rows), BUCKET * size):
+            some = rows[start : start + BUCKET * size]
+            yield Bucket(some, rng.permutation(math.ceil(len(some) / size)), [*key, start])
+
+    def _opened(
+        self, bucket: Bucket, size: int
+    ) -> tuple[list[_Sample], FloatArray, Callable[[int], IntArray]]:
+        """The tokens of a bucket, a number in [0, 1) for each sample, and where those of a batch are."""
+        drawing = np.random.default_rng(bucket.key)
+        encoded = self._encode(bucket.rows, drawing)
+        by_length = np.argsort([self._length(e) for e in encoded], kind="stable")
+        return encoded, drawing.random(len(bucket.rows)), lambda i: by_length[i * size : (i + 1) * size]
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[tuple[_Batch, float]]:
+        stretches = self._resumed[1] if epoch == self._resumed[0] else []
+        for bucket in self._buckets(epoch, stretches):
+            if skip >= len(bucket.shuffled):
+                skip -= len(bucket.shuffled)
                 continue
-            drawing = np.random.default_rng([self.settings.seed, epoch, start])
-            encoded = self._encode(rows, drawing)
-            chances = drawing.random(len(rows))
-            by_length = np.argsort([self._length(e) for e in encoded], kind="stable")
-            for i in mine:
-                number += 1
-                if number >= self.per_epoch:
-                    return
-                if number < skip:
-                    continue
-                at = by_length[shuffled[i] * size : (shuffled[i] + 1) * size]
-                yield self._batch(rows[at], [encoded[j] for j in at], chances[at])
+            encoded, chances, places = self._opened(bucket, self.size)
+            for i in bucket.shuffled[skip:]:
+                at = places(i)
+                mine, weight = self._mine(len(at))
+                batch = self._batch(bucket.rows[at], [encoded[j] for j in at], chances[at], mine)
+                yield batch, weight
+            skip = 0
+
+    def weighed(self, position: int, epochs: int | None = None) -> Iterator[tuple[_Batch, float]]:
+        """The stream from one micro-batch on; it ends after the last epoch, or after so many.
+
+        Yields:
+            This process's share of each, and how much its mean loss counts in the mean over all processes.
+        """
+        for epoch in range(position // self.per_epoch, epochs or math.ceil(self.settings.epochs)):
+            begins = self._begins if epoch == self._resumed[0] else epoch * self.per_epoch
+            yield from self._epoch(epoch, max(0, position - begins))
 
     def from_position(self, position: int, epochs: int | None = None) -> Iterator[_Batch]:
-        """The stream from one micro-batch on; it ends after the last epoch, or after so many."""
-        for epoch in range(position // self.per_epoch, epochs or math.ceil(self.settings.epochs)):
-            yield from self._epoch(epoch, position - epoch * self.per_epoch if position else 0)
-            position = 0
+        """As :meth:`weighed`, the batches alone."""
+        return (batch for batch, _ in self.weighed(position, epochs))
+
+    def resumed(self, stretches: Sequence[Stretch]) -> int:
+        """Go on where micro-batches of other sizes have ended: no sample of the epoch is read again.
+
+        Args:
+            stretches: of the stream, from its beginning.
+
+        Returns:
+            The position there, in micro-batches of today's size; it is never below the share of the epochs
+            that was read.
+        """
+        epoch, left, begun = 0, len(self), list[Stretch]()
+        for size, batches in stretches:
+            while batches:
+                there = math.ceil(left / size)
+                taken = min(batches, there)
+                batches -= taken
+                if taken == there:
+                    epoch, left, begun = epoch + 1, len(self), []
+                else:
+                    begun.append(Stretch(size, taken))
+                    self._resumed = (epoch, begun)
+                    left = sum(len(bucket.rows) for bucket in self._buckets(epoch, begun))
+        self._resumed = (epoch, begun)
+        self._begins = (epoch + 1) * self.per_epoch - math.ceil(left / self.size)
+        return self._begins
 
 
 class QueryStream(BatchStream[_Sample, _Batch]):

@@ -1,6 +1,7 @@
-"""A completion on a Ray cluster of two nodes, of which workers and a node are killed: part of `make soak`.
+"""Work on a Ray cluster of two nodes, of which workers and a node are killed: part of `make soak`.
 
-Both nodes are on this machine, at 127.0.0.2 and 127.0.0.3. Lists must be those of one process, byte for byte.
+Both nodes are on this machine, at 127.0.0.2 and 127.0.0.3. Lists, and ranks of an evaluation, must be those
+of one process, byte for byte.
 """
 
 from __future__ import annotations
@@ -131,8 +132,41 @@ def check(run: Path, folder: Path, killing: Killing, port: int) -> str:
     return f"{what} was killed after {made} of {total} parts: the same"
 
 
+def evaluated(run: Path, ranks: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Begin to evaluate a run."""
+    asked = ("--split", "train", "--batch-size", "1", "--device", "cpu", "--ranks", str(ranks), "-q")
+    command = [sys.executable, "-m", "kgmlm.cli", "evaluate", str(run), *asked, *options]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def check_evaluation(run: Path, folder: Path, killing: Killing, port: int) -> str:
+    """Kill something while an evaluation ranks, or its workers begin; what was, or what is wrong."""
+    here, there = folder / "here.parquet", folder / "there.parquet"
+    if evaluated(run, here).wait():
+        raise SystemExit("one process evaluates nothing")
+    with nodes(folder, port) as begun:
+        address = ("--engine", "ray", "--workers", "2", "--address", f"127.0.0.2:{port}")
+        with evaluated(run, there, *address) as process:
+            ready = "ray::_Worker"
+            until(
+                lambda: (
+                    process.poll() is not None
+                    or any(name.startswith(ready) for name in children(begun[1].pid).values())
+                )
+            )
+            if process.poll() is not None:
+                raise SystemExit(f"it ended before: {process.communicate()[1].decode()}")
+            what = killing(begun)
+            _, said = process.communicate(timeout=PATIENCE)
+            if process.returncode:
+                raise SystemExit(f"{what} was killed, and: {said.decode()}")
+    if here.read_bytes() != there.read_bytes():
+        raise SystemExit(f"{what} was killed during an evaluation, and the ranks are others")
+    return f"{what} was killed during an evaluation: the same ranks"
+
+
 def main() -> None:
-    """Kill a worker, then a node."""
+    """Kill a worker, then a node, in a completion and in an evaluation."""
     if find_spec("ray") is None:
         print("Ray is not installed: no cluster was tried")
         return
@@ -155,10 +189,11 @@ def main() -> None:
             str(run),
         )
         subprocess.run([sys.executable, "-m", "kgmlm.cli", *train, "--max-steps", "20"], check=True)
-        for i, killing in enumerate((a_worker, a_node)):
+        checks = [(how, killing) for how in (check, check_evaluation) for killing in (a_worker, a_node)]
+        for i, (how, killing) in enumerate(checks):
             folder = Path(name) / str(i)
             folder.mkdir()
-            print(check(run, folder, killing, 26379 + i), flush=True)
+            print(how(run, folder, killing, 26379 + i), flush=True)
 
 
 if __name__ == "__main__":
