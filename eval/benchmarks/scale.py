@@ -182,7 +182,10 @@ def vectors(graph: Path, run: Path, model: str) -> dict[str, float]:
     files.write_json(parts / "about.json", {"model": model_sha, "size": entity_parts.PART})
     for start in range(0, count, entity_parts.PART):
         size = min(entity_parts.PART, count - start)
-        drawn = rng.standard_normal((size, len(spread)), np.float32) @ spread + read[rng.integers(4096, size=size)]
+        drawn = (
+            rng.standard_normal((size, len(spread)), np.float32) @ spread
+            + read[rng.integers(4096, size=size)]
+        )
         drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
         np.save(parts / f"part-{start // entity_parts.PART:06}.npy", drawn)
     entity_parts.read_entities(opened, "cpu")  # which finds all of them read
@@ -293,9 +296,9 @@ def main(
     sizes: Annotated[str, typer.Option(help="Which graphs.")] = ",".join(SIZES),
     parts: Annotated[str, typer.Option(help="What is measured.")] = ",".join(PARTS),
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
-    output: Annotated[Path, typer.Option(help="Rows; the plot is beside them, the table in docs/scale.md.")] = (
-        HERE / "scale.json"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="Rows; the plot is beside them, the table in docs/scale.md.")
+    ] = (HERE / "scale.json"),
     run: Annotated[Path, typer.Option(hidden=True)] = Path(),
 ) -> None:
     """Measure parts of the work on graphs of several sizes."""
