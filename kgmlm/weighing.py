@@ -31,6 +31,7 @@ SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in 
 LEAN = 1.0  # how strongly weights are drawn to those under which all signals vary alike
 FAR = 10.0  # no weight is farther from that than this, as a logarithm
 
+_CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
 _Floats = npt.NDArray[np.float32]
 
 
@@ -153,15 +154,16 @@ def _most_likely(
         value = SHRINK * (own_GS**2).sum() + LEAN * (log_S**2).sum()
         slope_BS = np.empty_like(weight_BS)
         for part in _parts(len(kind_B)):
-            logits_bC = np.einsum("bcs,bs->bc", scores_BCS[part], weight_BS[part].astype(np.float32))
+            scores_bCS = scores_BCS[part].astype(np.float64)
+            logits_bC = np.einsum("bcs,bs->bc", scores_bCS, weight_BS[part])
             logits_bC = np.where(there_BC[part], logits_bC, -np.inf)
             top_b1 = logits_bC.max(1, keepdims=True)
             share_bC = np.exp(logits_bC - top_b1)
             sum_b1 = share_bC.sum(1, keepdims=True)
-            value += float((np.log(sum_b1) + top_b1 - logits_bC[:, :1]).sum(dtype=np.float64))
+            value += float((np.log(sum_b1) + top_b1 - logits_bC[:, :1]).sum())
             share_bC /= sum_b1
             share_bC[:, 0] -= 1
-            slope_BS[part] = np.einsum("bc,bcs->bs", share_bC, scores_BCS[part])
+            slope_BS[part] = np.einsum("bc,bcs->bs", share_bC, scores_bCS)
         slope_BS *= weight_BS
         own_slope_GS = 2 * SHRINK * own_GS
         if kinds:
@@ -169,7 +171,10 @@ def _most_likely(
         return value, np.concatenate([slope_BS.sum(0) + 2 * LEAN * log_S, own_slope_GS.ravel()])
 
     count = signals * (1 + kinds)
-    found = minimize(cost, np.zeros(count), jac=True, method="L-BFGS-B", bounds=[(-FAR, FAR)] * count)
+    # To the end, so that the weights hardly depend on how queries were batched.
+    found = minimize(
+        cost, np.zeros(count), jac=True, method="L-BFGS-B", bounds=[(-FAR, FAR)] * count, options=_CLOSELY
+    )
     return found.x[:signals], found.x[signals:].reshape(kinds, signals)
 
 

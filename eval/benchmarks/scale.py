@@ -3,8 +3,8 @@
     python eval/benchmarks/scale.py --model MODEL --folder FOLDER [--sizes 20k,200k] [--parts read,check]
 
 Each part is a process of its own, whose start is in its seconds. Graphs and runs are made once in FOLDER.
-"vectors" makes a run with entity vectors of one without: 4,096 are read, the others are drawn around them, since
-reading five million takes 83 hours of one core. Its recall is therefore that of made-up vectors.
+"vectors" makes a run with entity vectors of one without: 4,096 are read, the others are drawn around them,
+since reading five million takes 83 hours of one core. Its recall is therefore that of made-up vectors.
 "step" is a training step with entity vectors. "train" are two steps without them, a validation of 1,000
 triples, and all around that; its run is opened and asked. "rank" is the first query and "again" the median of
 twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg, a
