@@ -18,7 +18,7 @@ from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
-from kgmlm.sizing import READING, check_dataset, check_run
+from kgmlm.sizing import TRAINING, check_dataset, check_run
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
@@ -154,7 +154,7 @@ def evaluate(
     if graph is None:
         check_run(folder.path, folder.graph, watch.tell)
     else:
-        check_dataset(str(graph), READING, watch.tell)
+        check_dataset(str(graph), TRAINING, watch.tell)
     other = None if graph is None else load_graph(str(graph), skip_header=skip_header)
     (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
     own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
