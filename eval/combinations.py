@@ -31,7 +31,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
-from kgmlm.tuning import tune, weigh_signal
+from kgmlm.tuning import TEXT, weigh
 
 BESIDE = ("kge", "rules", "types")  # in the order in which they are weighed
 METRICS = {"mrr": "mrr", "hits_at_1": "both.realistic.hits_at_1", "hits_at_10": "both.realistic.hits_at_10"}
@@ -83,17 +83,13 @@ def of_run(path: Path, count: int) -> Iterator[dict[str, Any]]:
     parts = ("text", *(name for name in BESIDE if name in ranker.signals))
     tuned: dict[tuple[str, ...], tuple[Mixture, float]] = {}
     for names in (names for size in range(1, len(parts) + 1) for names in combinations(parts, size)):
-        if names[0] == "text":
-            signals = {n: x for n, x in ranker.signals.items() if n not in BESIDE or n in names}
-            mixture, _, figures = tune(ranker.but(signals=signals), graph, valid)
-            tuned[names] = mixture, figures[names[-1]]["mrr"]
-        elif len(names) == 1:
+        if len(names) > 1 or names == ("text",):
+            here = {n: x for n, x in ranker.signals.items() if n in names or ("text" in names and n in TEXT)}
+            mixture, figures = weigh(ranker.but(signals=here), graph, valid)
+            tuned[names] = mixture, figures[[*figures][-1]]["mrr"]
+        else:
             alone = ranker.by(names[0])
             tuned[names] = alone.mixture, evaluate(alone, graph, valid).report["metrics"]["mrr"]
-        else:
-            before = ranker.but(mixture=tuned[names[:-1]][0])
-            mixture, found = weigh_signal(before, names[-1], graph, valid)
-            tuned[names] = mixture, found["mrr"]
         weighed = ranker.but(mixture=tuned[names][0])
         ways: dict[str, Ranker] = {"": weighed}
         if names == parts:

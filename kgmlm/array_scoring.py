@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from kgmlm.arrays import logsumexp
+from kgmlm.arrays import logits, logsumexp
 from kgmlm.kg import IntArray
 from kgmlm.pairs import Normalization, PairTable
 from kgmlm.states import SpanOutput, TextModel
@@ -45,12 +45,12 @@ def _pairs(
 ) -> list[tuple[IntArray, Floats]]:
     """``log p_i(t)`` of every pair, ``(b, P)``, for some rows of the batch at a time."""
     weight_VD, bias_V = model.decoder
-    count, length, _ = span.hidden_BLD.shape
+    count, length, width = span.hidden_BLD.shape
     step = max(1, _LOGITS // max(1, length * len(weight_VD)))
     found = []
     for rows in np.split(np.arange(count), range(step, count, step)):
-        logits_bLV = span.hidden_BLD[rows] @ weight_VD.T
-        logits_bLV += bias_V
+        logits_bLV = logits(span.hidden_BLD[rows].reshape(-1, width), weight_VD, bias_V)
+        logits_bLV = logits_bLV.reshape(len(rows), length, -1)
         parts = [
             logits_bLV[:, i, table.tokens_P[begin:end]]
             for i, (begin, end) in enumerate(pairwise(table.starts))

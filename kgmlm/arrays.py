@@ -104,6 +104,19 @@ def top(scores_N: Array, k: int) -> list[int]:
     return ids
 
 
+def logits(
+    rows_RD: npt.NDArray[np.float32], weight_VD: npt.NDArray[np.float32], bias_V: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Logits ``(R, V)`` of R states; of few, the product with the weights first takes half the time.
+
+    >>> logits(np.ones((1, 2), np.float32), np.eye(2, dtype=np.float32), np.ones(2, np.float32)).tolist()
+    [[2.0, 2.0]]
+    """
+    logits_RV = np.ascontiguousarray((weight_VD @ rows_RD.T).T)
+    logits_RV += bias_V
+    return logits_RV
+
+
 def logsumexp(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Logarithms of summed exponentials over the last axis of a NumPy array, which is overwritten.
 

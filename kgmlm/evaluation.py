@@ -327,7 +327,7 @@ def evaluate(
         "own_entity": about_own_entity(ranker.possible, asked.queries, asked.answers),
         "protocol": protocol.model_dump(mode="json"),
         "metrics": metrics_of(ranks, tail_B, protocol),
-        "breakdown": breakdown(ranks, triples, tail_B, scope.seen_N, figures),
+        "breakdown": breakdown(ranks, triples, tail_B, scope.seen_N, scope.half_links(triples), figures),
     }
     if ranker.possible.further:
         report["constraints"] = about_constraints(ranker.possible, asked.queries, asked.answers)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kgmlm.kg import DataError, RunError
@@ -26,6 +27,7 @@ from kgmlm.kg import DataError, RunError
 STALE = 3600  # seconds after which nobody is writing a temporary file any more
 # Beside a file or folder: half-written; whole, and about to take its place; whole, and about to make room.
 _PART, _NEW, _OLD = ".kgmlm-part", ".kgmlm-new", ".kgmlm-old"
+_DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int64}  # of safetensors
 
 
 def sha256(path: Path) -> str:
@@ -154,6 +156,26 @@ def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] 
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from None
+
+
+def map_tensor(path: Path, name: str) -> npt.NDArray[Any]:
+    """A tensor of a file of safetensors, mapped into memory: what is looked at is read, and what is written
+    to it stays in memory.
+
+    Raises:
+        OSError, SafetensorError, ValueError, KeyError: when the file cannot be read, or has no such tensor.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as opened:  # which looks whether the file is whole
+        dtype = _DTYPES[opened.get_slice(name).get_dtype()]
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        about = json.loads(file.read(size))[name]
+    begin, end = about["data_offsets"]
+    if begin == end:
+        return np.zeros(about["shape"], dtype)
+    return np.asarray(np.memmap(path, dtype, "c", 8 + size + begin, tuple(about["shape"])))
 
 
 def safe_name(name: str) -> str:

@@ -17,6 +17,7 @@ Shapes: B queries, N entities, n triples.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -293,8 +294,18 @@ class EntityTable:
 
     def find(self, label: str) -> int | None:
         """The id of a label, or None; without a dictionary of all."""
-        found = int(pc.index(self.table.column("label"), text_scalar(label)).as_py())
+        labels = self.table.column("label")
+        sought = label.encode(errors="surrogatepass")
+        place = bisect_left(range(len(labels)), sought, key=lambda i: _utf8(labels[i]))
+        if place < len(labels) and _utf8(labels[place]) == sought:  # datasets have their labels in order
+            return place
+        found = int(pc.index(labels, text_scalar(label)).as_py())
         return found if found >= 0 else None
+
+
+def _utf8(text: pa.Scalar) -> bytes:
+    found: bytes = text.as_buffer().to_pybytes()
+    return found
 
 
 def text_scalar(text: str) -> pa.Scalar:

@@ -76,6 +76,13 @@ class Mixture:
         left = [name for name in self.tables if name not in names]
         return Mixture({n: self.tables[n] for n in left}, {n: self.averages[n] for n in left})
 
+    def opened(self, name: str, parts: Mixture) -> Mixture:
+        """The same with the signals that one is the weighted sum of, in its place."""
+        rest = self.without(name)
+        tables = {n: self.tables[name] * table_R2 for n, table_R2 in parts.tables.items()}
+        averages = {n: self.averages[name] * average for n, average in parts.averages.items()}
+        return Mixture({**tables, **rest.tables}, {**averages, **rest.averages})
+
     def over(self, relation_rows: IntArray) -> Mixture:
         """The same for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1."""
         tables = {

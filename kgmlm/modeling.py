@@ -185,10 +185,7 @@ class SpanModel(nn.Module):
             weight_VD, bias_V = weight_VD[tokens], bias_V[tokens]
         rows_D = span.hidden_BLD.flatten(0, 1)
         step = max(1, _CHUNK // len(weight_VD))
-        parts = [
-            nn.functional.linear(part, weight_VD.float(), bias_V.float()).logsumexp(-1)
-            for part in rows_D.split(step)
-        ]
+        parts = [logits(part, weight_VD.float(), bias_V.float()).logsumexp(-1) for part in rows_D.split(step)]
         return torch.cat(parts).view(span.hidden_BLD.shape[:2])
 
     def attend(self, implementation: str) -> None:
@@ -227,6 +224,13 @@ def _positions(batch: MaskedBatch | MaskedTexts) -> Reading:
     columns = batch.span_start_B[:, None] + steps
     rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
     return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
+
+
+def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> torch.Tensor:
+    """Logits ``(R, V)`` of R states; of a query's few, the product with the weights first takes a fifth of
+    the time on CPUs.
+    """
+    return torch.addmm(bias_V[:, None], weight_VD, rows_RD.T).T
 
 
 class Residuals(nn.Module):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import files
-from kgmlm.arrays import logsumexp
+from kgmlm.arrays import logits, logsumexp
 from kgmlm.kg import IntArray, ModelError
 from kgmlm.machine import installed
 from kgmlm.states import SpanOutput
@@ -157,7 +157,7 @@ class OnnxModel:
         step = max(1, _CHUNK // len(weight_VD))
         for start in range(0, len(rows_D), step):
             some = slice(start, start + step)
-            found[some] = logsumexp(rows_D[some] @ weight_VD.T + bias_V)
+            found[some] = logsumexp(logits(rows_D[some], weight_VD, bias_V))
         return found.reshape(shape[:2])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kgmlm.arrays import Array, Device, at, like, numpy
+from kgmlm.arrays import Array, Device, at, cosines, joined, like, numpy
 from kgmlm.config import Settings
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import EntityTable, IntArray, ModelError, Queries
@@ -176,6 +176,9 @@ class Reader:
 class EntityVectors:
     """Unit vectors of entities of a reader's graph, each read once, when it is first asked for.
 
+    Those that were saved, of the first M entities, stay where they are, such as in a file that is mapped into
+    memory; those that are read beside them are below them.
+
     Attributes:
         residuals: added to the vectors read from entities' texts while they are trained; saved vectors have
             them in.
@@ -184,52 +187,89 @@ class EntityVectors:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.residuals: Residuals | None = None
-        self._vectors_ND: Array | None = None
-        self._read_N = np.zeros(len(reader.context.entities), np.bool_)
+        self.forget()
+
+    def forget(self) -> None:
+        """Read all entities again: the model has changed."""
+        self._saved_MD: Array | None = None
+        self._own_KD: Array | None = None  # of the entities from M on
+        self._read_N = np.zeros(len(self.reader.context.entities), np.bool_)
 
     def over(self, reader: Reader) -> EntityVectors:
         """Those of another graph's entities; what is read of the same label and text is taken over."""
         twin = EntityVectors(reader)
-        if self._vectors_ND is not None and self._read_N.all():
-            twin.adopt(self.reader.context.entities, self._vectors_ND)
+        if self._read_N.all() and len(self._read_N):
+            saved_MD = self._own_KD if self._saved_MD is None else self._saved_MD
+            twin._take(self.reader.context.entities, saved_MD, self.of)
         return twin
 
     @property
     def all(self) -> Array:
         """Vectors ``(N, D)`` of all entities; those not read yet are read now."""
+        pieces = self._pieces()
+        return pieces[0] if len(pieces) == 1 else joined(pieces)
+
+    def _pieces(self) -> list[Array]:
+        """:attr:`all`, one below the other."""
         self.read()
-        assert self._vectors_ND is not None
-        return self._vectors_ND
+        pieces = [piece for piece in (self._saved_MD, self._own_KD) if piece is not None and len(piece)]
+        return pieces or [self._none()]
 
     def array(self) -> npt.NDArray[np.float32]:
         """:attr:`all` for NumPy."""
         return numpy(self.all)
 
+    def cosines(self, vector_BD: Array) -> Array:
+        """Cosines ``(B, N)`` of unit vectors and those of all entities, read where they are."""
+        found = [cosines(vector_BD, piece) for piece in self._pieces()]
+        return found[0] if len(found) == 1 else joined(found, 1)
+
     def adopt(self, entities: EntityTable, vectors_MD: Array) -> None:
-        """Take over the vectors of M entities that this model has read: those of the same label and text."""
+        """Take over the vectors of M entities that this model has read: those of the same label and text.
+
+        They are not copied where the graph's first M entities are these.
+        """
+        vectors_MD = at(self.reader.model.device, vectors_MD)
+        self._take(entities, vectors_MD, lambda rows: vectors_MD[like(rows, vectors_MD)])
+
+    def _take(self, entities: EntityTable, saved_MD: Array, of: Callable[[IntArray], Array]) -> None:
         known = self.reader.context.entities
-        vectors_ND = at(self.reader.model.device, vectors_MD)
-        read_N = np.ones(len(known), np.bool_)
-        if entities is not known:
-            rows_N = known.rows_in(entities)
-            read_N = rows_N >= 0
-            there, rows = (like(x, vectors_ND) for x in (np.flatnonzero(read_N), rows_N[read_N]))
-            adopted_ND = self._none()
-            adopted_ND[there] = vectors_ND[rows]
-            vectors_ND = adopted_ND
-        self._vectors_ND, self._read_N = vectors_ND, read_N
+        rows_N = np.arange(len(known)) if entities is known else known.rows_in(entities)
+        count = len(saved_MD)
+        begins = len(known) >= count and bool((rows_N[:count] == np.arange(count)).all())
+        self._saved_MD, self._own_KD, self._read_N = (saved_MD if begins else None), None, rows_N >= 0
+        there = np.flatnonzero(self._read_N[self._first :]) + self._first
+        if len(there):
+            self._write(there, of(rows_N[there]))
+
+    @property
+    def _first(self) -> int:
+        """The first entity whose vector is not among those that were saved."""
+        return 0 if self._saved_MD is None else len(self._saved_MD)
 
     def _none(self) -> Array:
-        """Zeros ``(N, D)``; NumPy's take no memory until they are written."""
-        shape = (len(self._read_N), self.reader.model.decoder[0].shape[1])
+        """Zeros ``(K, D)``; NumPy's take no memory until they are written."""
+        shape = (len(self._read_N) - self._first, self.reader.model.decoder[0].shape[1])
         return at(self.reader.model.device, np.zeros(shape, np.float32))
+
+    def _write(self, ids: IntArray, vectors_ED: Array) -> None:
+        if self._own_KD is None:
+            self._own_KD = self._none()
+        self._own_KD[like(ids - self._first, self._own_KD)] = vectors_ED
 
     def of(self, ids: IntArray) -> Array:
         """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
         if not self._read_N[ids].all():
             self.read(ids=np.unique(ids))
-        assert self._vectors_ND is not None
-        return self._vectors_ND[like(ids, self._vectors_ND)]
+        if self._saved_MD is None or self._own_KD is None:
+            vectors_ND = self._own_KD if self._saved_MD is None else self._saved_MD
+            assert vectors_ND is not None
+            return vectors_ND[like(ids, vectors_ND)]
+        below = ids.ravel() >= self._first
+        old, new = ids.ravel()[~below], ids.ravel()[below] - self._first
+        found = joined([self._saved_MD[like(old, self._saved_MD)], self._own_KD[like(new, self._own_KD)]])
+        places = np.argsort(np.argsort(below, kind="stable"), kind="stable").reshape(ids.shape)
+        return found[like(places, found)]
 
     def missing(self, ids: IntArray | None = None) -> IntArray:
         """Which entities, of some or of all, have no vector yet."""
@@ -237,15 +277,8 @@ class EntityVectors:
 
     def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
         """Take over the vectors of M entities that another process has read."""
-        if self._vectors_ND is None:
-            self._vectors_ND = self._none()
-        self._vectors_ND[like(ids, self._vectors_ND)] = at(self.reader.model.device, vectors_MD)
+        self._write(ids, at(self.reader.model.device, vectors_MD))
         self._read_N[ids] = True
-
-    def forget(self) -> None:
-        """Read all entities again: the model has changed."""
-        self._vectors_ND = None
-        self._read_N = np.zeros_like(self._read_N)
 
     @property
     def unread(self) -> int:
@@ -270,16 +303,16 @@ class EntityVectors:
         """
         model = self.reader.model
         model.eval()
-        if self._vectors_ND is None:
-            self._vectors_ND = self._none()
         missing = self.missing(ids)
+        if self._own_KD is None and len(missing):
+            self._own_KD = self._none()
         for start in range(0, len(missing), _TEXTS):
             part = missing[start : start + _TEXTS]
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
-                ids = at(model.device, part[rows])
                 with model.inference():
                     vectors = model(batch).vector_BD
-                    read = vectors if self.residuals is None else self.residuals(ids, vectors)
-                    self._vectors_ND[ids] = read
+                    if self.residuals is not None:
+                        vectors = self.residuals(at(model.device, part[rows]), vectors)
+                    self._write(part[rows], vectors)
                 advance(len(rows))
             self._read_N[part] = True

@@ -23,7 +23,7 @@ Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
 
-LARGE = 200_000  # entities: above, an index finds those to score
+LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
@@ -149,9 +149,9 @@ def recipe_of(
         reasons["reranker"] = (
             "none: a model from scratch is too small to read a query and a candidate together"
         )
-    if preset != PLAIN and shape.entities > LARGE:
+    if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
         stages.append("index")
-        reasons["index"] = f"{shape.entities:,} entities: FAISS finds those that are scored"
+        reasons["index"] = f"vectors of {shape.entities:,} entities: FAISS finds those that are scored"
     pairs = shape.queries * (1 + settings.reranking.negatives) / settings.training.batch_size
     epochs = min(1.0, RERANKER_STEPS.get(preset, 0) / max(1.0, pairs))
     return Recipe(preset, settings, tuple(stages), round(max(epochs, 1e-3), 3), reasons)

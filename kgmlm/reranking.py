@@ -58,14 +58,16 @@ class Reranking:
     ) -> torch.Tensor:
         """What the reranker says of the candidates ``(B, K)``, on the scale of each query's scores.
 
-        Where a relation weighs vectors more than the average does, its scores are as much larger, and one
+        Where a relation weighs the text more than the average does, its scores are as much larger, and one
         weight of reranking has to mean the same for all.
         """
         read_BK = self.reranker.score(queries, ids_BK, batch_size)
         check_finite(read_BK)
         if not {"likelihood", "vector"} <= set(mixture.signals):
             return read_BK
-        scale_B = (self.unit + mixture.of("vector", queries)) / (self.unit + mixture.averages["vector"])
+        likelihood_B, vector_B = (mixture.of(name, queries) for name in ("likelihood", "vector"))
+        average = self.unit * mixture.averages["likelihood"] + mixture.averages["vector"]
+        scale_B = (self.unit * likelihood_B + vector_B) / average
         scaled_BK: torch.Tensor = like(scale_B.astype(np.float32)[:, None], read_BK) * read_BK
         return scaled_BK
 

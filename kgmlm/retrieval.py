@@ -156,6 +156,13 @@ class Retriever:
         return sum(len(p.ids) for p in (*self.parts, *self.added)) - len(self.removed)
 
     @property
+    def exact(self) -> bool:
+        """Whether it finds by vectors as they are, among all, so that nothing is to be looked at again."""
+        faiss = require_faiss()
+        made = [part.index for part in (*self.parts, *self.added) if part.index is not None]
+        return all(isinstance(faiss.downcast_index(index), faiss.IndexFlat) for index in made)
+
+    @property
     def effort(self) -> int:
         """Cells visited, or width of a graph search, unless a search sets another."""
         return int(self.record["effort"])
@@ -298,7 +305,7 @@ class Retriever:
                 raise RunError(f"{folder} was written by a newer kgmlm; build it again with `kgmlm index`")
             parts = []
             for i, width in enumerate(record["widths"]):
-                ids = np.load(folder / f"ids-{i}.npy")
+                ids = np.load(folder / f"ids-{i}.npy", mmap_mode="r")
                 if ids.ndim != 1 or ids.dtype != np.int64 or (ids < 0).any():
                     raise ValueError(f"part {i} has no list of entities")
                 index = None

@@ -16,6 +16,8 @@ from kgmlm.config import Protocol
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, DataError, EntityTable, IntArray, counted
 
+WHOLE = (0, 1, 2)  # head, relation and tail of a triple
+
 
 @dataclass(frozen=True, eq=False)
 class Scope:
@@ -100,10 +102,17 @@ class Scope:
 
     def known(self, triples: IntArray, split: str) -> int:
         """How many of some triples of the graph a split of the graphs has that the model was trained on."""
-        held_T = _held(self.graph.labels(triples), self.earlier, split)
+        return int(self._held(triples, split, WHOLE).sum())
+
+    def half_links(self, triples: IntArray) -> BoolArray:
+        """Whether training has (head, relation) and (relation, tail) of some triples ``(T, 2)``."""
+        return np.stack([self._held(triples, "train", half) for half in ((0, 1), (1, 2))], 1)
+
+    def _held(self, triples: IntArray, split: str, columns: tuple[int, ...]) -> BoolArray:
+        held_T = _held(self.graph.labels(triples), self.earlier, split, columns)
         if not self.other and split in self.graph.splits:
-            held_T |= _has(self.graph, split, triples)
-        return int(held_T.sum())
+            held_T |= _has(self.graph, split, triples, columns)
+        return held_T
 
     def members(self, protocol: Protocol) -> BoolArray:
         """Which entities are candidates under a protocol."""
@@ -144,8 +153,10 @@ def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
     return seen_N
 
 
-def _held(triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str) -> BoolArray:
-    """Which of some triples, given by labels, are in a split of one of the graphs."""
+def _held(
+    triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str, columns: tuple[int, ...] = WHOLE
+) -> BoolArray:
+    """Which of some triples, given by labels, a split of one of the graphs has, by some of their columns."""
     held_T = np.zeros(len(triples), np.bool_)
     for graph in (g for g in graphs if split in g.splits):
         relations = pa.chunked_array([pa.array([r.label for r in graph.relations], pa.large_string())])
@@ -158,20 +169,24 @@ def _held(triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str) -> Bo
             )
         ]
         asked = np.stack(ids, axis=1).astype(np.int64)
-        there = np.flatnonzero((asked >= 0).all(1))
-        held_T[there] |= _has(graph, split, asked[there])
+        there = np.flatnonzero((asked[:, list(columns)] >= 0).all(1))
+        held_T[there] |= _has(graph, split, asked[there], columns)
     return held_T
 
 
-def _has(graph: KnowledgeGraph, split: str, triples: IntArray) -> BoolArray:
-    """Which of some triples a split of a graph has."""
+def _has(graph: KnowledgeGraph, split: str, triples: IntArray, columns: tuple[int, ...] = WHOLE) -> BoolArray:
+    """Which of some triples a split of a graph has, by some of their columns, the relation among these."""
     count, every = len(graph.entities), graph.splits[split]
-    near_N = np.zeros(count, np.bool_)  # most triples have other heads
-    near_N[triples[:, 0]] = True
-    asked, there = (
-        (t[:, 1] * count + t[:, 0]) * count + t[:, 2] for t in (triples, every[near_N[every[:, 0]]])
-    )
-    found: BoolArray = np.isin(asked, there)
+    ends = [column for column in columns if column != 1]
+    near_N = np.zeros(count, np.bool_)  # most triples have other entities
+    near_N[triples[:, ends[0]]] = True
+    keys = []
+    for some in (triples, every[near_N[every[:, ends[0]]]]):
+        key = some[:, 1]
+        for end in ends:
+            key = key * count + some[:, end]
+        keys.append(key)
+    found: BoolArray = np.isin(keys[0], keys[1])
     return found
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from kgmlm.kg import IntArray
-from kgmlm.modeling import SpanModel
+from kgmlm.modeling import SpanModel, logits
 from kgmlm.pairs import Normalization, PairTable
 from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Candidates
@@ -140,7 +140,7 @@ def rank_candidates(
     scores_BN: torch.Tensor = span.hidden_BLD.new_empty(count, len(table))
     step = max(1, _LOGITS // (length * len(weight_VD)))
     for hidden_bLD, scores_bN in zip(span.hidden_BLD.split(step), scores_BN.split(step), strict=True):
-        logits_bLV = nn.functional.linear(hidden_bLD, weight_VD, bias_V)
+        logits_bLV = logits(hidden_bLD.flatten(0, 1), weight_VD, bias_V).unflatten(0, (-1, length))
         among_bLV = logits_bLV if softmax_tokens is None else logits_bLV[..., softmax_tokens]
         log_z_bL = among_bLV.logsumexp(2)
         log_probs_bP = torch.cat(

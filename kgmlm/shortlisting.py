@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kgmlm.arrays import numpy
 from kgmlm.constraints import MISSED
 from kgmlm.kg import IntArray, Queries
 from kgmlm.metrics import check_finite
@@ -19,6 +20,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
 
 MORE = 100  # entities that an index is asked for beyond a shortlist
+LOOKED_AT = 1000  # those whose vectors are compared, where the index has but codes of them
 
 
 class Retrieval(NamedTuple):
@@ -70,8 +72,15 @@ def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
         check_finite(normalizer_BL)
         normalization = ranker.reader.settings.scoring.normalization
         asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
-    most = min(retrieval.k + MORE, max(1, len(ranker.context.entities)))
-    return retriever.search(*asked, most, retrieval.effort).ids_BK
+    count = max(1, len(ranker.context.entities))
+    most = min(retrieval.k + MORE, count)
+    if retriever.kind == "likelihood" or retriever.exact:
+        return retriever.search(*asked, most, retrieval.effort).ids_BK
+    ids_BM = retriever.search(*asked, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
+    pool = Pool(count, ids_BM)
+    cosines_BM = numpy(ranker.says("vector", reading, pool))
+    cosines_BM[~pool.there] = -np.inf
+    return np.take_along_axis(ids_BM, np.argsort(-cosines_BM, 1, kind="stable")[:, :most], 1)
 
 
 def _order(ids_BK: IntArray, scores_BK: torch.Tensor) -> IntArray:

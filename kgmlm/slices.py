@@ -50,12 +50,25 @@ def metrics_of(ranks: Ranks, tail_B: BoolArray, protocol: Protocol) -> dict[str,
 
 
 def breakdown(
-    ranks: Ranks, triples: IntArray, tail_B: BoolArray, seen_N: BoolArray, figures: Figures
+    ranks: Ranks,
+    triples: IntArray,
+    tail_B: BoolArray,
+    seen_N: BoolArray,
+    half_links_T2: BoolArray,
+    figures: Figures,
 ) -> dict[str, Any]:
-    """Metrics by which position of the triple is unseen, and by which role in the query is."""
+    """Metrics by which position of the triple is unseen, which role in the query, and which half-link.
+
+    Half-links are the query's entity or the answer, with the relation and on their side of it.
+
+    Args:
+        half_links_T2: whether training has (head, relation) and (relation, tail).
+    """
     h, t = np.tile(triples[:, [0, 2]], (2, 1)).T
     new_h, new_t = ~seen_N[h], ~seen_N[t]
     new_answer, new_known = np.where(tail_B, new_t, new_h), np.where(tail_B, new_h, new_t)
+    new_hr, new_rt = np.tile(~half_links_T2, (2, 1)).T
+    new_half_answer, new_half_query = np.where(tail_B, new_rt, new_hr), np.where(tail_B, new_hr, new_rt)
     slices = {
         "position": {
             "neither": ~new_h & ~new_t,
@@ -69,6 +82,12 @@ def breakdown(
             "known": new_known & ~new_answer,
             "both": new_answer & new_known,
             "neither": ~new_answer & ~new_known,
+        },
+        "half_link": {
+            "answer": new_half_answer & ~new_half_query,
+            "query": new_half_query & ~new_half_answer,
+            "both": new_half_answer & new_half_query,
+            "neither": ~new_half_answer & ~new_half_query,
         },
     }
     return {

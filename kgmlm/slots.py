@@ -34,6 +34,7 @@ LEAST_RATE = 1e-9
 DOUBT = 0.01  # share of the new fillers of a slot that could be any entity
 KEPT = 2**25  # scores of slots that are kept: 128 MB
 AT_ONCE = 256  # entities whose nearest ones are looked for at once
+AMONG = 2**16  # entities that these are looked for among at once
 
 
 def fills(triples: IntArray, entities: int, relations: int) -> sp.csr_array:
@@ -241,6 +242,21 @@ class _Known(NamedTuple):
     source_N: IntArray
 
 
+def _nearest(vectors_ND: Floats, ids_B: IntArray, among: IntArray, k: int) -> IntArray:
+    """Places ``(B, k)`` of the k nearest of some entities to each of B; few vectors are read at once."""
+    places_BM: IntArray = np.zeros((len(ids_B), 0), np.int64)
+    cosines_BM: Floats = np.zeros((len(ids_B), 0), np.float32)
+    for start in range(0, len(among), AMONG):
+        part = among[start : start + AMONG]
+        places_BP = np.broadcast_to(np.arange(start, start + len(part)), (len(ids_B), len(part)))
+        places_BM = np.concatenate([places_BM, places_BP], 1)
+        cosines_BM = np.concatenate([cosines_BM, vectors_ND[ids_B] @ vectors_ND[part].T], 1)
+        best = np.array([top(row, k) for row in cosines_BM])
+        places_BM = np.take_along_axis(places_BM, best, 1)
+        cosines_BM = np.take_along_axis(cosines_BM, best, 1)
+    return places_BM
+
+
 @dataclass(frozen=True, eq=False)
 class EntityTypes:
     """Types of the entities of a graph: what they fill, what they are given, or what their nearest have.
@@ -298,9 +314,8 @@ class EntityTypes:
         if self.vectors_ND is None or not len(without) or not len(seen):
             return self.own
         vectors, k = self.vectors_ND(), min(self.neighbors, len(seen))
-        of_seen, parts = vectors[seen], range(0, len(without), AT_ONCE)
-        cosines = (vectors[without[i : i + AT_ONCE]] @ of_seen.T for i in parts)
-        near = np.array([top(row, k) for rows in cosines for row in rows])
+        parts = [without[i : i + AT_ONCE] for i in range(0, len(without), AT_ONCE)]
+        near = np.concatenate([_nearest(vectors, part, seen, k) for part in parts])
         counts_NS, has_NF, source_N = self.own
         where = (np.repeat(without, k), seen[near].ravel())
         lent = sp.csr_array((np.full(near.size, 1 / k, np.float32), where), (len(source_N), len(source_N)))

@@ -47,7 +47,7 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
         assert done.returncode == 0, done.stderr
         reports[scores] = json.loads(done.stdout)
     assert reports["all"]["metrics"]["mrr"] >= valid["kge"]["mrr"] - 0.05
-    assert reports["text"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_text"])
+    assert reports["text"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_text"], abs=0.05)
     assert reports["kge"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_kge"])
     assert reports["text"]["signals"] == {}
     assert reports["all"]["signals"]["kge"] == how

@@ -27,7 +27,7 @@ from kgmlm.reranking import Reranking, best_of
 from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
 from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
-from kgmlm.tuning import weigh_text
+from kgmlm.tuning import weigh
 
 
 def chain(relation: int, length: int) -> list[tuple[int, int, int]]:
@@ -158,8 +158,9 @@ def test_weights_are_chosen_under_the_constraint(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     protocol = Protocol(split="valid", max_triples=0)
-    _, plain = weigh_text(ranker, toy, protocol)
-    mixture, ruled = weigh_text(forbid(ranker), toy, protocol)
+    plain = weigh(ranker, toy, protocol)[1]["text"]
+    mixture, figures = weigh(forbid(ranker), toy, protocol)
+    ruled = figures["text"]
     assert ruled["mrr_vector"] > plain["mrr_vector"]  # an untrained model's vectors are nearest to their own
     alone = evaluate(ranker.but(mixture=mixture.only("vector")), toy, protocol).report["metrics"]["mrr"]
     assert ruled["mrr_vector"] == pytest.approx(alone, abs=1e-6)

@@ -15,7 +15,7 @@ from kgmlm.contest import Contest
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.objectives.sampling import Columns
 from kgmlm.ranker import Ranker
-from kgmlm.tuning import weigh_text
+from kgmlm.tuning import weigh
 
 
 def test_validation_in_training_reads_the_sample_and_no_other_text(
@@ -28,11 +28,12 @@ def test_validation_in_training_reads_the_sample_and_no_other_text(
     assert contest.ids is not None
     assert set(contest.asked.answers.tolist()) <= set(contest.ids.tolist())
     assert contest.width < len(toy.entities)
-    mixture, figures = weigh_text(ranker, toy, protocol, among=4)
+    mixture, by_stage = weigh(ranker, toy, protocol, among=4)
+    figures = by_stage["text"]
     assert figures["candidates"] == contest.width
     assert len(toy.entities) - ranker.vectors.unread == contest.width
     assert {"likelihood", "vector"} == set(mixture.signals)
-    _, whole = weigh_text(ranker, toy, protocol)
+    whole = weigh(ranker, toy, protocol)[1]["text"]
     assert "candidates" not in whole
     assert figures["mrr_vector"] >= whole["mrr_vector"], "fewer compete"
 
@@ -45,13 +46,13 @@ def test_a_sample_that_leaves_none_out_ranks_as_all_entities_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ranker, protocol = make_ranker(vector=vector), Protocol(split="valid")
-    _, whole = weigh_text(ranker, toy, protocol)
+    whole = weigh(ranker, toy, protocol)[1]["text"]
     members = np.arange(len(toy.entities))
     asked = Contest.of(toy, protocol)
     assert Contest.of(toy, protocol, len(members)).ids is None
     everyone = replace(asked, columns=Columns(members))
     monkeypatch.setattr(tuning, "_contest", lambda *of: everyone)
-    _, sampled = weigh_text(ranker, toy, protocol, among=1)
+    sampled = weigh(ranker, toy, protocol, among=1)[1]["text"]
     assert sampled.pop("candidates") == len(members)
     assert sampled == pytest.approx(whole)
 
@@ -61,7 +62,7 @@ def test_ranks_in_a_sample_are_those_of_its_columns(
 ) -> None:
     """Against a loop over the scores of all entities."""
     ranker, protocol = make_ranker(), Protocol(split="valid")
-    _, figures = weigh_text(ranker, toy, protocol, among=6)
+    figures = weigh(ranker, toy, protocol, among=6)[1]["text"]
     contest = Contest.of(toy, protocol, 6)
     assert contest.ids is not None
     queries, answers = toy.queries("valid")

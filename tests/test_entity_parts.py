@@ -23,7 +23,7 @@ from kgmlm.kg import ConfigError, RunError
 from kgmlm.runs import open_run, unfinished
 from kgmlm.runs import unread as unread_yet
 from kgmlm.starting import start_run
-from kgmlm.tuning import weigh_text
+from kgmlm.tuning import weigh
 
 FEW: dict[str, Any] = {**TINY, "eval_candidates": 5, "vector": {"enabled": True, "max_length": 24}}
 
@@ -114,8 +114,8 @@ def test_residuals_need_all_entities(toy: KnowledgeGraph, tmp_path: Path) -> Non
 def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None:
     run = kgmlm.train("toy", "scratch", tmp_path / "run", epochs=1, progress=False, eval_candidates=5, **TINY)
     found = run.folder.chosen.by["valid"]["text"]["mrr"]
-    _, figures = weigh_text(run.folder.untuned("cpu"), run.folder.graph, Protocol(split="valid"))
-    assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["mrr"])
+    _, figures = weigh(run.folder.untuned("cpu"), run.folder.graph, Protocol(split="valid"))
+    assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["text"]["mrr"])
 
 
 @pytest.mark.slow

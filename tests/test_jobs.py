@@ -241,7 +241,8 @@ def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("kgmlm.recipes.LARGE", 5)
     monkeypatch.setattr("kgmlm.indexing.SHORTLIST", 4)
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
-    kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small)
+    vector = {"enabled": True, "max_length": 24}
+    kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, vector=vector)
     run = kgmlm.open_run(tmp_path / "run")
     assert run.folder.record["shortlist"]["entities"] == 4
     assert len(run.rank(head="France", relation="has the capital", k=20)) == 4

@@ -105,3 +105,11 @@ def test_scores_that_would_vanish_from_a_ranking_are_refused(score: float, toy: 
     mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
     with pytest.raises(ModelError, match="scores are not finite"):
         mixture.combine({"likelihood": torch.tensor([[0.0, score]])}, toy.queries("test")[0][:1])
+
+
+def test_a_signal_is_replaced_by_what_it_is_the_sum_of() -> None:
+    parts = Mixture.even({"likelihood": 2.0, "vector": 3.0}, 2).weighed("vector", [[3, 4], [5, 6]], 3.0)
+    whole = Mixture.even({"text": 0.5, "kge": 7.0}, 2).opened("text", parts)
+    assert whole.signals == ("likelihood", "vector", "kge")
+    assert whole.tables["vector"].tolist() == [[1.5, 2.0], [2.5, 3.0]]
+    assert whole.averages == {"likelihood": 1.0, "vector": 1.5, "kge": 7.0}

@@ -72,6 +72,16 @@ def test_of_a_large_graph_a_step_and_a_validation_have_a_sample_and_the_recipe_s
     assert "training.eval_candidates" not in many.reasons, "it was given"
 
 
+def test_vectors_of_a_large_graph_are_indexed_and_names_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "LARGE", 20)
+    vectors = recipe_of("quick", star(20), False)
+    assert vectors.stages[-1] == "index"
+    assert vectors.reasons["index"].startswith("vectors of 21 entities: ")
+    names = recipe_of("quick", star(20), False, {"vector": {"enabled": False}})
+    assert "index" not in names.stages
+    assert "index" not in recipe_of("quick", star(19), False).stages
+
+
 def test_what_is_given_goes_before_the_recipe_and_its_reason(toy: KnowledgeGraph) -> None:
     recipe = recipe_of("balanced", toy, True, {"training": {"epochs": 2, "seed": 7}})
     assert (recipe.settings.training.epochs, recipe.settings.training.seed) == (2, 7)

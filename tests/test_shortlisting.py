@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kgmlm import shortlisting
 from kgmlm.config import VectorSettings
 from kgmlm.constraints import MISSED, Possible
 from kgmlm.graph import KnowledgeGraph
@@ -54,6 +55,7 @@ class Backwards:
     """An index whose own scores are as wrong as can be: it finds the worst entities first."""
 
     kind = "entity"
+    exact = False
 
     def __init__(self, order_BN: np.ndarray[Any, Any]) -> None:
         self.order_BN = order_BN
@@ -72,6 +74,21 @@ def test_more_is_asked_of_the_index_than_the_shortlist_holds(
     ids_BK, scores_BK = shortlist(ranker, reading, Retrieval(index, 3))
     assert ids_BK.shape == (len(queries), 3)
     torch.testing.assert_close(scores_BK, exact_BN.topk(3).values, atol=1e-5, rtol=1e-5)
+
+
+def test_vectors_are_compared_again_where_an_index_has_but_codes_of_them(
+    whole: tuple[Ranker, Queries, Reading, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortlisting, "MORE", 0)
+    ranker, _, reading, _ = whole
+    ranker = ranker.by("vector")
+    exact_BN = ranker.says("vector", reading, ranker.pool())
+    index: Any = Backwards(exact_BN.argsort(1).numpy())
+    _, scores_BK = shortlist(ranker, reading, Retrieval(index, 3))
+    torch.testing.assert_close(scores_BK, exact_BN.topk(3).values, atol=1e-5, rtol=1e-5)
+    index.exact = True
+    _, scores_BK = shortlist(ranker, reading, Retrieval(index, 3))
+    assert (scores_BK[:, 0] < exact_BN.max(1).values).all(), "what it gives is taken as the best"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)

@@ -29,7 +29,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
 from kgmlm.starting import resume_run, start_run
 from kgmlm.training import _optimizer, train
-from kgmlm.tuning import weigh_text
+from kgmlm.tuning import weigh
 
 PARTS = ("tokenizer", "model", "settings", "vocabulary")  # of a reader, beside its context
 
@@ -385,7 +385,8 @@ def test_training_with_entity_vectors_learns_and_chooses_their_weight(
     validated = []
 
     def validation(current: Ranker) -> tuple[Mixture, Mapping[str, float]]:
-        validated.append(weigh_text(current, toy, protocol))
+        mixture, figures = weigh(current, toy, protocol)
+        validated.append((mixture, figures["text"]))
         return validated[-1]
 
     outcome = train(run, ranker, validation)

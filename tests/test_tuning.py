@@ -26,11 +26,7 @@ from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.types import Types
-from kgmlm.tuning import _measured, choose_reranking, tune, weigh_signal, weigh_text
-
-
-def weigh_kge(ranker: Ranker, graph: KnowledgeGraph, protocol: Protocol) -> object:
-    return weigh_signal(ranker, "kge", graph, protocol)
+from kgmlm.tuning import TEXT, _chosen, choose_reranking, tune, weigh
 
 
 def rivals(graph: KnowledgeGraph) -> KnowledgeGraph:
@@ -51,10 +47,8 @@ def test_no_choice_depends_on_test_triples(
     for graph in (toy, rivals(toy)):
         ranker = make_ranker(vector=VectorSettings(enabled=what == "vectors"))
         if what == "kge":
-            ranker.signals["kge"] = KGE.fit(toy, KGESettings(dimension=8, epochs=1))
-            mixture, figures = weigh_signal(ranker, "kge", graph, protocol)
-            found.append((figures, mixture.tables["kge"].tolist()))
-        elif what == "reranking":
+            ranker = ranker.with_signal(KGE.fit(toy, KGESettings(dimension=8, epochs=1)))
+        if what == "reranking":
             small = {"reranking": RerankingSettings(candidates=5, max_length=8)}
             settings = ranker.reader.settings.model_copy(update=small | {"text": TextSettings(max_length=40)})
             reader = ranker.reader
@@ -62,11 +56,10 @@ def test_no_choice_depends_on_test_triples(
             ranker.reranking = Reranking(reranker, Use(0, 0.0), 1.0)
             found.append(choose_reranking(ranker, graph, protocol))
         else:
-            mixture, figures = weigh_text(ranker, graph, protocol)
+            mixture, figures = weigh(ranker, graph, protocol)
             found.append((figures, {name: table.tolist() for name, table in mixture.tables.items()}))
     assert found[0] == found[1]
-    choosers: dict[str, Any] = {"kge": weigh_kge, "reranking": choose_reranking}
-    choose = choosers.get(what, weigh_text)
+    choose: Any = choose_reranking if what == "reranking" else weigh
     with pytest.raises(ConfigError, match="must not know the test triples"):
         choose(ranker, toy, Protocol(split="valid", filter=("train", "test")))
     with pytest.raises(ConfigError, match="must not know the test triples"):
@@ -94,89 +87,78 @@ def oracle(graph: KnowledgeGraph, split: str, relations: list[int]) -> KGE:
 def test_a_relation_gets_the_weight_that_validation_asks_for(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PRIOR is taken away: the toy graph has few queries a relation."""
-    monkeypatch.setattr("kgmlm.tuning.PRIOR", 0.01)
+    """Nothing draws weights to those of all: the toy graph has few queries per relation."""
+    monkeypatch.setattr("kgmlm.weighing.SHRINK", 0.01)
     twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
     toy = replace(toy, splits={**toy.splits, "valid": twice})
-    ranker = make_ranker(vector=VectorSettings(enabled=True))
-    before = evaluate(ranker, toy, Protocol(split="valid")).report["metrics"]["mrr"]
     asked = np.unique(toy.splits["valid"][:, 1]).tolist()
     good, bad = asked[: len(asked) // 2], asked[len(asked) // 2 :]
-    assert good
-    assert bad
-    ranker.signals["kge"] = oracle(toy, "valid", good)
-    with pytest.raises(ConfigError, match="no signal 'kge'"):
-        weigh_signal(make_ranker(), "kge", toy, Protocol(split="valid"))
-    mixture, found = weigh_signal(ranker, "kge", toy, Protocol(split="valid"))
+    ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(oracle(toy, "valid", good))
+    mixture, figures = weigh(ranker, toy, Protocol(split="valid"))
     assert "kge" not in ranker.mixture.tables, "choosing changes nothing"
     weights = mixture.tables["kge"]
-    assert (weights[good] > 0).all()
-    assert (weights[bad] == 0).all()
-    assert found["mrr_text"] == pytest.approx(before)
-    ranker = ranker.but(mixture=mixture)
-    after = evaluate(ranker, toy, Protocol(split="valid")).report["metrics"]["mrr"]
-    assert after > found["mrr_one_weight"] >= before
-    assert after == pytest.approx(found["mrr"])
-    ranker = ranker.by("text")
-    assert evaluate(ranker, toy, Protocol(split="valid")).report["metrics"]["mrr"] == pytest.approx(before)
+    assert weights[good].min() > 100 * weights[bad].max()
+    found = figures["kge"]
+    assert found["mrr_text"] == figures["text"]["mrr"]
+    assert found["mrr"] > found["mrr_one_weight"] > found["mrr_text"]
+    after = evaluate(ranker.but(mixture=mixture), toy, Protocol(split="valid")).report["metrics"]
+    assert after["mrr"] == pytest.approx(found["mrr"], abs=0.02)
 
 
+@pytest.mark.parametrize("signal", ["vector", "kge"])
 def test_a_rarely_asked_relation_leans_on_the_others(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, signal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    relations = np.unique(toy.splits["valid"][:, 1]).tolist()
+    ranker = ranker.with_signal(oracle(toy, "valid", relations[:-1]))
+    apart, measured = [], []
+    for shrink in (1e6, 0.01):
+        monkeypatch.setattr("kgmlm.weighing.SHRINK", shrink)
+        mixture, figures = weigh(ranker, toy, Protocol(split="valid"))
+        weights = mixture.tables[signal][relations]
+        apart.append(weights.max() / weights.min())
+        measured.append(figures["text"])
+        for stage in figures.values():
+            assert (stage["mrr"] == pytest.approx(stage["mrr_one_weight"], abs=1e-3)) or shrink < 1
+    assert apart[0] == pytest.approx(1, abs=1e-3)
+    assert apart[1] > 1.5
+    assert measured[0]["mrr_vector"] == measured[1]["mrr_vector"], "alone, no weights count"
+
+
+def test_a_relation_that_validation_does_not_ask_about_has_the_average(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
-    ranker = make_ranker()
-    relations = np.unique(toy.splits["valid"][:, 1]).tolist()
-    ranker.signals["kge"] = oracle(toy, "valid", relations[:-1])
-    mixture, _ = weigh_signal(ranker, "kge", toy, Protocol(split="valid"))
-    assert len(set(mixture.tables["kge"][relations].ravel().tolist())) == 1
-
-
-def test_vectors_get_the_weights_that_validation_asks_for(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranker, found = make_ranker(vector=VectorSettings(enabled=True)), []
-    for prior in (1e6, 0.01):
-        monkeypatch.setattr("kgmlm.tuning.PRIOR", prior)
-        mixture, metrics = weigh_text(ranker, toy, Protocol(split="valid"))
-        assert mixture.signals == ("likelihood", "vector")
-        weights = set(mixture.tables["vector"].ravel().tolist())
-        assert (len(weights) > 1) == (prior < 1), "much of the average or little"
-        after = evaluate(ranker.but(mixture=mixture), toy, Protocol(split="valid")).report["metrics"]
-        found.append((after["mrr"], metrics))
-    (even, by_average), (fitted, _) = found
-    assert by_average["mrr"] == pytest.approx(by_average["mrr_one_weight"])
-    assert fitted > even, "on the triples that they were chosen on"
+    asked = toy.splits["valid"][:, 1]
+    some = replace(toy, splits={**toy.splits, "valid": toy.splits["valid"][asked == asked[0]]})
+    mixture, figures = weigh(make_ranker(vector=VectorSettings(enabled=True)), some, Protocol(split="valid"))
+    others = np.delete(np.arange(len(toy.relations)), asked[0])
+    assert (mixture.tables["vector"][others] == np.float32(mixture.averages["vector"])).all()
+    assert figures["text"]["weight_vector"] == mixture.averages["vector"]
 
 
 def test_no_triple_is_measured_by_what_was_chosen_on_it() -> None:
     """Of many ways without any merit the best one looks good on what it was chosen on, and nowhere else."""
     noise_WB = np.random.default_rng(0).random((200, 40))
-    asked = []
-
-    def choose(of_B: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        asked.append(of_B)
-        return np.full(40, noise_WB[:, of_B].mean(1).argmax())
-
-    measured_B = _measured(noise_WB, choose)
+    measured_B = _chosen(noise_WB)
     assert noise_WB.mean(1).max() > 0.6
     assert abs(measured_B.mean() - 0.5) < 0.08
-    assert (asked[0] ^ asked[1]).all()
-    assert (asked[0][:20] == asked[0][20:]).all(), "both queries of a triple are on one side"
+    odd_B = np.tile(np.arange(20) % 2 == 1, 2)  # both queries of a triple are on one side
+    for own_B in (odd_B, ~odd_B):
+        assert (measured_B[own_B] == noise_WB[noise_WB[:, ~own_B].mean(1).argmax(), own_B]).all()
 
 
-def test_no_triple_is_measured_by_weights_of_any_signal_that_were_chosen_on_it(
+def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a signal, what is measured is what was measured before it was there."""
-    monkeypatch.setattr("kgmlm.tuning.PRIOR", 0.01)  # so that each half chooses for itself
+    monkeypatch.setattr("kgmlm.weighing.SHRINK", 0.01)  # so that each half chooses for itself
     more = {**toy.splits, "valid": np.concatenate([toy.splits["train"][:20], toy.splits["valid"]])}
     graph = replace(toy, splits=more)
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(Types.fit(graph, TypeSettings()))
     ranker = ranker.with_signal(oracle(graph, "valid", np.unique(more["valid"][:, 1])[::2].tolist()))
     mixture, _, figures = tune(ranker, graph, Protocol(split="valid"))
     assert list(figures) == ["text", "kge", "types"]
-    assert figures["kge"]["mrr_text"] == pytest.approx(figures["text"]["mrr"])
-    assert figures["types"]["mrr_text"] == pytest.approx(figures["kge"]["mrr"])
+    assert figures["types"]["mrr_text"] == figures["kge"]["mrr"]
     fitted = evaluate(ranker.but(mixture=mixture), graph, Protocol(split="valid")).report["metrics"]["mrr"]
     assert figures["types"]["mrr"] < fitted, "on the triples that the weights were chosen on"
 
@@ -197,6 +179,12 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     assert list(figures) == ["text", "kge", "reranking"]
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]
     assert figures["kge"]["mrr_kge"] > 0.9
+    alone, of_text = weigh(
+        ranker.but(signals={n: ranker.signals[n] for n in TEXT}), toy, Protocol(split="valid")
+    )
+    assert of_text["text"] == pytest.approx(figures["text"], abs=1e-5)
+    ratios = (m.tables["vector"] / m.tables["likelihood"] for m in (alone, mixture))
+    assert next(ratios) == pytest.approx(next(ratios), rel=1e-3), "the text ranks as without the others"
     assert mixture.signals[-1] == "kge"
     assert use is not None
     assert (use.k, use.weight) == (figures["reranking"]["k"], figures["reranking"]["weight"])

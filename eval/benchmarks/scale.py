@@ -3,6 +3,8 @@
     python eval/benchmarks/scale.py --model MODEL --folder FOLDER [--sizes 20k,200k] [--parts read,check]
 
 Each part is a process of its own, whose start is in its seconds. Graphs and runs are made once in FOLDER.
+"vectors" makes a run with entity vectors of one without: 4,096 are read, the others are drawn around them, since
+reading five million takes 83 hours of one core. Its recall is therefore that of made-up vectors.
 "step" is a training step with entity vectors. "train" are two steps without them, a validation of 1,000
 triples, and all around that; its run is opened and asked. "rank" is the first query and "again" the median of
 twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg, a
@@ -14,10 +16,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +37,8 @@ SIZES = {
     "1m": (1_000_000, 5_000_000),
     "5m": (5_000_000, 20_000_000),
 }
-PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate", "index", "retrieve")
+VECTORS = ("vectors", "rank-vectors", "index-vectors", "retrieve-vectors")
+PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate", "index", "retrieve", *VECTORS)
 SHOWN = (
     ("read the dataset", "read", "seconds"),
     ("`data check`", "check", "seconds"),
@@ -45,6 +50,11 @@ SHOWN = (
     ("evaluate 200 triples", "evaluate", "seconds"),
     ("index likelihoods", "index", "seconds"),
     ("rank one by the index, warm", "retrieve", "again"),
+    ("rank one with vectors, cold", "rank-vectors", "seconds"),
+    ("rank one with vectors, warm", "rank-vectors", "again"),
+    ("index vectors", "index-vectors", "seconds"),
+    ("rank one by the index of vectors, cold", "retrieve-vectors", "seconds"),
+    ("rank one by the index of vectors, warm", "retrieve-vectors", "again"),
 )
 DOCS = HERE.parents[1] / "docs" / "scale.md"
 STEPS = 10
@@ -135,11 +145,53 @@ def rank(graph: Path, run: Path, model: str, retrieve: int | None = None) -> dic
         before = cpu() if seconds else 0.0
         opened.rank(head=entities[h].label, relation=relations[r].label)
         seconds.append(cpu() - before)
-    return {"seconds": seconds[0], "again": statistics.median(seconds[1:])}
+    return {"seconds": seconds[0], "again": statistics.median(seconds[1:]), "anonymous": anonymous()}
+
+
+def anonymous() -> float:
+    """GiB of this process that no file backs; what is mapped is not among them."""
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 2**20
+
+
+def vectors(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """A run with made-up entity vectors, of one without."""
+    import numpy as np
+
+    from kgmlm import digests, entity_parts, files, runs
+    from kgmlm.config import dump_settings
+
+    plain = run.with_name(run.name.removesuffix("-vectors"))
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(plain, run, copy_function=os.link, ignore=shutil.ignore_patterns("index", "ranks"))
+    settings = runs.open_run(plain).settings
+    settings = settings.model_copy(update={"vector": settings.vector.model_copy(update={"enabled": True})})
+    with files.atomic_file(run / "config.toml") as temporary:
+        temporary.write_text(dump_settings(settings), "utf-8")
+    record = json.loads((run / "run.json").read_bytes())
+    record["files"]["config.toml"] = [digests.Digest.of(run / "config.toml").model_dump()]
+    files.write_json(run / "run.json", record)
+    opened = runs.open_run(run)
+    rng, count = np.random.default_rng(0), len(opened.graph.entities)
+    read = opened.text_ranker("cpu").vectors.of(np.sort(rng.choice(count, 4096, replace=False))).numpy()
+    energy, axes = np.linalg.eigh(np.cov(read.T))
+    spread = (axes * np.sqrt(energy.clip(0))).T.astype(np.float32) / 2
+    parts = run / entity_parts.FOLDER
+    parts.mkdir()
+    model_sha = files.sha256(opened.model_folder / "model.safetensors")
+    files.write_json(parts / "about.json", {"model": model_sha, "size": entity_parts.PART})
+    for start in range(0, count, entity_parts.PART):
+        size = min(entity_parts.PART, count - start)
+        drawn = rng.standard_normal((size, len(spread)), np.float32) @ spread + read[rng.integers(4096, size=size)]
+        drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+        np.save(parts / f"part-{start // entity_parts.PART:06}.npy", drawn)
+    entity_parts.read_entities(opened, "cpu")  # which finds all of them read
+    opened.save_chosen(replace(opened.chosen, mixture=opened.chosen.mixture.evenly("vector", 10.0)))
+    return {"seconds": cpu()}
 
 
 def index(graph: Path, run: Path, model: str) -> dict[str, float]:
-    """``kgmlm index``: of likelihoods."""
+    """``kgmlm index``: of vectors, where the run has them, else of likelihoods."""
     import kgmlm
 
     recall = kgmlm.index(run, progress=False)["recall_at_10"]
@@ -241,6 +293,9 @@ def main(
     sizes: Annotated[str, typer.Option(help="Which graphs.")] = ",".join(SIZES),
     parts: Annotated[str, typer.Option(help="What is measured.")] = ",".join(PARTS),
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
+    output: Annotated[Path, typer.Option(help="Rows; the plot is beside them, the table in docs/scale.md.")] = (
+        HERE / "scale.json"
+    ),
     run: Annotated[Path, typer.Option(hidden=True)] = Path(),
 ) -> None:
     """Measure parts of the work on graphs of several sizes."""
@@ -254,13 +309,16 @@ def main(
         "evaluate": evaluate,
         "index": index,
         "retrieve": retrieve,
+        "vectors": vectors,
+        "rank-vectors": rank,
+        "index-vectors": index,
+        "retrieve-vectors": retrieve,
     }
     if only is not None:
         found = of[only](folder, run, model)
         found["gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps({key: round(value, 3) for key, value in found.items()}))
         return
-    output = HERE / "scale.json"
     rows = json.loads(output.read_text("utf-8"))["rows"] if output.is_file() else []
     for size in sizes.split(","):
         entities, triples = SIZES[size]
@@ -270,13 +328,16 @@ def main(
                 [sys.executable, str(HERE / "graphs.py"), str(folder / size), *options], check=True
             )
         for part in parts.split(","):
-            found = measured(part, folder / size, folder / f"run-{size}", model)
+            name = f"run-{size}" + ("-vectors" if part in VECTORS else "")
+            found = measured(part, folder / size, folder / name, model)
             row = {"size": size, "entities": entities, "triples": triples, "part": part, **found}
             print(row, file=sys.stderr)
             rows = [x for x in rows if (x["size"], x["part"]) != (size, part)] + [row]
             rows.sort(key=lambda x: (PARTS.index(x["part"]), x["entities"]))
             write_rows(output, rows)
-    draw(rows, HERE / "scale.svg")
+    draw(rows, output.with_suffix(".svg"))
+    if output.parent != HERE:
+        return
     text = DOCS.read_text("utf-8")
     begin, end = "<!-- scale: python eval/benchmarks/scale.py -->\n", "<!-- end of scale -->"
     head, rest = text.split(begin)

@@ -300,7 +300,7 @@ def _tell_start(run: runs.RunFolder, ranker: Ranker, watch: Watcher) -> None:
 def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:
     """Train a run with validation, if its graph has a split for it."""
     from kgmlm.config import Protocol
-    from kgmlm.tuning import weigh_text
+    from kgmlm.tuning import weigh
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
@@ -309,7 +309,8 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
         with shared_by(world):
-            return weigh_text(current, run.graph, protocol, watch, among)
+            mixture, figures = weigh(current, run.graph, protocol, watch, among=among)
+            return mixture, figures["text"]
 
     if among:
         watch.tell(

@@ -98,7 +98,9 @@ class Ranked:
     def by_unseen(self, scope: Scope) -> dict[str, Any]:
         """Few metrics by which entities of a question training has not, as :data:`UNSEEN` has them."""
         tail_B = self.asked[0].tail_B
-        parts = breakdown(self.ranks, self.triples, tail_B, scope.seen_N, brief(Protocol()))
+        parts = breakdown(
+            self.ranks, self.triples, tail_B, scope.seen_N, scope.half_links(self.triples), brief(Protocol())
+        )
         return {UNSEEN[role]: parts["unseen_role"][role] for role in UNSEEN}
 
     def by_answers(self) -> dict[str, Any]:

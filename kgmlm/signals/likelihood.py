@@ -30,6 +30,7 @@ class Likelihood:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._latest: tuple[Pool, PairTable] | None = None
+        self._normalized: tuple[SpanOutput, Array] | None = None
 
     @classmethod
     def fresh(cls, reader: Reader) -> Likelihood:
@@ -69,8 +70,11 @@ class Likelihood:
         return PairTable.of(names if entity_ids is None else names.take(entity_ids), self.reader.model.device)
 
     def normalizer(self, span: SpanOutput) -> Array:
-        """``log Z_BL`` over the vocabulary or the run's frozen tokens."""
-        return self.reader.model.log_normalizer(span, self.softmax_tokens)
+        """``log Z_BL`` over the vocabulary or the run's frozen tokens; of the latest states it is kept."""
+        latest = self._normalized
+        if latest is None or latest[0] is not span:
+            latest = self._normalized = span, self.reader.model.log_normalizer(span, self.softmax_tokens)
+        return latest[1]
 
     def scores(self, span: SpanOutput, table: PairTable, normalization: Normalization | None = None) -> Array:
         """Scores ``(B, N)`` under the run's settings; differentiable where gradients are enabled."""

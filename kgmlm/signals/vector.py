@@ -39,17 +39,15 @@ class Vector:
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Vector:
-        """The vectors of a run's own entities.
+        """The vectors of a run's own entities, mapped into memory.
 
         Raises:
             RunError: when the file is damaged or of another graph or model.
         """
-        from safetensors.numpy import load_file
-
         if not reader.settings.vector.enabled:
             raise RunError(f"{path} is there, yet the settings of the run have vector.enabled = false")
         try:
-            vectors_ND = load_file(path)["vectors"]
+            vectors_ND = files.map_tensor(path, "vectors")
             if vectors_ND.dtype != np.float32:
                 raise ValueError("its vectors are not float32")
         except Exception as error:
@@ -71,6 +69,6 @@ class Vector:
         vector_BD = reading.span.vector_BD
         assert vector_BD is not None
         if pool.ids is None:
-            return cosines(vector_BD, self.vectors.all)
+            return self.vectors.cosines(vector_BD)
         chosen = self.vectors.of(pool.filled)
         return (chosen @ vector_BD[:, :, None])[:, :, 0] if pool.own else cosines(vector_BD, chosen)
