@@ -44,15 +44,13 @@ def check_dataset(dataset: str | Path, peak: Peak, tell: Callable[[str], None]) 
 
 
 def check_run(path: Path, graph: KnowledgeGraph, tell: Callable[[str], None]) -> None:
-    """The same of a run, before all its entities are scored; what it has of them is loaded whole.
+    """The same of a run, before all its entities are scored; signals beside its model are loaded whole.
 
     Raises:
         DataError: when the machine, or its control group, can never give as much.
     """
     text = TRIPLE * sum(map(len, graph.splits.values())) + ENTITY * len(graph.entities)
-    loaded = sum(
-        x.stat().st_size for part in ("model", "signals") for x in path.glob(f"{part}/*.safetensors")
-    )
+    loaded = sum(x.stat().st_size for x in path.glob("signals/*.safetensors"))
     _check(str(path), ASKING.always, ASKING.each * text + loaded, tell)
 
 
