@@ -19,7 +19,7 @@ from kgmlm.kg import ConfigError, counted
 from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
-from kgmlm.sizing import READING, check_dataset, check_run
+from kgmlm.sizing import TRAINING, check_dataset, check_run
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.workers import Crew, Engine
@@ -176,7 +176,7 @@ def _check_memory(run: runs.RunFolder, graph: str | Path | None, watch: Watcher)
     if graph is None:
         check_run(run.path, run.graph, watch.tell)
     else:
-        check_dataset(str(graph), READING, watch.tell)
+        check_dataset(str(graph), TRAINING, watch.tell)
 
 
 def compare(
