@@ -168,7 +168,10 @@ def map_tensor(path: Path, name: str) -> npt.NDArray[Any]:
     from safetensors import safe_open
 
     with safe_open(path, "numpy") as opened:  # which looks whether the file is whole
-        dtype = _DTYPES[opened.get_slice(name).get_dtype()]
+        kind = opened.get_slice(name).get_dtype()
+    if kind not in _DTYPES:
+        raise ValueError(f"its {name} are of type {kind}")
+    dtype = _DTYPES[kind]
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         about = json.loads(file.read(size))[name]

@@ -85,7 +85,8 @@ def test_choices_are_listed_in_the_help() -> None:
     kinds = {"likelihood", "entity"}
     assert {key: found for key, found in choices.items() if not {str, Path} & found} == {
         ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
-        ("serve", "--index"): kinds, ("complete", "--engine"): {"local", "ray"},
+        ("serve", "--index"): kinds,
+        **{(name, "--engine"): {"local", "ray"} for name in ("complete", "evaluate", "rank")},
         **{(name, "--runtime"): {"auto", "torch", "onnx"} for name in ("classify", "rank", "serve")},
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
         ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
