@@ -1,17 +1,14 @@
-"""Training of the KGE model: ComplEx by PyKEEN's loop, with a loss of our own.
-
-PyKEEN takes seconds to import, so it is imported inside functions only.
+"""Training of the KGE model: ComplEx, by a softmax over all entities.
 
 Shapes: B queries, S entities seen in training, R relations, D real numbers per entity, T answers.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,22 +20,10 @@ from kgmlm.config import KGESettings
 from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, RunError
-from kgmlm.modeling import reduced_products
+from kgmlm.machine import keep_memory
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
-
-
-@contextmanager
-def _quiet_pykeen() -> Iterator[None]:
-    """PyKEEN logs much that is no news here."""
-    logger = logging.getLogger("pykeen")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class Embeddings(NamedTuple):
@@ -65,9 +50,8 @@ def train_complex(
 
     Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
     no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
-    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say differently. PyKEEN's
-    training loop runs, but neither its loss, which knows queries alone, nor its dense labels, nor its
-    products of complex tensors, which are slow on CPUs.
+    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say differently. An epoch
+    asks each distinct query once, with all of its answers, in a new order.
 
     Args:
         advance: called with (1, all steps) after each.
@@ -75,25 +59,36 @@ def train_complex(
     Raises:
         RunError: when the loss is no longer a number.
     """
-    import warnings
-
+    keep_memory()
     seen = np.flatnonzero(graph.seen_N)
     asked = _Asked.of(graph, seen, settings)
-    with _quiet_pykeen(), warnings.catch_warnings(), reduced_products(settings.precision == "bf16"):
-        warnings.filterwarnings("ignore", category=UserWarning)
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        model = _train(graph, seen, asked, settings, advance, device)
-    with torch.no_grad():
-        entities_SD, relations_RD = (x.cpu().clone() for x in _tables(model))
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(settings.seed)
+
+    def fresh(count: int) -> torch.Tensor:
+        table = INITIAL * torch.randn(count, 2 * settings.dimension, generator=generator)
+        return table.to(device).requires_grad_()
+
+    entities_SD, relations_RD = fresh(len(seen)), fresh(2 * len(graph.relations))
+    optimizer = torch.optim.Adagrad([entities_SD, relations_RD], lr=settings.learning_rate)
+    per_epoch = math.ceil(len(asked.queries_U2) / settings.batch_size)
+    steps = settings.epochs * per_epoch
+    steps = min(steps, settings.max_steps or steps)
+    for chosen in islice(asked.order(settings.batch_size, generator), steps):
+        queries_B2, answers_T, rows_T, weight_T = (part.to(device) for part in asked.batch(chosen))
+        loss = kge_loss(entities_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings)
+        if not loss.isfinite():
+            raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        advance(1, steps)
+    entities_SD, relations_RD = (x.detach().cpu() for x in (entities_SD, relations_RD))
     if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
         raise RunError("the KGE model has diverged; lower kge.learning_rate")
     rows_N = np.full(len(graph.entities), -1)
     rows_N[seen] = np.arange(len(seen))
     return Embeddings(entities_SD, relations_RD, torch.from_numpy(rows_N))
-
-
-class _Enough(Exception):
-    """As many steps are done as were asked for."""
 
 
 class _Asked(NamedTuple):
@@ -114,114 +109,18 @@ class _Asked(NamedTuple):
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
         return cls(np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32))
 
-    def batch(self, of: list[int]) -> list[torch.Tensor]:
+    def order(self, batch_size: int, generator: torch.Generator) -> Iterator[IntArray]:
+        """The queries of each batch, epoch after epoch without end, each epoch in an order of its own."""
+        while True:
+            order_U = torch.randperm(len(self.queries_U2), generator=generator).numpy()
+            for start in range(0, len(order_U), batch_size):
+                yield order_U[start : start + batch_size]
+
+    def batch(self, chosen: IntArray) -> list[torch.Tensor]:
         """Some queries, their answers, which query each answer is of, and how much it counts."""
-        chosen = np.array(of)
         rows_T, answers_T = self.answers.take(chosen)
         parts = (self.queries_U2[chosen], answers_T, rows_T, self.weight_U[chosen][rows_T])
         return [torch.from_numpy(x) for x in parts]
-
-
-def _train(
-    graph: KnowledgeGraph,
-    seen: IntArray,
-    asked: _Asked,
-    settings: KGESettings,
-    advance: Callable[[int, int], None],
-    device: torch.device | None,
-) -> Any:
-    """The model that PyKEEN's loop has trained."""
-    from pykeen.models import ERModel
-    from pykeen.nn.modules import ComplExInteraction
-    from pykeen.training import NonFiniteLossError
-    from pykeen.triples import CoreTriplesFactory
-
-    triples = graph.triples("train").copy()
-    triples[:, [0, 2]] = np.searchsorted(seen, triples[:, [0, 2]])
-    factory = CoreTriplesFactory(
-        torch.from_numpy(triples),
-        num_entities=len(seen),
-        num_relations=len(graph.relations),
-        create_inverse_triples=True,
-    )
-    embedding: dict[str, Any] = {
-        "shape": 2 * settings.dimension,
-        "initializer": torch.nn.init.normal_,
-        "initializer_kwargs": {"std": INITIAL},
-    }
-    model = ERModel(
-        triples_factory=factory,
-        interaction=ComplExInteraction,
-        entity_representations_kwargs=embedding,
-        relation_representations_kwargs=embedding,
-        random_seed=settings.seed,
-    )
-    model = model.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    loop, progress = _loop(asked, settings, advance)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=settings.learning_rate)
-    trained = loop(
-        model=model, triples_factory=factory, optimizer=optimizer, automatic_memory_optimization=False
-    )
-    try:
-        trained.train(
-            factory,
-            num_epochs=settings.epochs,
-            batch_size=settings.batch_size,
-            use_tqdm=False,
-            use_tqdm_batch=False,
-            callbacks=progress(),
-            pin_memory=False,
-        )
-    except _Enough:
-        pass
-    except NonFiniteLossError:
-        raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate") from None
-    return model
-
-
-def _loop(asked: _Asked, settings: KGESettings, advance: Callable[[int, int], None]) -> tuple[Any, Any]:
-    """PyKEEN's training loop over distinct queries, each with all of its answers; and what counts steps."""
-    from pykeen.training import TrainingLoop
-    from pykeen.training.callbacks import TrainingCallback
-    from torch.utils.data import DataLoader
-
-    count = len(asked.queries_U2)
-
-    steps = settings.epochs * math.ceil(count / settings.batch_size)
-    last = min(steps, settings.max_steps or steps)
-
-    class Progress(TrainingCallback):
-        done = 0
-
-        def on_batch(self, epoch: int, batch: Any, batch_loss: float, **kwargs: Any) -> None:
-            advance(1, last)
-            self.done += 1
-            if self.done == last < steps:
-                raise _Enough
-
-    class Loop(TrainingLoop[Any]):
-        def _create_training_data_loader(
-            self, triples_factory: Any, sampler: str | None, **kwargs: Any
-        ) -> DataLoader[Any]:
-            return DataLoader(range(count), collate_fn=asked.batch, **kwargs)  # type: ignore[arg-type]
-
-        @staticmethod
-        def _get_batch_size(batch: Any) -> int:
-            return len(batch[0])
-
-        def _process_batch(self, batch: Any, start: int, stop: int, *args: Any, **kwargs: Any) -> Any:
-            queries_B2, answers_T, rows_T, weight_T = (x.to(self.model.device) for x in batch)
-            return kge_loss(*_tables(self.model), queries_B2, answers_T, rows_T, weight_T, settings)
-
-        def _slice_size_search(self, **kwargs: Any) -> int:
-            raise NotImplementedError("asked for by automatic memory optimization alone")
-
-    return Loop, Progress
-
-
-def _tables(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """All entities' and all relations' embeddings of a PyKEEN model."""
-    return model.entity_representations[0](None), model.relation_representations[0](None)
 
 
 def kge_loss(
@@ -243,23 +142,35 @@ def kge_loss(
         rows_T: which query each answer is of.
         weight_T: how much each answer counts.
     """
-    entity_BD, relation_BD = entities_SD[queries_B2[:, 0]], relations_RD[queries_B2[:, 1]]
-    scores_BS = complex_product(entity_BD, relation_BD) @ entities_SD.T
+    # One look-up for both, since the gradient of each is as large as the table.
+    rows = torch.cat([queries_B2[:, 0], answers_T])
+    entity_BD, answer_TD = entities_SD[rows].split([len(queries_B2), len(answers_T)])
+    relation_BD = relations_RD[queries_B2[:, 1]]
+    scores_BS = _products(complex_product(entity_BD, relation_BD), entities_SD, settings)
     loss_T = scores_BS.logsumexp(1)[rows_T] - scores_BS[rows_T, answers_T]
     penalty = loss_T.new_zeros(())
     if settings.regularization and settings.penalty == "triples":
         query_B = _cubes(entity_BD) + _cubes(relation_BD)
-        loss_T = loss_T + settings.regularization * (query_B[rows_T] + _cubes(entities_SD[answers_T]))
+        loss_T = loss_T + settings.regularization * (query_B[rows_T] + _cubes(answer_TD))
     elif settings.regularization:
         query_B = (entity_BD.abs() ** 3).sum(1) + (relation_BD.abs() ** 3).sum(1)
         loss_T = loss_T + settings.regularization * query_B[rows_T]
         penalty = settings.regularization * (entities_SD.abs() ** 3).sum(1).mean()
     if settings.relation_weight:
-        scores_TR = complex_product(_conjugate(entity_BD)[rows_T], entities_SD[answers_T]) @ relations_RD.T
+        pairs_TD = complex_product(_conjugate(entity_BD)[rows_T], answer_TD)
+        scores_TR = _products(pairs_TD, relations_RD, settings)
         asked_T = queries_B2[rows_T, 1]
         loss_T = loss_T + settings.relation_weight * cross_entropy(scores_TR, asked_T, reduction="none")
     loss: torch.Tensor = (weight_T * loss_T).sum() / len(queries_B2) + penalty
     return loss
+
+
+def _products(some_BD: torch.Tensor, all_SD: torch.Tensor, settings: KGESettings) -> torch.Tensor:
+    """Inner products ``(B, S)``, in the precision of the settings."""
+    if settings.precision == "bf16":  # converted once: twice as fast as float32 that is multiplied in bf16
+        return (some_BD.bfloat16() @ all_SD.bfloat16().T).float()
+    # This way round, since matrix libraries are slow where the number of columns is odd.
+    return (all_SD @ some_BD.T).T
 
 
 def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
