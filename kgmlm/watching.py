@@ -6,17 +6,21 @@ Heavy imports live inside the functions.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kgmlm.processes import main_process
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, Task, TaskID
 
 Advance = Callable[[str, int, int], None]  # what is being done, how many just were, how many there are
+
+LOGGED = 60.0  # seconds between lines in a log file
 
 
 class Watcher(AbstractContextManager["Watcher"]):
@@ -72,7 +76,7 @@ class Calls(Watcher):
 
 
 class Bars(Watcher):
-    """Rich bars on stderr, with time left; a log file gets a line per validation instead.
+    """Rich bars on stderr, with time left; a log file gets a line per validation and one per minute instead.
 
     Args:
         quiet: no bars, but what is worth knowing is said.
@@ -85,8 +89,10 @@ class Bars(Watcher):
         self._training: TaskID | None = None
         self._average: float | None = None
         self._loss = "-"
+        self._logged = 0.0
 
     def __enter__(self) -> Self:
+        self._logged = time.monotonic()
         self._progress = self._new()
         self._progress.start()
         return self
@@ -121,11 +127,28 @@ class Bars(Watcher):
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what, total=total, figures="")
         task = self._tasks[what]
-        if self._progress.tasks[self._progress.task_ids.index(task)].finished:
+        if self._task(task).finished:
             self._progress.reset(task, total=total)  # the same again
         self._progress.update(task, advance=n, total=total)
-        if self._progress.tasks[self._progress.task_ids.index(task)].finished and len(self._tasks) > 1:
+        self._log(task)
+        if self._task(task).finished and len(self._tasks) > 1:
             self._progress.remove_task(self._tasks.pop(what))
+
+    def _task(self, of: TaskID) -> Task:
+        assert self._progress is not None
+        return self._progress.tasks[self._progress.task_ids.index(of)]
+
+    def _log(self, of: TaskID) -> None:
+        """A line now and then where no bar is seen."""
+        assert self._progress is not None
+        now = time.monotonic()
+        if self.quiet or self._progress.console.is_terminal or now < self._logged + LOGGED:
+            return
+        self._logged = now
+        task = self._task(of)
+        left = "" if task.time_remaining is None else f"  left {timedelta(seconds=int(task.time_remaining))}"
+        figures = f"  {task.fields['figures']}" if task.fields["figures"] else ""
+        self.tell(f"{task.description} {task.completed:.0f}/{task.total:.0f}{figures}{left}")
 
     def tell(self, message: str) -> None:
         """A line on stderr."""
@@ -143,6 +166,8 @@ class Bars(Watcher):
         self._average = loss if self._average is None else 0.95 * self._average + 0.05 * loss
         self._loss = f"{self._average:.3f}"
         self._show(completed=step)
+        if self._training is not None:
+            self._log(self._training)
 
     def validated(self, mrr: float, best: float) -> None:
         """Show the newest and the best validation MRR."""
@@ -153,7 +178,7 @@ class Bars(Watcher):
             and self._training is not None
             and not self._progress.console.is_terminal
         ):
-            task = self._progress.tasks[self._progress.task_ids.index(self._training)]
+            task = self._task(self._training)
             self.tell(
                 f"step {task.completed:.0f}/{task.total:.0f}  loss {self._loss}  "
                 f"valid MRR {mrr:.4f}  best {best:.4f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
 from typing import Any
 
@@ -30,6 +31,25 @@ def test_a_log_file_gets_a_line_per_validation(capsys: pytest.CaptureFixture[str
     assert printed.out == ""
     assert "step 4/10  loss 1.950  valid MRR 0.2500  best 0.5000" in printed.err
     assert "done" in printed.err
+
+
+def test_a_log_file_gets_a_line_per_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Bars() as watch:
+        watch.start(10, 0)
+        for step in range(1, 10):
+            now += 25.0
+            watch.step(step, 2.0)
+        watch("validating", 2, 8)
+        now += 60.0
+        watch("validating", 2, 8)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "━" not in line]
+    told = [line.split("  left")[0] for line in lines]
+    steps = [f"training {step}/10  loss 2.000" for step in (3, 6, 9)]
+    assert [line for line in told if line] == [*steps, "validating 4/8"]
 
 
 def test_quiet_bars_only_say_what_is_worth_knowing(capsys: pytest.CaptureFixture[str]) -> None:
