@@ -6,23 +6,29 @@ Shapes: B queries, S entities seen in training, R relations, D real numbers per 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from hashlib import sha256
+from itertools import count, islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError, safe_open
 from torch.nn.functional import cross_entropy
 
 from kgmlm.arrays import complex_product
 from kgmlm.config import KGESettings
+from kgmlm.files import write_tensors
 from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, RunError
 from kgmlm.machine import keep_memory
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
+KEPT_EVERY = 120.0  # seconds between states that are kept of training
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
 
 
@@ -45,6 +51,7 @@ def train_complex(
     settings: KGESettings,
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
+    kept: Path | None = None,
 ) -> Embeddings:
     """Train ComplEx with reciprocal relations on the training triples.
 
@@ -54,7 +61,9 @@ def train_complex(
     asks each distinct query once, with all of its answers, in a new order.
 
     Args:
-        advance: called with (1, all steps) after each.
+        advance: called with (steps that were just done, all steps).
+        kept: a file of the state of unfinished training, written every few minutes and removed at the end.
+            Training that finds one of its own, by the same settings but for how long, continues from there.
 
     Raises:
         RunError: when the loss is no longer a number.
@@ -71,10 +80,13 @@ def train_complex(
 
     entities_SD, relations_RD = fresh(len(seen)), fresh(2 * len(graph.relations))
     optimizer = torch.optim.Adagrad([entities_SD, relations_RD], lr=settings.learning_rate)
-    per_epoch = math.ceil(len(asked.queries_U2) / settings.batch_size)
-    steps = settings.epochs * per_epoch
+    steps = settings.epochs * math.ceil(len(asked.queries_U2) / settings.batch_size)
     steps = min(steps, settings.max_steps or steps)
-    for chosen in islice(asked.order(settings.batch_size, generator), steps):
+    state = None if kept is None else _Kept(kept, _fingerprint(graph, settings))
+    begin = 0 if state is None else state.restore(optimizer, steps)
+    if begin:
+        advance(begin, steps)
+    for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
         queries_B2, answers_T, rows_T, weight_T = (part.to(device) for part in asked.batch(chosen))
         loss = kge_loss(entities_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings)
         if not loss.isfinite():
@@ -83,6 +95,10 @@ def train_complex(
         loss.backward()
         optimizer.step()
         advance(1, steps)
+        if state is not None:
+            state.keep(optimizer, step + 1)
+    if state is not None:
+        state.path.unlink(missing_ok=True)
     entities_SD, relations_RD = (x.detach().cpu() for x in (entities_SD, relations_RD))
     if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
         raise RunError("the KGE model has diverged; lower kge.learning_rate")
@@ -109,18 +125,70 @@ class _Asked(NamedTuple):
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
         return cls(np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32))
 
-    def order(self, batch_size: int, generator: torch.Generator) -> Iterator[IntArray]:
+    def order(self, settings: KGESettings) -> Iterator[IntArray]:
         """The queries of each batch, epoch after epoch without end, each epoch in an order of its own."""
-        while True:
-            order_U = torch.randperm(len(self.queries_U2), generator=generator).numpy()
-            for start in range(0, len(order_U), batch_size):
-                yield order_U[start : start + batch_size]
+        for epoch in count():
+            order_U = np.random.default_rng((settings.seed, epoch)).permutation(len(self.queries_U2))
+            for start in range(0, len(order_U), settings.batch_size):
+                yield order_U[start : start + settings.batch_size]
 
     def batch(self, chosen: IntArray) -> list[torch.Tensor]:
         """Some queries, their answers, which query each answer is of, and how much it counts."""
         rows_T, answers_T = self.answers.take(chosen)
         parts = (self.queries_U2[chosen], answers_T, rows_T, self.weight_U[chosen][rows_T])
         return [torch.from_numpy(x) for x in parts]
+
+
+def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
+    """Of all that a step depends on; how many there are it does not."""
+    as_json = settings.model_dump_json(exclude={"epochs", "max_steps"})
+    triples = np.ascontiguousarray(graph.triples("train"))
+    return sha256(as_json.encode() + np.int64(len(graph.entities)).tobytes() + triples.tobytes()).hexdigest()
+
+
+class _Kept:
+    """The state of unfinished training in a file.
+
+    Args:
+        path: of the file.
+        of: what the training is known by.
+    """
+
+    def __init__(self, path: Path, of: str) -> None:
+        self.path, self.of = path, of
+        self._latest = time.monotonic()
+
+    def restore(self, optimizer: torch.optim.Optimizer, most: int) -> int:
+        """Put back what was kept of this training, and return after which step; 0 where there is nothing.
+
+        Args:
+            most: what was kept of a later step is of no use.
+        """
+        try:
+            with safe_open(self.path, "torch") as opened:
+                about = opened.metadata() or {}
+                if about.get("of") != self.of or not 0 < (step := int(about["step"])) <= most:
+                    return 0
+                tables = optimizer.param_groups[0]["params"]
+                found = [(opened.get_tensor(f"table {i}"), opened.get_tensor(f"sum {i}")) for i in range(2)]
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return 0
+        with torch.no_grad():
+            for table, (values, sums) in zip(tables, found, strict=True):
+                table.copy_(values)
+                optimizer.state[table]["sum"].copy_(sums)
+                optimizer.state[table]["step"].fill_(step)
+        return step
+
+    def keep(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Write it, if that is long ago."""
+        if time.monotonic() < self._latest + KEPT_EVERY:
+            return
+        tables = optimizer.param_groups[0]["params"]
+        tensors = {f"table {i}": table.detach() for i, table in enumerate(tables)}
+        tensors |= {f"sum {i}": optimizer.state[table]["sum"] for i, table in enumerate(tables)}
+        write_tensors(self.path, tensors, {"of": self.of, "step": str(step)})
+        self._latest = time.monotonic()
 
 
 def kge_loss(

@@ -38,16 +38,18 @@ def fit_signal(
     settings: Settings,
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
+    kept: Path | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Train a signal that is beside the text model, and say how for the record.
 
     Args:
         name: of the signal; its settings are the section of that name.
         advance: called with (steps that were just done, all steps).
+        kept: a file for the state of training that is interrupted, and continued by the next call.
     """
     started = time.monotonic()
     own = getattr(settings, name, None)
-    signal = beside()[name].fit(graph, own, advance, device)
+    signal = beside()[name].fit(graph, own, advance, device, kept)
     return signal, {
         "settings": None if own is None else own.model_dump(mode="json"),
         "minutes": round((time.monotonic() - started) / 60, 2),

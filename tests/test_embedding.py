@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from kgmlm import embedding
 from kgmlm.config import KGESettings
 from kgmlm.embedding import kge_loss
 from kgmlm.graph import KnowledgeGraph
@@ -38,6 +40,62 @@ def test_training_learns_the_triples_and_is_repeatable(toy: KnowledgeGraph, kge:
     assert counted == [steps] * steps
     assert torch.equal(again.entities_SD, kge.entities_SD)
     assert better(kge, *toy.queries("train")).float().mean() < 3 < len(toy.entities) / 5
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody has interrupted."""
+
+
+def stopped(toy: KnowledgeGraph, settings: KGESettings, kept: Path, after: int) -> None:
+    """Train for some steps and be interrupted."""
+    done: list[int] = []
+
+    def advance(n: int, total: int) -> None:
+        done.append(n)
+        if len(done) > after:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        KGE.fit(toy, settings, advance, kept=kept)
+
+
+@pytest.mark.slow
+def test_training_that_was_interrupted_continues_to_the_same(
+    toy: KnowledgeGraph, kge: KGE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "KEPT_EVERY", 0.0)
+    kept = tmp_path / "kept"
+    stopped(toy, SMALL.model_copy(update={"epochs": 500}), kept, 100)  # how long it was to be is no matter
+    heard: list[int] = []
+    again = KGE.fit(toy, SMALL, lambda n, total: heard.append(n), kept=kept)
+    assert heard[0] == 100
+    assert torch.equal(again.entities_SD, kge.entities_SD)
+    assert torch.equal(again.relations_RD, kge.relations_RD)
+    assert not kept.exists()
+
+
+def test_only_the_same_training_continues(
+    toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "KEPT_EVERY", 0.0)
+    kept, begun = tmp_path / "kept", SMALL.model_copy(update={"epochs": 2})
+    fewer = replace(toy, splits={"train": toy.splits["train"][:-1]})
+
+    def first(graph: KnowledgeGraph, settings: KGESettings) -> int:
+        heard: list[int] = []
+        stopped(toy, begun, kept, 5)
+        KGE.fit(graph, settings, lambda n, total: heard.append(n), kept=kept)
+        return heard[0]
+
+    assert first(toy, begun) == 5
+    assert first(toy, begun.model_copy(update={"learning_rate": 0.2})) == 1
+    assert first(fewer, begun) == 1
+    assert first(toy, begun.model_copy(update={"max_steps": 3})) == 1
+    stopped(toy, begun, kept, 5)
+    kept.write_bytes(kept.read_bytes()[:-100])
+    heard: list[int] = []
+    KGE.fit(toy, begun, lambda n, total: heard.append(n), kept=kept)
+    assert heard[0] == 1
 
 
 @pytest.mark.parametrize("penalty", ["triples", "entities"])

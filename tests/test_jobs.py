@@ -223,6 +223,38 @@ def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_kge_model_that_was_interrupted_is_trained_further(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.embedding.KEPT_EVERY", 0.0)
+    small = {"dimension": 8, "epochs": 5, "batch_size": 16}
+    runs = [tmp_path / name for name in ("whole", "cut")]
+    for path in runs:
+        shutil.copytree(trained.path, path)
+    kgmlm.tune(runs[0], add="kge", kge=small, progress=False)
+    steps: list[int] = []
+
+    class Hurried(Hears):
+        def __call__(self, what: str, n: int, total: int) -> None:
+            steps.append(n)
+            if what == "training kge" and len(steps) == 10:
+                raise KeyboardInterrupt
+
+    told: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        kgmlm.tune(runs[1], add="kge", kge=small, progress=Hurried(told))
+    kept = tmp_path / ".cut.kge-unfinished"
+    assert told == [f"the training of kge is kept in {kept}, and the next one continues from there"]
+    (tmp_path / "..cut.kge-unfinished.0123.kgmlm-part").mkdir()  # as a kill leaves it
+    heard: list[int] = []
+    kgmlm.tune(runs[1], add="kge", kge=small, progress=lambda what, n, total: heard.append(n))
+    assert heard[0] == 9
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "whole"]
+    files = [(path / "signals" / "kge.safetensors").read_bytes() for path in runs]
+    assert files[0] == files[1]
+
+
+@pytest.mark.slow
 def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     folder = tmp_path / "graph"
     folder.mkdir()

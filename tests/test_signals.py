@@ -147,7 +147,14 @@ class Longest:
         return None
 
     @classmethod
-    def fit(cls, graph: KnowledgeGraph, settings: Any, advance: Any = None, device: Any = None) -> Longest:
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any,
+        advance: Any = None,
+        device: Any = None,
+        kept: Path | None = None,
+    ) -> Longest:
         return cls(graph.entities, 1 / len(graph.splits["train"]))
 
     def save(self, path: Path) -> None:

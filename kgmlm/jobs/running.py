@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kgmlm import runs
+from kgmlm import files, runs
 from kgmlm.config import Settings, load_settings
 from kgmlm.processes import count_processes
 from kgmlm.recipes import given_settings
@@ -104,6 +106,26 @@ def settings_of(section: str, given: Sequence[str], others: bool = False) -> lis
     """Those of the KEY=VALUE settings that are of a section; or of others."""
     keys = [setting.partition("=")[0].strip() for setting in given]
     return [key for key in keys if key.startswith(f"{section}.") != others]
+
+
+@contextmanager
+def keeping(run: Path, name: str, watch: Watcher) -> Iterator[Path | None]:
+    """Where the state of a signal's unfinished training is kept: beside its run, which may not be there yet.
+
+    Where nothing can be written there, nothing is kept. When training is interrupted, it is said.
+    """
+    target = run.resolve()
+    kept = target.parent / f".{target.name}.{name}-unfinished"
+    if not os.access(kept.parent, os.W_OK):
+        yield None
+        return
+    files.recover(kept)
+    try:
+        yield kept
+    except KeyboardInterrupt:
+        if kept.exists():
+            watch.tell(f"the training of {name} is kept in {kept}, and the next one continues from there")
+        raise
 
 
 def train_watched(

@@ -14,7 +14,7 @@ from kgmlm import runs, upkeep
 from kgmlm.config import KGESettings, Settings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.jobs.running import Given, Interrupted, as_assignments, settings_of, train_watched
+from kgmlm.jobs.running import Given, Interrupted, as_assignments, keeping, settings_of, train_watched
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path
@@ -266,7 +266,8 @@ def _start(
         with watch:
             kge = settings.kge.model_copy(update={"max_steps": max_steps or settings.kge.max_steps})
             bounded = settings.model_copy(update={"kge": kge})
-            return fit_signal("kge", graph, bounded, partial(watch, "training kge"))
+            with keeping(output, "kge", watch) as kept:
+                return fit_signal("kge", graph, bounded, partial(watch, "training kge"), kept=kept)
 
     run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach, recipe=recipe)
     _tell_start(run, ranker, watch)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
 from kgmlm.config import Protocol, Settings, load_settings
-from kgmlm.jobs.running import as_assignments, settings_of, train_watched
+from kgmlm.jobs.running import as_assignments, keeping, settings_of, train_watched
 from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError
 from kgmlm.processes import ALONE, World, join, shared_by
@@ -340,7 +340,8 @@ def add_signal(
     else:
         with watch:
             bar = partial(watch, f"training {name}")
-            made = fit_signal(name, run.graph, settings, bar, device_of(device))
+            with keeping(run.path, name, watch) as kept:
+                made = fit_signal(name, run.graph, settings, bar, device_of(device), kept)
     run.save_signal(made[0], **made[1])
 
 

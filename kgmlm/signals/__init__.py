@@ -102,12 +102,15 @@ class Beside(Signal, Protocol):
         settings: Any,
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
+        kept: Path | None = None,
     ) -> Signal:
         """Train on the training triples alone.
 
         Args:
             settings: the section of the settings that has its name; None where there is none.
             advance: called with (steps that were just done, all steps).
+            kept: a file for the state of unfinished training, from which the next call continues; what takes
+                seconds needs none.
         """
 
 

@@ -69,11 +69,12 @@ class KGE:
         settings: KGESettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
+        kept: Path | None = None,
     ) -> KGE:
         """Train on a graph's training triples; arguments as of :func:`~kgmlm.embedding.train_complex`."""
         from kgmlm.embedding import train_complex
 
-        return cls(*train_complex(graph, settings, advance, device), relation_rows(graph))
+        return cls(*train_complex(graph, settings, advance, device, kept), relation_rows(graph))
 
     def save(self, path: Path) -> None:
         """Write the embeddings as safetensors."""

@@ -94,6 +94,7 @@ class Rules:
         settings: RuleSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
+        kept: Path | None = None,
     ) -> Rules:
         """Mine a graph's training triples, or read the rules of ``settings.file``.
 

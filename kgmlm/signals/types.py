@@ -52,6 +52,7 @@ class Types:
         settings: TypeSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
+        kept: Path | None = None,
     ) -> Types:
         """Count a graph's training triples.
 
