@@ -25,7 +25,7 @@ from kgmlm.files import write_tensors
 from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray, RunError
-from kgmlm.machine import keep_memory
+from kgmlm.machine import keep_memory, reduced
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
 KEPT_EVERY = 120.0  # seconds between states that are kept of training
@@ -235,7 +235,7 @@ def kge_loss(
 
 def _products(some_BD: torch.Tensor, all_SD: torch.Tensor, settings: KGESettings) -> torch.Tensor:
     """Inner products ``(B, S)``, in the precision of the settings."""
-    if settings.precision == "bf16":  # converted once: twice as fast as float32 that is multiplied in bf16
+    if reduced(settings.precision, all_SD.is_cuda):  # converted here, once: torch would do so in each product
         return (some_BD.bfloat16() @ all_SD.bfloat16().T).float()
     # This way round, since matrix libraries are slow where the number of columns is odd.
     return (all_SD @ some_BD.T).T

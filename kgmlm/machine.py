@@ -30,6 +30,15 @@ def fast_bf16() -> bool:
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
+def reduced(precision: str, on_gpu: bool) -> bool:
+    """Whether products are in bf16: if a setting says so, or by ``auto`` where there are units for it."""
+    import torch
+
+    if precision != "auto":
+        return precision == "bf16"
+    return torch.cuda.is_bf16_supported() if on_gpu else fast_bf16()
+
+
 def only_cpu() -> bool:
     """Whether there is no accelerator: accelerate joins several CPU processes only when told so."""
     import torch

@@ -214,7 +214,6 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
         "kge": {
             "penalty": penalty,
             "epochs": 30 if shape.triples < SMALL else 10,
-            "precision": "fp32",
         },
         "reranking": {"candidates": 20},
         "training": {

@@ -156,8 +156,10 @@ class KGESettings(Strict):
         ge=0,
         description="Weight of predicting the relation from both entities, beside predicting entities.",
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="`bf16` multiplies in bf16 with fp32 sums: faster where hardware has units."
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Precision of products in training; embeddings and sums stay fp32. `auto`: bf16 where "
+        "the GPU or CPU has units for it, else fp32.",
     )
     max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
     seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")

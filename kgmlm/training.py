@@ -30,7 +30,7 @@ from kgmlm.checkpoints import (
 )
 from kgmlm.config import Settings, TrainingSettings
 from kgmlm.kg import ConfigError
-from kgmlm.machine import fast_bf16, keep_memory, only_cpu
+from kgmlm.machine import keep_memory, only_cpu, reduced
 from kgmlm.mixture import Mixture
 from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
@@ -442,7 +442,6 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 def _precision(settings: TrainingSettings, on_cpu: bool) -> str:
-    if settings.precision == "auto":
-        on_gpu = not on_cpu and torch.cuda.is_available()
-        return "bf16" if (torch.cuda.is_bf16_supported() if on_gpu else fast_bf16()) else "no"
-    return "bf16" if settings.precision == "bf16" else "no"
+    """As accelerate has it."""
+    on_gpu = not on_cpu and torch.cuda.is_available()
+    return "bf16" if reduced(settings.precision, on_gpu) else "no"

@@ -18,7 +18,7 @@ from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.signals.kge import KGE
 
-SMALL = KGESettings(dimension=8, epochs=30, batch_size=16)
+SMALL = KGESettings(dimension=8, epochs=30, batch_size=16, precision="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
         torch.tensor([3, 4, 2]),
         torch.tensor([0, 0, 1]),
         torch.full((3,), 0.5),
-        KGESettings.model_validate({"regularization": 0.3, "penalty": penalty}),
+        KGESettings.model_validate({"regularization": 0.3, "penalty": penalty, "precision": "fp32"}),
     )
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
@@ -142,7 +142,13 @@ def test_the_relation_is_predicted_from_both_entities() -> None:
         expected += float(scores.sum(1).logsumexp(0) - scores.sum(1)[relation]) / 2
     with_it, without = (
         kge_loss(
-            entities, relations, asked, answers, rows, torch.ones(3), KGESettings(relation_weight=weight)
+            entities,
+            relations,
+            asked,
+            answers,
+            rows,
+            torch.ones(3),
+            KGESettings(relation_weight=weight, precision="fp32"),
         )
         for weight in (4.0, 0.0)
     )
@@ -154,6 +160,22 @@ def test_queries_may_count_alike(toy: KnowledgeGraph, kge: KGE) -> None:
     by_queries = KGE.fit(toy, SMALL.model_copy(update={"samples": "queries", "penalty": "entities"}))
     assert not torch.equal(by_queries.entities_SD, kge.entities_SD)
     assert better(by_queries, *toy.queries("train")).float().mean() < 3
+
+
+@pytest.mark.parametrize("weight", [0.0, 4.0])
+def test_products_in_bf16_are_near_those_in_fp32(weight: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(n, 16, generator=generator).requires_grad_() for n in (50, 6)]
+    asked, answers, rows = torch.tensor([[0, 1], [2, 0]]), torch.tensor([3, 4, 2]), torch.tensor([0, 0, 1])
+    losses, slopes = [], []
+    for precision in ("fp32", "bf16"):
+        settings = KGESettings.model_validate({"relation_weight": weight, "precision": precision})
+        loss = kge_loss(tables[0], tables[1], asked, answers, rows, torch.ones(3), settings)
+        losses.append(loss.item())
+        slopes.append(torch.cat([x.flatten() for x in torch.autograd.grad(loss, tables)]))
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert torch.nn.functional.cosine_similarity(slopes[0], slopes[1], dim=0) > 0.999
 
 
 def test_a_loss_that_is_no_number_is_an_error(toy: KnowledgeGraph) -> None:
