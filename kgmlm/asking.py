@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from kgmlm.constraints import Constraint
@@ -42,6 +42,18 @@ class Way:
 
     def __post_init__(self) -> None:
         """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
+        from kgmlm.kg import ConfigError, check_whole
+
+        for name, count in (("--rerank", self.rerank), ("--retrieve", self.retrieve)):
+            if count is not None:
+                check_whole(name, count, 0)
+        for name, value, choices in (
+            ("--precision", self.precision, ("fp32", "bf16")),
+            ("--runtime", self.runtime, get_args(Runtime)),
+            ("--index", self.index or "entity", ("likelihood", "entity")),
+        ):
+            if value not in choices:
+                raise ConfigError(f"{name} is {' or '.join(choices)}, not {value!r:.80}")
         if self.scores not in ("all", "text", "likelihood", "vector", "kge", "rules", "types"):
             from kgmlm.ranker import check_scores
 

@@ -232,6 +232,11 @@ def _longest(names: pa.ChunkedArray, count: int = 5) -> list[str]:
     return found
 
 
+def _unseen_relations(graph: KnowledgeGraph) -> IntArray:
+    """The relations that no training triple has."""
+    return np.flatnonzero(np.bincount(graph.splits["train"][:, 1], minlength=len(graph.relations)) == 0)
+
+
 def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
     """Everything that ``kgmlm data check`` reports, as one JSON-ready object.
 
@@ -255,6 +260,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "relations": len(graph.relations),
         "triples": {split: len(triples) for split, triples in graph.splits.items()},
         "unseen": unseen,
+        "unseen_relations": [graph.relations[r].label for r in _unseen_relations(graph)],
         "unseen_triples": {
             split: int((~graph.seen_N[triples[:, [0, 2]]]).any(1).sum())
             for split, triples in graph.splits.items()
@@ -309,7 +315,7 @@ def _examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None =
 
 def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
     """The report of :func:`check_graph` as people read it: lines, by heading."""
-    top, odd = report["ceiling"], report["listed"]
+    top, odd, new = report["ceiling"], report["listed"], report["unseen_relations"]
     shared = _examples(
         odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(_listed(x['entities'], 3))})"
     )
@@ -318,7 +324,10 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
             f"{report['entities']:,}, of which {report['unseen']:,} occur in no training triple",
             *_examples(odd["unseen"], str, odd["unseen"]["count"]),
         ],
-        "relations": [f"{report['relations']:,}"],
+        "relations": [
+            f"{report['relations']:,}, of which {len(new):,} occur in no training triple",
+            *([f"such as {', '.join(_listed(new))}"] if new else []),
+        ],
         "triples": [_pairs(report["triples"])],
         "with an unseen entity": [_pairs(report["unseen_triples"])],
         "duplicate triples": [_pairs(report["duplicates"])],

@@ -294,12 +294,17 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
 
 
 def load_graph(
-    dataset: str | Path, *, download: bool = True, progress: bool = True, skip_header: bool = False
+    dataset: KnowledgeGraph | str | Path,
+    *,
+    download: bool = True,
+    progress: bool = True,
+    skip_header: bool = False,
 ) -> KnowledgeGraph:
     """A graph by the name of a built-in dataset or by the path of a folder.
 
     Args:
-        dataset: such as "wn18rr", or a folder with ``train.tsv``; see :func:`read_folder`.
+        dataset: such as "wn18rr", or a folder with ``train.tsv``; see :func:`read_folder`. A graph is
+            returned as it is.
         download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
         skip_header: of a folder, leave out the first line of each file of triples.
 
@@ -311,6 +316,10 @@ def load_graph(
         >>> len(graph.entities), len(graph.triples("test"))
         (31, 8)
     """
+    if isinstance(dataset, KnowledgeGraph):
+        return dataset
+    if not isinstance(dataset, str | Path):
+        raise DataError(f"a dataset is a name, the path of a folder or a graph, not {type(dataset).__name__}")
     folder = Path(dataset)
     named = str(dataset) in card_names()
     if folder.is_dir() and (isinstance(dataset, Path) or not named):

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm import files
 from kgmlm.kg import ConfigError
@@ -57,10 +58,13 @@ def _ntriples(table: pa.Table, file: TextIO, base: str) -> None:
 
 def _rdf_star(table: pa.Table, file: TextIO, base: str) -> None:
     """N-Triples of RDF 1.2: each triple, a node that reifies it, and that node's probability."""
+    new = "_:new"
+    while any(pc.any(pc.starts_with(table.column(end), new)).as_py() for end in ("head", "tail")):
+        new += "x"  # until it is no entity's
     for number, row in enumerate(_rows(table), 1):
         statement = _statement(row, base)
-        file.write(f"{statement} .\n_:new{number} <{REIFIES}> <<( {statement} )>> .\n")
-        file.write(f"_:new{number} <{base}probability> {_literal(row['probability'])} .\n")
+        file.write(f"{statement} .\n{new}{number} <{REIFIES}> <<( {statement} )>> .\n")
+        file.write(f"{new}{number} <{base}probability> {_literal(row['probability'])} .\n")
 
 
 def _trig(table: pa.Table, file: TextIO, base: str) -> None:

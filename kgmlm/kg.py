@@ -21,7 +21,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, overload
+from numbers import Integral
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,16 @@ def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[
     return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
 
 
+def check_whole(what: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number, or less than the least.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{what} is a whole number from {least} on, not {value!r:.80}")
+
+
 def counted(count: int, noun: str) -> str:
     """A number with its noun, for sentences.
 
@@ -181,14 +192,15 @@ class EntityTable:
         surfaces: Sequence[str] | None = None,
         types: Sequence[str] | None = None,
     ) -> None:
+        given = (names, descriptions, surfaces, types)
+        if any(len(column) != len(labels) for column in given if column is not None):
+            raise DataError("the entity columns differ in length")
         names = labels if names is None else [n or x for n, x in zip(names, labels, strict=True)]
         surfaces = names if surfaces is None else [s or n for s, n in zip(surfaces, names, strict=True)]
         descriptions = [""] * len(labels) if descriptions is None else descriptions
         columns = {"label": labels, "name": names, "description": descriptions, "surface": surfaces}
         if types is not None and any(types):
             columns[TYPES] = types
-        if len({len(column) for column in columns.values()}) != 1:
-            raise DataError("the entity columns differ in length")
         self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
         self._check()
 

@@ -43,6 +43,8 @@ def locked(path: Path, what: str) -> Iterator[None]:
             file.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout:
+            if not file.exists():  # nobody has it: it cannot be made
+                raise RunError(f"{path} cannot be written: no lock can be made in {file.parent}") from None
             raise RunError(
                 f"{path} is in use by another kgmlm process{_held_by(file)}; wait for it, or choose another "
                 "folder"

@@ -101,21 +101,26 @@ def write_pack(
     if not (run / "model" / "config.json").is_file():
         raise RunError(f"{run} has no trained model to pack")
     parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if has_reranker(run) else [])]
+    signals = [f"signals/{path.name}" for path in sorted((run / "signals").glob("*.safetensors"))]
+    tensors = [
+        (prefix + name, folder / name)
+        for prefix, folder in parts
+        for name in (*_TENSORS, *([] if prefix else signals))
+        if (folder / name).is_file() and (kge or name != _KGE)
+    ]
     entries: dict[str, bytes] = {}
     for prefix, folder in parts:
         for name in _TEXTS:
             if (folder / name).is_file():
                 data = (folder / name).read_bytes()
                 entries[prefix + name] = _portable(data) if name == "run.json" else data
-        beside = [f"signals/{path.name}" for path in sorted((folder / "signals").glob("*.safetensors"))]
-        for name in (*_TENSORS, *beside):
-            if (folder / name).is_file() and (kge or name != _KGE):
-                advance("packing", 1, len(parts) * len(_TENSORS) + len(beside))
-                entries[prefix + name] = _quantized(folder / name)
         if not prefix:  # a reranker has the graph of its run
             for name, table in portable(read_graph(folder / "graph", "", {})).items():
                 entries[f"graph/{name}.parquet"] = _compressed(table)
             entries[_NAMES] = (folder / _NAMES).read_bytes()
+    for name, path in tensors:
+        entries[name] = _quantized(path)
+        advance("packing", 1, len(tensors))
     if structure is not None:
         entries[f"model/{STRUCTURE}"] = structure
     if not kge:

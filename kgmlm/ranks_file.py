@@ -71,7 +71,7 @@ def find_ranks(path: Path, split: str = "test") -> Path:
     have = ", ".join(sorted(p.stem for p in (path / "ranks").glob("*.parquet"))) or "none"
     raise DataError(
         f"{path} has no ranks of '{split}' (it has: {have}); "
-        f"`kgmlm evaluate {path} --split {split}` makes them"
+        f"`kgmlm evaluate {path} --split {split}` makes them; another file of ranks can be given itself"
     )
 
 

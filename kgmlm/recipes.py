@@ -189,7 +189,8 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
     epochs = because(
         "training.epochs",
         round(max(whole, least / per_epoch), 2),
-        f"{per_epoch:,.0f} steps per epoch; at least {least:,} steps and {whole:g} epochs",
+        f"{per_epoch:,.{0 if per_epoch >= 1 else 3}f} steps per epoch; "
+        f"at least {least:,} steps and {whole:g} epochs",
     )
     long = because(
         "text.max_length",

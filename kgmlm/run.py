@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kgmlm import runs
+from kgmlm import labeled, runs
 from kgmlm.asking import Runtime, Way
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable, IntArray, QueryError, RunError
+from kgmlm.kg import EntityTable, IntArray, QueryError, RunError, check_whole
 from kgmlm.predicting import opened_by, predicted
 from kgmlm.watching import Advance, Watcher, watcher_of
 from kgmlm.workers import Crew, Engine
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kgmlm.kg import Query
+    from kgmlm.labeled import Queries, Triples
     from kgmlm.prediction import Prediction, Predictor
 
-Asked = tuple[str | None, str, str | None]  # head, relation, tail; one of head and tail is None
 Labeled = tuple[str, str, str]  # head, relation, tail
-ASKED = ("head", "relation", "tail")
 _COLUMNS = ("rank", "entity", "name", "score", "known")
 
 
@@ -84,13 +83,13 @@ class Run:
         self.opened = ""
 
     def with_entities(
-        self, more: EntityTable | str | Path, triples: Sequence[Labeled] | str | Path = ()
+        self, more: EntityTable | pd.DataFrame | str | Path, triples: Triples | str | Path = ()
     ) -> Run:
         """The same run that knows further entities, by their text and what is given of them; nothing is
         trained.
 
         Args:
-            more: a table, or a file with columns label, name and description.
+            more: a table, a DataFrame or a file with columns label, name and description.
             triples: (head, relation, tail) of the new entities, by labels or names, or a file of them: what
                 training triples are of other entities. Texts tell them as neighbors, rules and types go by
                 them, and they are known answers.
@@ -101,14 +100,17 @@ class Run:
         """
         from kgmlm.datasets import read_entities as read_new
 
-        table = more if isinstance(more, EntityTable) else read_new(Path(more), self.graph)
+        if isinstance(more, str | Path):
+            table = read_new(Path(more), self.graph)
+        else:
+            table = more if isinstance(more, EntityTable) else labeled.entities(more)
         graph = self.graph.extended(table)
         given = _given(graph, triples, first=len(self.graph.entities))
         return Run(self.folder, self.way, graph.with_context(given) if len(given) else graph)
 
     def rank(
         self,
-        queries: Sequence[Asked] | None = None,
+        queries: Queries | None = None,
         *,
         head: str | None = None,
         relation: str = "",
@@ -123,7 +125,8 @@ class Run:
         """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
 
         Args:
-            queries: many at once, each (head, relation, tail) with None for what is asked; labels or names.
+            queries: many at once, each (head, relation, tail) with None for what is asked; labels or names. A
+                list, or a DataFrame with these columns.
                 Several processes (``torchrun``) share them; each must ask, and gets the whole table.
             novel: leave out triples that the graph has.
             workers, engine, address: who ranks many queries, as of :func:`~kgmlm.complete`.
@@ -140,19 +143,20 @@ class Run:
 
         crew = Crew(workers, engine, address)
         with watcher_of(progress) as watch:
+            check_whole("k", k, 1)
             if queries is None:
                 return self.open(watch).rank(head, relation, tail, k, novel=novel)
             if (head, relation, tail) != (None, "", None):
                 raise QueryError("give either queries or one query, not both")
-            asked = [self._query(*query) for query in queries]
+            asked = [self._query(*query) for query in labeled.asked(queries)]
             rows = []
             for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel):
                 rows += [self._columns(query) | _row(p) for p in found]
-        return pd.DataFrame(rows, columns=[*ASKED, *_COLUMNS])
+        return pd.DataFrame(rows, columns=[*labeled.ENDS, *_COLUMNS])
 
     def explain(
         self,
-        queries: Sequence[Asked] | None = None,
+        queries: Queries | None = None,
         *,
         head: str | None = None,
         relation: str = "",
@@ -175,9 +179,10 @@ class Run:
         import pandas as pd
 
         crew = Crew(workers, engine, address)
-        given = [(head, relation, tail)] if queries is None else queries
+        given = [(head, relation, tail)] if queries is None else labeled.asked(queries)
         asked = [self._query(*query) for query in given]
         rows = []
+        check_whole("k", k, 1)
         with watcher_of(progress) as watch:
             for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel, explain=True):
                 for p in found:
@@ -187,13 +192,12 @@ class Run:
                     rows.append(self._columns(query) | _row(p) | parts | {"tokens": tokens} | why)
         return pd.DataFrame(rows)
 
-    def score(
-        self, triples: Sequence[tuple[str, str, str]], progress: bool | Watcher | Advance = False
-    ) -> pd.DataFrame:
+    def score(self, triples: Triples, progress: bool | Watcher | Advance = False) -> pd.DataFrame:
         """How well the run scores given triples: the tail as an answer of (head, relation, ?), and the head.
 
         Args:
-            triples: (head, relation, tail) by labels or names.
+            triples: (head, relation, tail) by labels or names; a list, an array, or a DataFrame with these
+                columns.
 
         Returns:
             The triples by label, with ``tail_score`` and ``head_score``, as :meth:`rank` has them.
@@ -208,16 +212,15 @@ class Run:
         from kgmlm.kg import both_sides
 
         find = self.resolver
-        if any(isinstance(triple, str) or len(triple) != 3 for triple in triples):
-            raise QueryError("triples are a list of (head, relation, tail)")
-        ids = np.array([(find.entity(h), find.relation(r), find.entity(t)) for h, r, t in triples], np.int64)
+        named = labeled.labeled(triples)
+        ids = np.array([(find.entity(h), find.relation(r), find.entity(t)) for h, r, t in named], np.int64)
         queries, answers = both_sides(ids.reshape(-1, 3))
         scores_B = np.zeros(len(queries), np.float64)
         with watcher_of(progress) as watch:
             ranker = self.open(watch).ranker
             for rows, scores_bN in ranker.rank(queries, advance=lambda n: watch("scoring", n, len(queries))):
                 scores_B[rows] = numpy(scores_bN)[np.arange(len(rows)), answers[rows]]
-        table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ASKED))
+        table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(labeled.ENDS))
         heads, tails = np.split(scores_B, 2)
         return table.assign(tail_score=tails, head_score=heads)
 
@@ -258,7 +261,7 @@ class Run:
         return found
 
     def _columns(self, query: Query) -> dict[str, str | None]:
-        known: dict[str, str | None] = dict.fromkeys(ASKED)
+        known: dict[str, str | None] = dict.fromkeys(labeled.ENDS)
         known["head" if query.target == "tail" else "tail"] = self.graph.entities[query.entity].label
         known["relation"] = self.graph.relations[query.relation].label
         return known
@@ -280,17 +283,19 @@ def _row(p: Prediction) -> dict[str, Any]:
     return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known), strict=True))
 
 
-def _given(graph: KnowledgeGraph, triples: Sequence[Labeled] | str | Path, first: int) -> IntArray:
+def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> IntArray:
     """Ids of triples that each have an entity from ``first`` on."""
     import numpy as np
 
     from kgmlm.resolver import Resolver
 
-    rows, where, start = (triples, "triple ", 1) if not isinstance(triples, str | Path) else _read(triples)
+    rows: Sequence[Labeled] = []
+    if isinstance(triples, str | Path):
+        rows, where, start = _read(triples)
+    else:
+        rows, where, start = labeled.labeled(triples), "triple ", 1
     find, found = Resolver(graph), []
     for n, row in enumerate(rows, start):
-        if isinstance(row, str) or len(row) != 3:
-            raise QueryError("triples are a list of (head, relation, tail)")
         try:
             head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
             if max(head, tail) < first:

@@ -32,7 +32,7 @@ from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import RunError
-from kgmlm.packs import find_pack, unpack
+from kgmlm.packs import SUFFIX, find_pack, unpack
 from kgmlm.provenance import began_from, command, earlier, hardware, versions
 from kgmlm.records import (
     FORMAT,
@@ -413,6 +413,8 @@ def open_run(path: str | Path, *, verify: bool = False) -> RunFolder:
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
+    if not isinstance(path, str | Path):
+        raise RunError(f"a run is the path of a folder or a pack, not {path!r:.80}")
     pack = find_pack(path)
     path = Path(path) if pack is None else unpack(pack)
     recover(path)
@@ -425,6 +427,8 @@ def open_run(path: str | Path, *, verify: bool = False) -> RunFolder:
                 f"{path} does not exist, neither as a run folder nor as {path}.kgmlm in models/ of the "
                 f"repository or in KGMLM_MODELS; `kgmlm train --output {path}` makes a run"
             )
+        if path.is_file():
+            raise RunError(f"{path} is a file, but no pack by its name, which would end in {SUFFIX}")
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
     record = read_record(path)

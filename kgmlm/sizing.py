@@ -34,12 +34,16 @@ CHECKING = Peak(0.3 * GIB, 5.0)
 ASKING = Peak(1.3 * GIB, 1.4)  # without pages of mapped files, which the system takes back
 
 
-def check_dataset(dataset: str | Path, peak: Peak, tell: Callable[[str], None]) -> None:
+def check_dataset(dataset: KnowledgeGraph | str | Path, peak: Peak, tell: Callable[[str], None]) -> None:
     """See, before a dataset is read, that there is memory for it and for what is done with it.
+
+    Of a graph that is in memory nothing is said.
 
     Raises:
         DataError: when the machine, or its control group, can never give as much.
     """
+    if isinstance(dataset, KnowledgeGraph):
+        return
     _check(str(dataset), peak.always, peak.each * _text_of(dataset), tell)
 
 

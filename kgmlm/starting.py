@@ -20,6 +20,7 @@ from kgmlm.machine import only_cpu
 from kgmlm.modeling import create_model, load_model
 from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
 from kgmlm.opening import check_vocabulary
+from kgmlm.packs import find_pack
 from kgmlm.provenance import command, hardware, model_address, versions
 from kgmlm.ranker import Ranker
 from kgmlm.recipes import Recipe
@@ -164,6 +165,10 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
         RunError: when it is no run, has ended, or has no checkpoint.
     """
     run = open_run(path)
+    if find_pack(path) is not None:
+        raise RunError(
+            f"{path} is a pack, which is not trained; `kgmlm unpack {path} --output RUN` makes a run"
+        )
     if run.record["status"] in ENDED:
         raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
     checkpoint = latest_checkpoint(path)

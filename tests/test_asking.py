@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,21 @@ def test_what_is_none_stays_as_it_was() -> None:
 def test_unknown_scores_are_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"scores are all, text, likelihood, .* or .*, not 'names'"):
         Way(scores="names")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"precision": "fp8"}, "--precision is fp32 or bf16, not 'fp8'"),
+        ({"runtime": "tf"}, "--runtime is auto or torch or onnx, not 'tf'"),
+        ({"index": "hnsw"}, "--index is likelihood or entity, not 'hnsw'"),
+        ({"retrieve": -5}, "--retrieve is a whole number from 0 on, not -5"),
+        ({"rerank": 1.5}, "--rerank is a whole number from 0 on, not 1.5"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Way(**given)
 
 
 def test_each_way_has_words_of_its_own() -> None:

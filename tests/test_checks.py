@@ -90,6 +90,14 @@ def test_what_is_odd_is_found() -> None:
     assert "mismatches" not in report
 
 
+def test_relations_that_training_lacks_are_named() -> None:
+    splits = {"train": [["a", "r", "b"]], "test": [["a", "q", "b"], ["b", "p", "a"]]}
+    graph = build_graph("new", splits, TextColumns())
+    report = check_graph(graph)
+    assert report["unseen_relations"] == ["p", "q"]
+    assert lines_of(report)["relations"] == ["3, of which 2 occur in no training triple", "such as p, q"]
+
+
 def test_what_is_counted_is_listed() -> None:
     rows = [
         ["caf\u00e9", "likes", "b"],

@@ -213,7 +213,10 @@ def test_relations_of_a_pair_are_ranked(cli: Cli, run: Path, tmp_path: Path) -> 
     assert len(novel) == 2
     assert relation not in [row["relation"] for row in novel]
     refused(cli(*pair, "--scores", "likelihood"), "relations are ranked by probability")
+    refused(cli(*pair, "--typed"), "--typed, --functional")
     refused(cli("rank", run, "--head", head), "--relation is missing")
+    one = ("rank", run, "--head", head, "--relation", relation)
+    refused(cli(*one, "--prior", "0.2"), "--prior is for relations")
 
 
 def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path: Path) -> None:

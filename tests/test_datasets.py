@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kgmlm import files
@@ -400,3 +401,9 @@ def test_a_text_file_that_is_cut_is_one_sentence(miniature: Path) -> None:
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(DataError, match=r"wikidata5m_text\.txt\.gz cannot be read"):
         load_graph("wikidata5m", download=False)
+
+
+def test_a_graph_is_its_own_dataset(toy: KnowledgeGraph) -> None:
+    assert load_graph(toy) is toy
+    with pytest.raises(DataError, match="a name, the path of a folder or a graph, not DataFrame"):
+        load_graph(pd.DataFrame({"head": ["a"]}))  # type: ignore[arg-type]

@@ -104,6 +104,15 @@ class TestEveryFormat:
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_reifies_a_triple_is_no_entity(tmp_path: Path) -> None:
+    table = TABLE.set_column(0, "head", [["_:new1", "_:b2", "_:newx3"]])
+    write_export(table, tmp_path / "new.nt", "rdf-star", BASE)
+    quads = list(ox.parse((tmp_path / "new.nt").read_bytes(), RDF["rdf-star"]))
+    reifying = {q.subject.value for q in quads if q.predicate.value == REIFIES}
+    assert len(reifying) == 3
+    assert not reifying & {"new1", "b2", "newx3"}
+
+
 def test_neo4j_has_each_node_once(tmp_path: Path) -> None:
     table = pa.concat_tables([TABLE, TABLE.slice(0, 1)])
     write_export(table, tmp_path / "neo", "neo4j")

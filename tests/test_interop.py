@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import kgmlm
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.interop import from_pykeen, to_factory, to_pykeen_model
-from kgmlm.kg import DataError
+from kgmlm.kg import ConfigError, DataError, RunError
 from kgmlm.prediction import open_predictor
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -68,3 +70,21 @@ def test_pykeens_predict_target_uses_a_run(toy_run: Path, known: dict[str, str],
     assert list(table.columns) == columns
     np.testing.assert_allclose(table["score"], ours["score"], atol=1e-5)
     assert set(table[f"{side}_label"][:3]) == set(ours[f"{side}_label"][:3])
+
+
+@pytest.mark.slow
+def test_a_graph_of_pykeen_is_trained_on_and_resumed(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    factory = to_factory(toy, "train")
+    graph = from_pykeen(factory, name="mine")
+    small: dict[str, Any] = {"preset": "plain", "epochs": 3, "scratch": {"hidden_size": 16, "heads": 2}}
+    run = kgmlm.train(graph, "scratch", tmp_path / "run", max_steps=1, progress=False, **small)
+    assert run.folder.record["dataset"] == "mine"
+    assert run.graph.same(graph)
+    again = kgmlm.train(graph, output=tmp_path / "run", resume=True, progress=False)
+    assert again.folder.record["status"] == "finished"
+    with pytest.raises(RunError, match="begun with another graph"):
+        kgmlm.train(toy, output=tmp_path / "run", resume=True, progress=False)
+    with pytest.raises(ConfigError, match="--max-steps is a whole number from 1 on, not 0"):
+        kgmlm.train(graph, "scratch", tmp_path / "other", max_steps=0, progress=False)
+    with pytest.raises(RunError, match="--minutes takes a time above 0, not x"):
+        kgmlm.train(graph, "scratch", tmp_path / "other", minutes="x", progress=False)  # type: ignore[arg-type]

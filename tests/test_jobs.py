@@ -54,6 +54,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return kgmlm.train("toy", "scratch", path, vector={"enabled": True}, progress=False, **TINY)
 
 
+def test_a_graph_is_split_checked_and_shown_like_its_folder(tmp_path: Path) -> None:
+    graph = kgmlm.load_graph("toy")
+    made = kgmlm.data.split(graph, tmp_path / "new", unseen_entities=0.1, progress=False)
+    assert "toy" in str(kgmlm.data.show(made.path).card)
+    assert {**kgmlm.data.check(graph).as_json(), "mismatches": {}} == kgmlm.data.check("toy").as_json()
+    assert kgmlm.data.show(graph).triples == kgmlm.data.show("toy").triples
+
+
 def test_every_command_is_a_function_of_the_package() -> None:
     import typer
 

@@ -247,6 +247,31 @@ def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_
         completed(toy_run, tmp_path)
 
 
+def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(RunError, match="exists and is no list of new triples; choose another --output"):
+        completed(toy_run, notes)
+    assert notes.read_text() == "mine"
+    new = tmp_path / "new.parquet"
+    shutil.copy(whole[0], new)
+    with pytest.raises(DataError, match="is the list itself"):
+        kgmlm.export(new, tmp_path / "." / "new.parquet", format="csv")
+    with pytest.raises(DataError, match="takes the file that `complete` has written"):
+        kgmlm.export(read_list(new)[0].to_pandas(), tmp_path / "new.csv")
+    assert len(read_list(new)[0]) == len(read_list(whole[0])[0])
+
+
+def test_one_relation_may_be_named_alone(toy_run: Path, tmp_path: Path) -> None:
+    graph = open_run(toy_run).graph
+    name = graph.relations[int(graph.triples("valid")[0, 1])].name
+    one, listed = (
+        completed(toy_run, tmp_path / f"{n}.parquet", relations=relations)
+        for n, relations in enumerate((name, [name]))
+    )
+    assert one["listed"] == listed["listed"] > 0
+
+
 def test_the_parts_of_another_run_are_refused(toy_run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.parquet"
     completed(toy_run, new, shard="1/8")

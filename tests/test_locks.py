@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
+from filelock import FileLock, Timeout
 
 from kgmlm.kg import RunError
 from kgmlm.locks import lock_file, locked
@@ -59,6 +60,17 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 def test_where_no_lock_can_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"run cannot be written: "), locked(tmp_path / "file" / "run", "fuse"):
+        pass
+
+
+def test_a_lock_that_nobody_has_and_nobody_can_make_is_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: FileLock, timeout: float) -> None:
+        raise Timeout(lock.lock_file)
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(RunError, match="new cannot be written: no lock"), locked(tmp_path / "new", "train"):
         pass
 
 

@@ -124,6 +124,7 @@ def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path)
     assert cli("linearize", "golden", "--head", "france", "--relation", "capital").returncode == 0
     for command in ("tune", "rerank", "index"):
         refused(cli(command, "golden"), "is a pack, which is not written to", "kgmlm unpack golden")
+    refused(cli("train", "--output", "golden", "--resume"), "is a pack, which is not trained")
     done = cli("unpack", "golden", "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert cli("tune", tmp_path / "run", "-q").returncode == 0

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import kgmlm
-from kgmlm.kg import EntityTable, QueryError
+from kgmlm.kg import ConfigError, EntityTable, QueryError
 from kgmlm.run import Run
 
 
@@ -134,3 +135,23 @@ def test_a_way_to_ask_is_given_when_it_is_opened(toy_vector_run: Path, tmp_path:
         for allowed in (False, True)
     )
     assert len(free) == len(ruled) + ("usa" not in set(ruled["tail_label"]))
+
+
+def test_tables_are_asked_like_lists(run: Run) -> None:
+    frame = pd.DataFrame([("France", "capital", "berlin")], columns=["head", "relation", "tail"])
+    assert run.score(frame).equals(run.score([("France", "capital", "berlin")]))
+    asked = pd.DataFrame({"relation": ["capital"], "head": ["France"], "tail": [None]})
+    assert run.rank(asked, k=2).equals(run.rank([("France", "capital", None)], k=2))
+    new = pd.DataFrame({"label": ["atl"], "name": ["Atlantis"]})
+    given = pd.DataFrame([("Atlantis", "capital", "Paris")], columns=["head", "relation", "tail"])
+    more = run.with_entities(new, triples=given)
+    assert more.rank(head="Atlantis", relation="located_in", k=1)["rank"].tolist() == [1]
+
+
+@pytest.mark.parametrize("k", [0, -1, "3", 2.0, True])
+def test_k_is_a_whole_number(run: Run, k: Any) -> None:
+    for ask in (run.rank, run.explain):
+        with pytest.raises(ConfigError, match="k is a whole number from 1 on"):
+            ask(head="France", relation="capital", k=k)
+    with pytest.raises(ConfigError, match="k is a whole number from 1 on"):
+        kgmlm.rank_relations(run, "France", "Paris", k=k)

@@ -156,3 +156,14 @@ def test_a_run_without_a_model_says_how_to_go_on(toy_run: Path, tmp_path: Path) 
     shutil.copytree(toy_run, copy, ignore=shutil.ignore_patterns("model"))
     with pytest.raises(RunError, match="--resume"):
         open_run(copy).ranker()
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "renamed.zip"
+    file.write_bytes(b"PK")
+    with pytest.raises(
+        RunError, match=r"renamed\.zip is a file, but no pack by its name, which would end in \.kgmlm"
+    ):
+        open_run(file)
+    with pytest.raises(RunError, match="a run is the path of a folder or a pack, not 3"):
+        open_run(3)  # type: ignore[arg-type]

@@ -149,9 +149,10 @@ def _print(made: dict[str, Any]) -> None:
     figures = made["probabilities"]
     least = made["min_probability"]
     print(f"{made['output']}: {made['listed']:,} triples with a probability of {least:g} or more")
+    share = figures["true"] / max(1, figures["candidates"])
     print(
         f"of {figures['candidates']:,} candidates {figures['true']:,} are in validation "
-        f"({figures['prior']:.2%}), which are {figures['recall']:.1%} of its triples"
+        f"({share:.2%}), which are {figures['recall']:.1%} of its triples"
     )
     if "report" in made:
         _print_report(made["report"])

@@ -106,6 +106,15 @@ Prior = Annotated[
     float,
     typer.Option(help="The share of true triples among those that are asked about; above 0 and below 1."),
 ]
+RelationsPrior = Annotated[
+    float | None,
+    typer.Option(
+        "--prior",
+        help="Where relations are ranked: the share of true triples among those that are asked about, .5 by "
+        "default.",
+        show_default=False,
+    ),
+]
 AllowSelf = Annotated[
     bool,
     typer.Option(

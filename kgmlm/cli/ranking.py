@@ -20,8 +20,8 @@ from kgmlm.cli.options import (
     Functional,
     IndexKind,
     Json,
-    Prior,
     Quiet,
+    RelationsPrior,
     Rerank,
     Retrieve,
     RunArgument,
@@ -64,7 +64,7 @@ def rank(
     ] = None,
     entity_triples: EntityTriples = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
-    prior: Prior = 0.5,
+    prior: RelationsPrior = None,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
@@ -111,9 +111,12 @@ def rank(
         opened = opened.with_entities(entities, entity_triples or ())
     shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
     if relation is None and head is not None and tail is not None and queries is None:
-        options = {"k": k, "novel": novel, "prior": prior, "batch_size": batch_size, "device": device}
+        share = {} if prior is None else {"prior": prior}
+        options = {"k": k, "novel": novel, **share, "batch_size": batch_size, "device": device}
         _rank_relations(opened, head, tail, options, shown, quiet)
         return
+    if prior is not None:
+        raise QueryError("--prior is for relations, which --head and --tail without --relation rank")
     find = opened.resolver
     asked = [find.query(relation or "", head, tail)] if queries is None else read_queries(queries, find)
     _rank_entities(opened, asked, queries is not None, k, novel, shown, batch_size, crew, quiet)
@@ -162,8 +165,8 @@ def _rank_relations(
 
     if run.way != Way(device=run.way.device, runtime=run.way.runtime):
         raise QueryError(
-            "relations are ranked by probability: --scores, --allow-self, --rerank and --retrieve are for "
-            "entities"
+            "relations are ranked by probability: --scores, --allow-self, --typed, --functional, --rerank "
+            "and --retrieve are for entities"
         )
     print_classified(rank_relations(run, head, tail, progress=Bars(quiet), **options), **shown)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +14,22 @@ from kgmlm import runs
 from kgmlm.asking import Runtime, Way, read_entities
 from kgmlm.datasets import load_graph
 from kgmlm.jobs.writing import writes_run
-from kgmlm.kg import ConfigError, EntityTable, QueryError
+from kgmlm.kg import ConfigError, EntityTable, QueryError, check_whole
+from kgmlm.labeled import labeled
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, watcher_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from kgmlm.calibration import Calibration
     from kgmlm.graph import KnowledgeGraph
     from kgmlm.judging import Classified
     from kgmlm.kg import BoolArray, FloatArray, IntArray
+    from kgmlm.labeled import Triples
     from kgmlm.ranker import Ranker
 
-Labeled = tuple[str, str, str]  # head, relation, tail, by label or name
 TRIPLES = 1000  # of validation
 MISSING = 1.0  # as in kgmlm.probabilities, which is heavier to import
 
@@ -59,6 +61,7 @@ def calibrate(
     Raises:
         RunError: when there are too few validation triples.
     """
+    check_whole("--max-triples", max_triples, 0)
     if not 0 <= missing < float("inf"):
         raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
     folder = runs.open_run(path_of(run))
@@ -77,7 +80,7 @@ def measure_probabilities(
     run: Run | str | Path,
     *,
     split: str = "test",
-    graph: str | Path | None = None,
+    graph: KnowledgeGraph | str | Path | None = None,
     allow_seen_entities: bool = False,
     allow_new_relations: bool = False,
     skip_header: bool = False,
@@ -107,6 +110,7 @@ def measure_probabilities(
         ConfigError: for options that do not go together, and for the split that was fitted to.
         DataError: when the graph has no such split, or the run knows its answers.
     """
+    check_whole("--max-triples", max_triples, 0)
     if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
         raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
     if graph is None and split in ("train", "valid"):
@@ -132,11 +136,11 @@ def measure_probabilities(
 
 def classify(
     run: Run | str | Path,
-    triples: str | Path | Sequence[Labeled],
+    triples: Triples | str | Path,
     *,
-    graph: str | Path | None = None,
-    entities: EntityTable | str | Path | None = None,
-    entity_triples: Sequence[Labeled] | str | Path = (),
+    graph: KnowledgeGraph | str | Path | None = None,
+    entities: EntityTable | pd.DataFrame | str | Path | None = None,
+    entity_triples: Triples | str | Path = (),
     allow_new_relations: bool = False,
     prior: float = 0.5,
     relation_thresholds: bool = False,
@@ -153,8 +157,9 @@ def classify(
     that is done first where it was not yet.
 
     Args:
-        triples: (head, relation, tail) by label or name, or a file of them: three columns without a header,
-            and perhaps a fourth, 1 for true and -1 or 0 for false, which is only compared with.
+        triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them: three
+            columns without a header, and perhaps a fourth, 1 for true and -1 or 0 for false, which is only
+            compared with.
         graph: another dataset or folder that the triples are of: its entities compete, its training triples
             are context and count as known, as do those of the run. None is the run's own.
         entities: further entities that triples may have, a table or a file with columns label, name,
@@ -177,10 +182,10 @@ def classify(
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
     if graph is not None:
-        opened = Run(folder, opened.way, load_graph(str(graph)))
+        opened = Run(folder, opened.way, load_graph(graph))
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
-    elif isinstance(entity_triples, str | Path) or entity_triples:
+    elif isinstance(entity_triples, str | Path) or len(labeled(entity_triples)):
         raise ConfigError("--entity-triples goes with --entities")
     asked, ids = _resolved(opened, rows, lines, allow_new_relations)
     numbers = _numbers(folder.graph, asked)
@@ -217,7 +222,7 @@ def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) 
 
 def _unseen(
     folder: runs.RunFolder,
-    graph: str | Path,
+    graph: KnowledgeGraph | str | Path,
     split: str,
     skip_header: bool,
     allowed: dict[str, bool],
@@ -232,7 +237,7 @@ def _unseen(
         watch.tell(
             f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
         )
-    other, asked = load_graph(str(graph), skip_header=skip_header), Protocol(split=split, candidates="graph")
+    other, asked = load_graph(graph, skip_header=skip_header), Protocol(split=split, candidates="graph")
     return Scope.inductive(folder.graph, other, asked, earlier=earlier, **allowed).graph
 
 
@@ -261,6 +266,7 @@ def rank_relations(
     from kgmlm.judging import said
 
     _check_prior(prior)
+    check_whole("k", k, 1)
     opened = run if isinstance(run, Run) else open_run(run)
     find, graph = opened.resolver, opened.graph
     count = len(graph.relations)
@@ -346,12 +352,12 @@ def _features(
 
 
 def _check_prior(prior: float) -> None:
-    if not 0 < prior < 1:
-        raise ConfigError(f"--prior is a share above 0 and below 1, not {prior:g}")
+    if not isinstance(prior, int | float) or not 0 < prior < 1:
+        raise ConfigError(f"--prior is a share above 0 and below 1, not {prior}")
 
 
 def _read(
-    triples: str | Path | Sequence[Labeled], skip_header: bool
+    triples: Triples | str | Path, skip_header: bool
 ) -> tuple[list[list[str]], BoolArray | None, tuple[str, int]]:
     """Triples, whether each is true where a file says so; the start of errors, and the line of the first."""
     if isinstance(triples, str | Path):
@@ -361,9 +367,7 @@ def _read(
         table, true = read_labeled(Path(triples), skip_header=skip_header)
         first = 1 + (skip_header and Path(triples).suffix != ".parquet")
         return rows_of(table), true, (f"{triples}:", first)
-    if any(isinstance(triple, str) or len(triple) != 3 for triple in triples):
-        raise QueryError("triples are a list of (head, relation, tail)")
-    return [list(triple) for triple in triples], None, ("triple ", 1)
+    return [list(triple) for triple in labeled(triples)], None, ("triple ", 1)
 
 
 def _resolved(

@@ -20,8 +20,8 @@ from kgmlm.asking import Way, read_entities
 from kgmlm.enumerating import asked_queries, sampled
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ConfigError, IntArray, Queries, Query, RunError, Target
-from kgmlm.listing import check_validation, estimate, listed, measured, write_list
+from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Query, RunError, Target, check_whole
+from kgmlm.listing import check_validation, estimate, listed, measured, read_list, write_list
 from kgmlm.locks import locked
 from kgmlm.packs import find_pack
 from kgmlm.parts import MANIFEST, Parts, Shard
@@ -209,7 +209,7 @@ def complete(
     *,
     min_probability: float = 0.5,
     lacking: float = 1.0,
-    relations: Sequence[str] | None = None,
+    relations: Sequence[str] | str | None = None,
     top: int = 10,
     typed: bool = False,
     functional: bool = False,
@@ -263,7 +263,9 @@ def complete(
     """
     target = Path(output)
     crew = Crew(workers, engine, address)
+    check_whole("--top", top, 1)
     files.check_writable(target)
+    _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
     way = Way(scores, False, typed, functional, rerank=0, precision=precision, device=device)
@@ -279,6 +281,17 @@ def complete(
         if shard is None:
             return _list(plan, target, wanted, watch) | made
         return {"shard": shard, "parts": plan.parts.count, "missing": len(plan.parts.missing()), **made}
+
+
+def _check_replaced(target: Path) -> None:
+    """Refuse to replace a file that is no list of new triples."""
+    if target.is_file() and target.stat().st_size:
+        try:
+            read_list(target)
+        except DataError:
+            raise RunError(
+                f"{target} exists and is no list of new triples; choose another --output"
+            ) from None
 
 
 def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
@@ -297,11 +310,12 @@ def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | Non
     return tuple(split for split in graph.splits if split in splits)
 
 
-def _labels(graph: KnowledgeGraph, relations: Sequence[str] | None) -> tuple[str, ...] | None:
+def _labels(graph: KnowledgeGraph, relations: Sequence[str] | str | None) -> tuple[str, ...] | None:
     """Labels of some relations, each once, by labels or names."""
     if relations is None:
         return None
     find = Resolver(graph)
+    relations = [relations] if isinstance(relations, str) else relations
     return tuple(graph.relations[r].label for r in sorted({find.relation(name) for name in relations}))
 
 

@@ -1,6 +1,6 @@
 """Datasets: list, fetch, check, show and split them. Reached as ``kgmlm.data``, with the commands' names.
 
-``dataset`` is the name of a built-in dataset or the path of a folder.
+``dataset`` is the name of a built-in dataset, the path of a folder, or a graph.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     return found
 
 
-def check(dataset: str | Path, *, model: str | Path | None = None, skip_header: bool = False) -> Check:
+def check(
+    dataset: KnowledgeGraph | str | Path, *, model: str | Path | None = None, skip_header: bool = False
+) -> Check:
     """Count what a dataset has, and what is wrong, odd or leaky about it.
 
     Args:
@@ -196,7 +198,7 @@ def check(dataset: str | Path, *, model: str | Path | None = None, skip_header: 
     """
     check_dataset(dataset, CHECKING, watcher_of(True).tell)
     graph = load_graph(dataset, skip_header=skip_header)
-    card = find_card(str(dataset))
+    card = _card_of(dataset)
     report = check_graph(graph, card.counts if card else None)
     if model is not None:
         from kgmlm.tokenizer_sources import load_tokenizer
@@ -205,6 +207,11 @@ def check(dataset: str | Path, *, model: str | Path | None = None, skip_header: 
         quiet_transformers()
         report["name_tokens"] = check_tokens(graph, load_tokenizer(str(model)))
     return Check(report)
+
+
+def _card_of(dataset: KnowledgeGraph | str | Path) -> Card | None:
+    """The card of a dataset, if it has one; a graph has none."""
+    return find_card(str(dataset)) if isinstance(dataset, str | Path) else None
 
 
 def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, Any]:
@@ -230,7 +237,9 @@ def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, A
     }
 
 
-def show(dataset: str | Path, *, entity: str | None = None, skip_header: bool = False) -> Shown:
+def show(
+    dataset: KnowledgeGraph | str | Path, *, entity: str | None = None, skip_header: bool = False
+) -> Shown:
     """A dataset's card and a few triples, or one entity with its training triples.
 
     Args:
@@ -251,11 +260,11 @@ def show(dataset: str | Path, *, entity: str | None = None, skip_header: bool = 
         at = Resolver(graph).entity(entity)
         found, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
     relations = tuple(r.label for r in graph.relations)
-    return Shown(graph.name, find_card(str(dataset)), relations, found, tuple(graph.labeled(triples)))
+    return Shown(graph.name, _card_of(dataset), relations, found, tuple(graph.labeled(triples)))
 
 
 def split(
-    dataset: str | Path,
+    dataset: KnowledgeGraph | str | Path,
     output: str | Path,
     *,
     random: bool = False,
@@ -285,7 +294,7 @@ def split(
     if unseen_entities is not None and (valid, test) != (None, None):
         raise ConfigError("--valid and --test go with --random")
     watch = watcher_of(progress)
-    graph = load_graph(dataset, skip_header=skip_header)
+    graph = source = load_graph(dataset, skip_header=skip_header)
     if unseen_entities is None:
         twice = repeated(graph.splits["train"])
         graph = split_random(graph, valid, test, seed)
@@ -294,7 +303,7 @@ def split(
         twice = repeated(graph.all_triples)
         graph = split_unseen(graph, unseen_entities, seed)
         how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
-    card = describe_split(graph, str(dataset), how)
+    card = describe_split(graph, graph.name if dataset is source else str(dataset), how)
     write_folder(graph, Path(output), card)
     if twice:
         watch.tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")

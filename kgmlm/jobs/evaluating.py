@@ -92,7 +92,7 @@ class Report:
 def evaluate(
     run: Run | str | Path,
     *,
-    graph: str | Path | None = None,
+    graph: KnowledgeGraph | str | Path | None = None,
     split: str | None = None,
     protocol: str | Path | None = None,
     candidates: Literal["all", "graph", "split", "train"] | None = None,
@@ -153,7 +153,7 @@ def evaluate(
     )  # fmt: skip
     folder, watch = runs.open_run(path_of(run), verify=verify), watcher_of(progress)
     _check_memory(folder, graph, watch)
-    other = None if graph is None else load_graph(str(graph), skip_header=skip_header)
+    other = None if graph is None else load_graph(graph, skip_header=skip_header)
     (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
     own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
     scope, unchecked = scope_of(folder, own, other, settings, way.reranks, allowed, watch)
@@ -171,12 +171,12 @@ def evaluate(
     return report
 
 
-def _check_memory(run: runs.RunFolder, graph: str | Path | None, watch: Watcher) -> None:
+def _check_memory(run: runs.RunFolder, graph: KnowledgeGraph | str | Path | None, watch: Watcher) -> None:
     """Refuse what the machine has no memory for."""
     if graph is None:
         check_run(run.path, run.graph, watch.tell)
     else:
-        check_dataset(str(graph), TRAINING, watch.tell)
+        check_dataset(graph, TRAINING, watch.tell)
 
 
 def compare(
@@ -248,7 +248,7 @@ class Comparison:
 
 def _check(
     run: Path,
-    graph: str | Path | None,
+    graph: KnowledgeGraph | str | Path | None,
     for_graph: bool,
     retrieve: int | None,
     output: Path | None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from kgmlm import files
 from kgmlm.exporting import BASE, FOLDER, format_for, write_export
+from kgmlm.kg import DataError
 from kgmlm.listing import read_list
 
 
@@ -36,7 +37,11 @@ def export(
     """
     import pyarrow.compute as pc
 
+    if not isinstance(triples, str | Path):
+        raise DataError("export takes the file that `complete` has written")
     target = Path(output)
+    if target.resolve() == Path(triples).resolve():
+        raise DataError(f"{target} is the list itself; choose another --output")
     chosen = format_for(target, format)
     if chosen != FOLDER:
         files.check_writable(target)

@@ -69,10 +69,11 @@ class Info:
         if self.reranking is not None:
             lines["reranker"] = [f"the {self.reranking['k']} best, weight {self.reranking['weight']:g}"]
         best = self.validation["best_mrr"]
-        lines["validation"] = ["none" if best is None else f"best MRR in training {best:.4f}"]
+        lines["validation"] = [] if best is None else [f"best MRR in training {best:.4f}"]
         lines["validation"] += [
             f"{stage}: MRR {found['mrr']:.4f}" for stage, found in self.validation["chosen"].items() if found
         ]
+        lines["validation"] = lines["validation"] or ["none"]
         lines["probabilities"] = [self._said_of_probabilities()]
         lines["ranks"] = [
             f"{name}: MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}"

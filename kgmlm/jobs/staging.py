@@ -63,8 +63,6 @@ def choose_recipe(
     """
     if preset == PLAIN:
         return None
-    if minutes is not None and minutes <= 0:
-        raise RunError("--minutes takes a time above 0")
     recipe = recipe_of(preset, graph, model == "scratch", given.values)
     if "valid" not in graph.splits:
         watch.tell("no validation triples: no weights are chosen, and the text model ranks alone")

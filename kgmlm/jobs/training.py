@@ -18,7 +18,7 @@ from kgmlm.jobs.running import Given, Interrupted, as_assignments, keeping, sett
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path
-from kgmlm.kg import ConfigError, RunError, counted
+from kgmlm.kg import ConfigError, RunError, check_whole, counted
 from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    dataset: str | Path | None = None,
+    dataset: KnowledgeGraph | str | Path | None = None,
     model: str | Path | None = None,
     output: str | Path | None = None,
     *,
@@ -54,7 +54,7 @@ def train(
     """Train a masked LM to rank the entities of a graph, and what a preset puts beside it.
 
     Args:
-        dataset: a built-in dataset, or a folder with train.tsv.
+        dataset: a built-in dataset, a folder with train.tsv, or a graph.
         model: a masked LM by path or hub name, or "scratch" for a small BERT trained on the graph.
         output: the run folder to write.
         preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
@@ -83,6 +83,8 @@ def train(
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = Path(output)
+    if max_steps is not None:
+        check_whole("--max-steps", max_steps, 1)
     with writing(path, "train") if main_process() else nullcontext():
         _check_end(decay, resume, overwrite)
         if not resume:
@@ -97,8 +99,9 @@ def train(
         if resume:
             run, ranker = _resume(path, dataset, model, given, preset, skip_header, watch)
         else:
-            check_dataset(str(dataset), TRAINING, watch.tell)
-            of = (str(dataset), str(model), given, preset, minutes, teacher, max_steps)
+            assert dataset is not None
+            check_dataset(dataset, TRAINING, watch.tell)
+            of = (dataset, str(model), given, preset, minutes, teacher, max_steps)
             run, ranker = _begin(path, *of, skip_header, overwrite, watch)
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None:
@@ -138,7 +141,9 @@ def _check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
         raise RunError(f"--decay takes a number of epochs, not {decay}")
 
 
-def _check_start(output: Path, dataset: str | Path | None, model: str | Path | None, overwrite: bool) -> None:
+def _check_start(
+    output: Path, dataset: KnowledgeGraph | str | Path | None, model: str | Path | None, overwrite: bool
+) -> None:
     """Refuse a new run that has nothing to begin with, or no place."""
     if main_process():
         upkeep.check_output(output, overwrite)
@@ -160,6 +165,8 @@ def _check_settings(
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
     if resume and (minutes or teacher):
         raise RunError("--minutes and --teacher are for the start of a run")
+    if minutes is not None and (not isinstance(minutes, int | float) or not minutes > 0):
+        raise RunError(f"--minutes takes a time above 0, not {minutes}")
     if minutes is not None and (preset == PLAIN or (preset is None and (given.plain or teacher is not None))):
         raise RunError("--minutes goes with a preset that is not plain")
     if teacher is not None and (kge := settings_of("kge", given.assignments)):
@@ -183,7 +190,7 @@ def _check_tracker(name: str) -> None:
 
 def _resume(
     output: Path,
-    dataset: str | Path | None,
+    dataset: KnowledgeGraph | str | Path | None,
     model: str | Path | None,
     given: Given,
     preset: str | None,
@@ -209,7 +216,7 @@ def _resume(
     from kgmlm.checkpoints import latest_checkpoint
     from kgmlm.starting import resume_run
 
-    if dataset is not None and not load_graph(str(dataset), skip_header=skip_header).same(run.graph):
+    if dataset is not None and not load_graph(dataset, skip_header=skip_header).same(run.graph):
         raise RunError(f"{output} was begun with another graph than '{dataset}'")
     if run.record["status"] in upkeep.ENDED and (runs.unfinished(run) or stages_left(run)):
         return run, None
@@ -221,7 +228,7 @@ def _resume(
 
 def _begin(
     output: Path,
-    dataset: str,
+    dataset: KnowledgeGraph | str | Path,
     model: str,
     given: Given,
     preset: Preset | None,

@@ -1,0 +1,92 @@
+"""Triples by labels or names as people hold them in Python: lists, NumPy arrays, DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kgmlm.kg import EntityTable, QueryError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+
+    Triples = Iterable[tuple[str, str, str]] | npt.NDArray[Any] | pd.DataFrame
+    Queries = Iterable[tuple[str | None, str, str | None]] | pd.DataFrame
+
+ENDS = ("head", "relation", "tail")
+
+
+def labeled(triples: Triples) -> list[tuple[str, str, str]]:
+    """Triples as a list.
+
+    Args:
+        triples: (head, relation, tail) by labels or names: an iterable, an array ``(n, 3)``, or a DataFrame
+            with columns of these names (or with three columns).
+
+    Raises:
+        QueryError: naming the first that is no such triple.
+
+    >>> labeled([("France", "borders", "Spain")])
+    [('France', 'borders', 'Spain')]
+    """
+    found = []
+    for n, (head, relation, tail) in enumerate(asked(triples, "triples"), 1):
+        if head is None or tail is None:
+            raise QueryError(f"triple {n} has no {'head' if head is None else 'tail'}")
+        found.append((head, relation, tail))
+    return found
+
+
+def asked(queries: Queries | Triples, what: str = "queries") -> list[tuple[str | None, str, str | None]]:
+    """Queries as a list, like triples of which the head or the tail is None (or NaN)."""
+    one = what.removesuffix("s") if what == "triples" else "query"
+    given: Any = queries
+    rows: Any = _rows_of_table(given, what) if hasattr(given, "columns") else given
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise QueryError(f"{what} are a list of (head, relation, tail), not {queries!r:.80}")
+    found: list[tuple[str | None, str, str | None]] = []
+    for n, row in enumerate(rows, 1):
+        if isinstance(row, str | bytes | Mapping) or not isinstance(row, Iterable):
+            raise QueryError(f"{what} are a list of (head, relation, tail), but {one} {n} is {row!r:.80}")
+        values = [None if value is None or value != value else value for value in row]  # NaN is unlike itself
+        if len(values) != len(ENDS):
+            raise QueryError(f"{one} {n} is not (head, relation, tail): it has {len(values)} parts")
+        for end, value in zip(ENDS, values, strict=True):
+            if not isinstance(value, str) and (value is not None or end == "relation"):
+                raise QueryError(f"the {end} of {one} {n} is {value!r:.80}, which is no label or name")
+        found.append((values[0], str(values[1]), values[2]))
+    return found
+
+
+def _rows_of_table(table: pd.DataFrame, what: str) -> Sequence[Sequence[Any]]:
+    """The rows of a DataFrame."""
+    columns = [str(column) for column in table.columns]
+    if set(ENDS) <= set(columns):
+        table = table[[table.columns[columns.index(end)] for end in ENDS]]
+    elif len(columns) != len(ENDS):
+        raise QueryError(f"{what} are a table with the columns head, relation and tail, not {columns}")
+    return list(table.itertuples(index=False, name=None))
+
+
+def entities(frame: pd.DataFrame) -> EntityTable:
+    """New entities of a DataFrame: the column ``label`` and, if there, name, description, surface and types.
+
+    Raises:
+        QueryError: without labels.
+    """
+    columns = {str(column): frame[column] for column in frame.columns}
+    if "label" not in columns:
+        raise QueryError(f"new entities are a table with the column label, not {[*columns]}")
+    texts = {
+        name: ["" if value is None or value != value else str(value) for value in columns[name]]
+        for name in ("label", "name", "description", "surface", "types")
+        if name in columns
+    }
+    return EntityTable(
+        texts["label"],
+        texts.get("name"),
+        texts.get("description"),
+        texts.get("surface"),
+        texts.get("types"),
+    )

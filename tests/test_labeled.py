@@ -1,0 +1,71 @@
+"""Triples, queries and new entities as Python users hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kgmlm.kg import DataError, QueryError
+from kgmlm.labeled import asked, entities, labeled
+
+ROWS = [("France", "borders", "Spain"), ("NA", "", "1")]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ROWS,
+        [list(row) for row in ROWS],
+        iter(ROWS),
+        np.array(ROWS),
+        pd.DataFrame(ROWS, columns=["head", "relation", "tail"]),
+        pd.DataFrame(ROWS, columns=["subject", "predicate", "object"]),
+        pd.DataFrame([(t, "x", h, r) for h, r, t in ROWS], columns=["tail", "more", "head", "relation"]),
+    ],
+)
+def test_triples_may_be_lists_arrays_and_tables(given: Any) -> None:
+    assert labeled(given) == ROWS
+
+
+@pytest.mark.parametrize("blank", [None, float("nan"), pd.NaT])
+def test_what_is_asked_is_blank(blank: Any) -> None:
+    frame = pd.DataFrame({"relation": ["borders"], "head": ["France"], "tail": [blank]})
+    assert asked(frame) == asked([("France", "borders", blank)]) == [("France", "borders", None)]
+    with pytest.raises(QueryError, match="triple 1 has no tail"):
+        labeled(frame)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("France", r"triples are a list of \(head, relation, tail\), not 'France'"),
+        (3, "not 3"),
+        ({"head": "France"}, "not {'head'"),
+        (("France", "borders", "Spain"), "but triple 1 is 'France'"),
+        ([ROWS[0], ("France", "borders")], r"triple 2 is not \(head, relation, tail\): it has 2 parts"),
+        ([(1, "borders", "Spain")], "the head of triple 1 is 1, which is no label or name"),
+        ([("France", None, "Spain")], "the relation of triple 1 is None"),
+        (pd.DataFrame({"head": ["France"]}), r"columns head, relation and tail, not \['head'\]"),
+    ],
+)
+def test_what_is_no_triple_is_one_sentence(given: Any, message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        labeled(given)
+
+
+def test_new_entities_may_be_a_table() -> None:
+    frame = pd.DataFrame(
+        {"name": ["Atlantis", None], "label": ["atl", "el_dorado"], "types": ["island", None]}
+    )
+    table = entities(frame)
+    assert table.column("label") == ["atl", "el_dorado"]
+    assert table.column("name") == ["Atlantis", "el_dorado"]
+    assert table.column("description") == ["", ""]
+    assert table.table.column("types").to_pylist() == ["island", ""]
+    with pytest.raises(QueryError, match=r"column label, not \['name'\]"):
+        entities(frame[["name"]])
+    with pytest.raises(DataError, match="twice"):
+        entities(pd.DataFrame({"label": ["a", "a"]}))
