@@ -127,7 +127,7 @@ class Bars(Watcher):
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what, total=total, figures="")
         task = self._tasks[what]
-        if self._task(task).finished:
+        if n and self._task(task).finished:
             self._progress.reset(task, total=total)  # the same again
         self._progress.update(task, advance=n, total=total)
         self._log(task)

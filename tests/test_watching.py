@@ -94,6 +94,9 @@ def test_a_phase_that_is_done_again_starts_again() -> None:
             watch("validating", done, 8)
         assert watch._progress is not None
         assert watch._progress.tasks[0].completed == 1
+        watch("validating", 7, 8)
+        watch("validating", 0, 8)
+        assert watch._progress.tasks[0].completed == 8, "nothing more was done"
 
 
 def test_a_notebook_has_bars_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
