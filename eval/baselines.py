@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
+from store import write_rows
 
 from kgmlm import provenance
 from kgmlm.config import Protocol
@@ -70,9 +70,8 @@ def main(
             rows.append({"dataset": name, "split": split, "rule": rule, "metrics": metrics})
             shown = [metrics[f"both.realistic.{k}"] for k in ("inverse_harmonic_mean_rank", "hits_at_10")]
             print(f"{name}  {rule}  MRR {shown[0]:.4f}  Hits@10 {shown[1]:.4f}", flush=True)
-    report = {"rows": rows, "versions": provenance.versions(), "command": provenance.command()}
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+        write_rows(output, rows, versions=provenance.versions(), command=provenance.command())
 
 
 if __name__ == "__main__":

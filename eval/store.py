@@ -27,7 +27,8 @@ def runs() -> dict[str, dict[str, Any]]:
     return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted(RUNS.glob("*.toml"))}
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as JSON, a line each."""
+def write_rows(path: Path, rows: list[dict[str, Any]], **about: Any) -> None:
+    """Write rows as JSON, a line each, and what is said of all of them."""
     lines = ",\n".join(map(json.dumps, rows))
-    path.write_text(f'{{"rows": [\n{lines}\n]}}\n', "utf-8")
+    more = "".join(f',\n"{key}": {json.dumps(value)}' for key, value in about.items())
+    path.write_text(f'{{"rows": [\n{lines}\n]{more}}}\n', "utf-8")
