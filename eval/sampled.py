@@ -4,9 +4,9 @@
         [--steps 300] [--output eval/sampled.json]
 
 The text model of the preset "quick" is trained for so many steps and validated once; candidates 0 are all
-entities. Rows are added to the JSON; rows that are there are not made again. Test is not looked at. The row that
-is not "corrected" was made with one line of kgmlm/objectives/sampling.py changed: each drawn entity stands for
-itself alone.
+entities. Rows are added to the JSON; rows that are there are not made again. Test is not looked at. The row
+that is not "corrected" was made with one line of kgmlm/objectives/sampling.py changed: each drawn entity
+stands for itself alone.
 """
 
 from __future__ import annotations
