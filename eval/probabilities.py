@@ -1,12 +1,12 @@
-"""How good probabilities are: runs on their own test triples and on unseen graphs, and PyKEEN's ComplEx.
+"""How good probabilities are: runs on their own test triples and on unseen graphs, and ComplEx alone.
 
     OMP_NUM_THREADS=1 python eval/probabilities.py RUN[:GRAPH] ... [--triples 1000] [--complex]
         [--relations 200] [--output eval/probabilities.json]
 
 A run is calibrated on a sample of its validation triples, and measured on a sample of the test triples of its
-own graph, or of another GRAPH that it has never seen. --complex trains PyKEEN's ComplEx on the run's
-graph and puts that through the same functions instead of the run. --relations ranks the relations of so many
-test pairs. Rows are added to the JSON, of which the diagram (the same name, .svg) is drawn.
+own graph, or of another GRAPH that it has never seen. --complex trains ComplEx on the run's graph and puts
+that through the same functions instead of the run. --relations ranks the relations of so many test pairs. Rows
+are added to the JSON, of which the diagram (the same name, .svg) is drawn.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ import typer
 
 import kgmlm
 from kgmlm import provenance
+from kgmlm.arrays import at
 from kgmlm.calibration import FEATURES, Calibration, shifted
-from kgmlm.config import Protocol
+from kgmlm.config import Protocol, load_settings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import FloatArray, IntArray, Queries
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, features
+from kgmlm.pool import Pool, Reading
 from kgmlm.probabilities import Sample, calibrate, figures, temperature_of
 from kgmlm.reliability import binned, measured, reweighted
 from kgmlm.scope import Scope
 from kgmlm.scorer import PlainScorer, Scorer
+from kgmlm.signals.kge import KGE
 
 SHARES = {"1:1": 0.5, "1:99": 0.01}
 SHOWN = ("accuracy", "auc", "average_precision", "brier", "log_loss", "ece")
@@ -39,38 +42,15 @@ SEED = 1  # of the test sample; that of validation is 0
 
 
 class ComplEx(PlainScorer):
-    """PyKEEN's ComplEx, trained by a softmax over all entities on both sides of a graph's triples."""
+    """ComplEx, trained on a graph's training triples with the default settings of a run."""
 
-    def __init__(self, graph: KnowledgeGraph, epochs: int = 100) -> None:
-        from pykeen.models import ComplEx as Model
-        from pykeen.training import LCWATrainingLoop
-        from pykeen.triples import CoreTriplesFactory
-
+    def __init__(self, graph: KnowledgeGraph) -> None:
         super().__init__(len(graph.entities), len(graph.relations))
-        triples = CoreTriplesFactory(
-            torch.from_numpy(graph.triples("train").copy()),
-            num_entities=self.entities,
-            num_relations=len(graph.relations),
-            create_inverse_triples=True,
-        )
-        self.model = Model(triples_factory=triples, loss="crossentropy", random_seed=0)
-        loop = LCWATrainingLoop(
-            model=self.model, triples_factory=triples, automatic_memory_optimization=False
-        )
-        loop.train(triples, num_epochs=epochs, batch_size=256, use_tqdm=False)
-        self.model.eval()
+        self.embeddings = KGE.fit(graph, load_settings(None, []).kge)
 
     def score(self, queries: Queries) -> torch.Tensor:
-        """By PyKEEN's predictions."""
-        columns = np.stack([queries.entity_B, queries.relation_B], 1)
-        scores_BN = torch.empty(len(queries), self.entities)
-        tail = torch.from_numpy(queries.tail_B)
-        pairs = torch.from_numpy(columns)
-        if tail.any():
-            scores_BN[tail] = self.model.predict_t(pairs[tail])
-        if not tail.all():
-            scores_BN[~tail] = self.model.predict_h(pairs[~tail].flip(1))
-        return scores_BN
+        """By the embeddings."""
+        return at("cpu", self.embeddings.score(Reading(queries), Pool(self.entities)))
 
 
 def scored(scorer: Scorer, graph: KnowledgeGraph, triples: IntArray) -> FloatArray:
