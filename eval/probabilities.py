@@ -5,8 +5,8 @@
 
 A run is calibrated on a sample of its validation triples, and measured on a sample of the test triples of its
 own graph, or of another GRAPH that it has never seen. --complex trains ComplEx on the run's graph and puts
-that through the same functions instead of the run. --relations ranks the relations of so many test pairs. Rows
-are added to the JSON, of which the diagram (the same name, .svg) is drawn.
+that through the same functions instead of the run. --relations ranks the relations of so many test pairs.
+Rows are added to the JSON, of which the diagram (the same name, .svg) is drawn.
 """
 
 from __future__ import annotations
