@@ -36,7 +36,7 @@ _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
 def reduced_products(enabled: bool = True) -> Iterator[None]:
     """Multiply float32 matrices in bf16 with float32 sums, where the hardware has units for it.
 
-    For what autocast would round to bf16 but has to stay float32: logits, and scores of KGE models.
+    For what autocast would round to bf16 but has to stay float32: logits.
     """
     before = torch.get_float32_matmul_precision()
     if enabled:
