@@ -208,6 +208,11 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             ASKED,
             f"{count}: validation in training ranks among a sample, and all are read once at the end",
         )
+    taught: dict[str, float] = {}
+    if preset == "zero-shot":  # where KGE ranks beside the text, the two are worth more when they differ
+        taught["distillation"] = because(
+            "training.distillation", 1.0, "no KGE model ranks beside the text, so it learns from one"
+        )
     return {
         "text": {"neighbors": 4, "max_length": long},
         "scoring": {"end_of_name": True},
@@ -222,7 +227,7 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             "batch_size": batch,
             "epochs": epochs,
             "eval_triples": 1000,
-            "distillation": 0.0 if preset == "quick" else 1.0,
+            **taught,
             **many,
             **({} if scratch else {"dropout": 0.0}),
         },

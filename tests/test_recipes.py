@@ -53,7 +53,7 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
         assert recipe.settings == Settings()
         return
     assert recipe.settings.vector.enabled != scratch
-    assert (recipe.settings.training.distillation > 0) == (preset != "quick")
+    assert (recipe.settings.training.distillation > 0) == (preset == "zero-shot"), "not beside a KGE model"
     steps = recipe.settings.training.epochs * Shape.of(toy).queries / recipe.settings.training.batch_size
     assert steps >= 149, "never fewer steps than it takes"
     assert recipe.notes()[0].startswith(f"preset {preset}: text")
