@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
@@ -28,7 +29,8 @@ from kgmlm.kg import IntArray, RunError
 from kgmlm.machine import keep_memory, reduced
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
-KEPT_EVERY = 120.0  # seconds between states that are kept of training
+KEPT_EVERY = 120.0  # seconds between states that are kept of training, and at least
+KEPT_SHARE = 20  # times as long as it takes to write one
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
 
 
@@ -98,7 +100,7 @@ def train_complex(
         if state is not None:
             state.keep(optimizer, step + 1)
     if state is not None:
-        state.path.unlink(missing_ok=True)
+        state.remove()
     entities_SD, relations_RD = (x.detach().cpu() for x in (entities_SD, relations_RD))
     if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
         raise RunError("the KGE model has diverged; lower kge.learning_rate")
@@ -143,11 +145,12 @@ def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
     """Of all that a step depends on; how many there are it does not."""
     as_json = settings.model_dump_json(exclude={"epochs", "max_steps"})
     triples = np.ascontiguousarray(graph.triples("train"))
-    return sha256(as_json.encode() + np.int64(len(graph.entities)).tobytes() + triples.tobytes()).hexdigest()
+    counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
+    return sha256(as_json.encode() + counts.tobytes() + triples.tobytes()).hexdigest()
 
 
 class _Kept:
-    """The state of unfinished training in a file.
+    """The state of unfinished training in a file; where it cannot be written, nothing is kept.
 
     Args:
         path: of the file.
@@ -156,7 +159,8 @@ class _Kept:
 
     def __init__(self, path: Path, of: str) -> None:
         self.path, self.of = path, of
-        self._latest = time.monotonic()
+        self._next = time.monotonic() + KEPT_EVERY
+        self._further = False  # the file has a later step of the same training, which stays
 
     def restore(self, optimizer: torch.optim.Optimizer, most: int) -> int:
         """Put back what was kept of this training, and return after which step; 0 where there is nothing.
@@ -167,7 +171,10 @@ class _Kept:
         try:
             with safe_open(self.path, "torch") as opened:
                 about = opened.metadata() or {}
-                if about.get("of") != self.of or not 0 < (step := int(about["step"])) <= most:
+                if about.get("of") != self.of or (step := int(about["step"])) <= 0:
+                    return 0
+                if step > most:
+                    self._further = True
                     return 0
                 tables = optimizer.param_groups[0]["params"]
                 found = [(opened.get_tensor(f"table {i}"), opened.get_tensor(f"sum {i}")) for i in range(2)]
@@ -182,13 +189,21 @@ class _Kept:
 
     def keep(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Write it, if that is long ago."""
-        if time.monotonic() < self._latest + KEPT_EVERY:
+        began = time.monotonic()
+        if self._further or began < self._next:
             return
         tables = optimizer.param_groups[0]["params"]
         tensors = {f"table {i}": table.detach() for i, table in enumerate(tables)}
         tensors |= {f"sum {i}": optimizer.state[table]["sum"] for i, table in enumerate(tables)}
-        write_tensors(self.path, tensors, {"of": self.of, "step": str(step)})
-        self._latest = time.monotonic()
+        with suppress(OSError):
+            write_tensors(self.path, tensors, {"of": self.of, "step": str(step)})
+        now = time.monotonic()
+        self._next = now + max(KEPT_EVERY, KEPT_SHARE * (now - began))
+
+    def remove(self) -> None:
+        """Training is done."""
+        if not self._further:
+            self.path.unlink(missing_ok=True)
 
 
 def kge_loss(

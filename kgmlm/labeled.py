@@ -49,7 +49,7 @@ def asked(queries: Queries | Triples, what: str = "queries") -> list[tuple[str |
     for n, row in enumerate(rows, 1):
         if isinstance(row, str | bytes | Mapping) or not isinstance(row, Iterable):
             raise QueryError(f"{what} are a list of (head, relation, tail), but {one} {n} is {row!r:.80}")
-        values = [None if value is None or value != value else value for value in row]  # NaN is unlike itself
+        values = [None if _is_missing(value) else value for value in row]
         if len(values) != len(ENDS):
             raise QueryError(f"{one} {n} is not (head, relation, tail): it has {len(values)} parts")
         for end, value in zip(ENDS, values, strict=True):
@@ -59,8 +59,19 @@ def asked(queries: Queries | Triples, what: str = "queries") -> list[tuple[str |
     return found
 
 
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, or what pandas has for nothing."""
+    if value is None or isinstance(value, str):
+        return value is None
+    import pandas as pd
+
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
 def _rows_of_table(table: pd.DataFrame, what: str) -> Sequence[Sequence[Any]]:
     """The rows of a DataFrame."""
+    if not hasattr(table, "itertuples"):
+        raise QueryError(f"{what} are a list or a pandas DataFrame, not a {type(table).__name__}")
     columns = [str(column) for column in table.columns]
     if set(ENDS) <= set(columns):
         table = table[[table.columns[columns.index(end)] for end in ENDS]]
@@ -75,14 +86,18 @@ def entities(frame: pd.DataFrame) -> EntityTable:
     Raises:
         QueryError: without labels.
     """
+    if not hasattr(frame, "itertuples"):
+        raise QueryError(f"new entities are a pandas DataFrame, not a {type(frame).__name__}")
     columns = {str(column): frame[column] for column in frame.columns}
     if "label" not in columns:
         raise QueryError(f"new entities are a table with the column label, not {[*columns]}")
     texts = {
-        name: ["" if value is None or value != value else str(value) for value in columns[name]]
+        name: [_text(value) for value in columns[name]]
         for name in ("label", "name", "description", "surface", "types")
         if name in columns
     }
+    if "" in texts["label"]:
+        raise QueryError(f"new entity {texts['label'].index('') + 1} has no label")
     return EntityTable(
         texts["label"],
         texts.get("name"),
@@ -90,3 +105,10 @@ def entities(frame: pd.DataFrame) -> EntityTable:
         texts.get("surface"),
         texts.get("types"),
     )
+
+
+def _text(value: Any) -> str:
+    """A cell as the file of entities would have it; several types are divided by ``|``."""
+    if isinstance(value, list | tuple | set):
+        return "|".join(map(str, sorted(value) if isinstance(value, set) else value))
+    return "" if _is_missing(value) else str(value)

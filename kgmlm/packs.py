@@ -27,7 +27,7 @@ from kgmlm import __version__, digests, files
 from kgmlm.graph_files import portable, read_graph
 from kgmlm.kg import RunError
 from kgmlm.onnx_model import FILE as STRUCTURE
-from kgmlm.upkeep import RERANKER, has_reranker
+from kgmlm.upkeep import RERANKER, has_reranker, steady
 
 SUFFIX = ".kgmlm"
 FORMAT = 1
@@ -86,20 +86,37 @@ def write_pack(
     kge: bool = True,
     structure: bytes | None = None,
     card: dict[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
 ) -> int:
     """Write a run as one file without probabilities, whole or not at all; returns its bytes.
+
+    A run that is written meanwhile is read again, so that all of the pack is of one time.
 
     Args:
         kge: False leaves out graph embeddings and their weight.
         structure: of the model, for ONNX Runtime.
         card: what to say of it: how it was trained, metrics, licenses.
+        check: raises where the run as it is now is not to be packed.
 
     Raises:
         RunError: when training has left no model yet.
     """
     if not (run / "model" / "config.json").is_file():
         raise RunError(f"{run} has no trained model to pack")
+
+    def read() -> dict[str, bytes]:
+        check()
+        return _entries(run, kge, advance)
+
+    entries = steady(run, read)
+    if structure is not None:
+        entries[f"model/{STRUCTURE}"] = structure
+    return _write(output, entries, card or {})
+
+
+def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
+    """What a pack of a run has, by the names of its files."""
     parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if has_reranker(run) else [])]
     signals = [f"signals/{path.name}" for path in sorted((run / "signals").glob("*.safetensors"))]
     tensors = [
@@ -121,11 +138,9 @@ def write_pack(
     for name, path in tensors:
         entries[name] = _quantized(path)
         advance("packing", 1, len(tensors))
-    if structure is not None:
-        entries[f"model/{STRUCTURE}"] = structure
     if not kge:
         entries[_CHOSEN] = _without_kge(entries[_CHOSEN])
-    return _write(output, entries, card or {})
+    return entries
 
 
 def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, Any]]) -> int:

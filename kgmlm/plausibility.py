@@ -10,6 +10,7 @@ Shapes: n triples, B queries, N entities, m asked (query, candidate) pairs, F fe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 
@@ -169,14 +170,19 @@ class Negatives:
         which = np.arange(len(triples)) + np.where(tail_B, len(triples), 0)
         asked, true = queries[which], answers[which]
         taken = _by_row(self.known.lookup(asked), true)
+        allowed = np.zeros(self.entities, np.bool_)
+        allowed[self.among] = True
+
+        @cache
+        def typed(relation: int, column: int) -> IntArray:
+            there: IntArray = np.unique(self.train[self.train[:, 1] == relation][:, column])
+            return there[allowed[there]]
+
         drawn = np.full((len(KINDS_OF_NEGATIVES), len(triples)), -1)
         for b, (query, never) in enumerate(zip(asked, taken, strict=True)):
             drawn[0, b] = self._one(rng, self.among, never)
-            side = self.train[self.train[:, 1] == query.relation][:, 2 if query.target == "tail" else 0]
-            typed = np.intersect1d(side, self.among)
-            drawn[1, b] = self._one(rng, typed if len(typed) else self.among, never)
-        allowed = np.zeros(self.entities, np.bool_)
-        allowed[self.among] = True
+            of_type = typed(query.relation, 2 if query.target == "tail" else 0)
+            drawn[1, b] = self._one(rng, of_type if len(of_type) else self.among, never)
         for rows, at, scores_bN, _ in _scored(scorer, asked, self.known, batch_size, advance):
             scores = numpy(scores_bN)
             for row, b in zip(rows, at, strict=True):

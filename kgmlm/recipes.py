@@ -153,8 +153,8 @@ def recipe_of(
         stages.append("index")
         reasons["index"] = f"vectors of {shape.entities:,} entities: FAISS finds those that are scored"
     pairs = shape.queries * (1 + settings.reranking.negatives) / settings.training.batch_size
-    epochs = min(1.0, RERANKER_STEPS.get(preset, 0) / max(1.0, pairs))
-    return Recipe(preset, settings, tuple(stages), round(max(epochs, 1e-3), 3), reasons)
+    epochs = min(1.0, share_of(RERANKER_STEPS.get(preset, 1), pairs))
+    return Recipe(preset, settings, tuple(stages), epochs, reasons)
 
 
 def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -234,10 +234,14 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
     }, reasons
 
 
-def epochs_within(seconds: float, per_step: float, per_epoch: int, least: int = 20) -> float:
+def epochs_within(seconds: float, per_step: float, per_epoch: float, least: int = 20) -> float:
     """How many epochs of so many steps fit into a time, at ``least`` so many steps."""
-    steps = max(least, math.floor(seconds / max(per_step, 1e-6)))
-    return round(steps / max(1, per_epoch), 3)
+    return share_of(max(least, math.floor(seconds / max(per_step, 1e-6))), per_epoch)
+
+
+def share_of(steps: float, per_epoch: float) -> float:
+    """So many steps in epochs, to four digits however large an epoch is."""
+    return float(f"{steps / max(1, per_epoch):.4g}")
 
 
 def given_settings(path: Path | None, assignments: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kgmlm.kg import BoolArray, FloatArray
+from kgmlm.kg import BoolArray, FloatArray, IntArray
 
 BINS = 15  # of equal mass
 DRAWS = 1000  # of the bootstrap
@@ -51,7 +51,13 @@ def binned(labels: BoolArray, probabilities: FloatArray, weights: FloatArray, bi
     >>> found.predicted_K.tolist(), found.observed_K.tolist(), found.error
     ([0.25, 0.75], [0.0, 1.0], 0.25)
     """
-    _, which = np.unique(probabilities, return_inverse=True)
+    return _binned(np.unique(probabilities, return_inverse=True)[1], labels, probabilities, weights, bins)
+
+
+def _binned(
+    which: IntArray, labels: BoolArray, probabilities: FloatArray, weights: FloatArray, bins: int = BINS
+) -> Bins:
+    """:func:`binned` of probabilities whose order is known: ``which`` is the number of each value."""
     mass = np.bincount(which, weights)
     middle = (np.cumsum(mass) - mass / 2) / mass.sum()
     at = np.minimum((middle * bins).astype(np.int64), bins - 1)[which]
@@ -134,8 +140,9 @@ def _bootstrap(
     number = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
     count = int(number.max()) + 1
     rng = np.random.default_rng(seed)
+    which = np.unique(probabilities, return_inverse=True)[1]
     found = np.empty(draws)
     for draw in range(draws):
         times = np.bincount(rng.integers(0, count, count), minlength=count)[number]
-        found[draw] = binned(labels, probabilities, weights * times).error
+        found[draw] = _binned(which, labels, probabilities, weights * times).error
     return found

@@ -326,8 +326,7 @@ class RuleFile:
 
     def lines(self, rules: RuleSet) -> Iterator[str]:
         """All rules as lines of a file, the most confident first."""
-        for row in self.table(rules).itertuples(index=False):
-            yield f"{row.predicted}\t{row.correct}\t{row.confidence:.6g}\t{row.rule}\n"
+        yield from ("\t".join(row) + "\n" for row in as_rows(self.table(rules)))
 
     def table(self, rules: RuleSet, relation: int | None = None) -> pd.DataFrame:
         """Rules with what they predicted, how much of it was right, and the share; the most confident first.
@@ -349,6 +348,12 @@ class RuleFile:
         share = correct / np.maximum(1, predicted)
         columns_of = {"predicted": predicted, "correct": correct, "confidence": share, "rule": texts}
         return pd.DataFrame(columns_of).iloc[order].reset_index(drop=True)
+
+
+def as_rows(table: pd.DataFrame) -> list[list[str]]:
+    """The rows of a file, in AnyBURL's format, of a table of rules."""
+    rows = table.itertuples(index=False)
+    return [[str(row.predicted), str(row.correct), f"{row.confidence:.6g}", str(row.rule)] for row in rows]
 
 
 def _padded(walked: list[int]) -> tuple[int, ...]:

@@ -117,6 +117,15 @@ def _put_in_order(path: Path) -> None:
         _put_in_order(path / RERANKER)
 
 
+def leave_out(path: Path, stage: str) -> None:
+    """Take a stage out of a run's recipe, so that `kgmlm train --resume` does not do it again."""
+    record = read_record(path)
+    recipe = record.get("recipe") or {"stages": []}
+    if stage in recipe["stages"]:
+        left = [other for other in recipe["stages"] if other != stage]
+        files.write_json(path / "run.json", {**record, "recipe": {**recipe, "stages": left}})
+
+
 def recover(path: Path) -> None:
     """Before reading: end what a kill cut short, where nobody writes and this process may."""
     path = path.resolve()

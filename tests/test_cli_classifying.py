@@ -184,6 +184,15 @@ def test_triples_of_another_graph_are_asked_there(
     assert load_graph(str(turned)).relations.index["capital"] != other.relations.index["capital"]
     found = kgmlm.classify(run, asked, graph=turned, progress=False).probabilities
     assert found == pytest.approx([row["probability"] for row in rows[1:]], rel=1e-3)
+    # A first line of names is left out of all files.
+    headed = shutil.copytree(elsewhere, tmp_path / "headed")
+    for name in ("train.tsv", "valid.tsv", "test.tsv"):
+        text = (headed / name).read_text()
+        (headed / name).write_text("head\trelation\ttail\n" + text)
+    also = table(tmp_path / "headed.tsv", ("head", "relation", "tail"), *asked)
+    refused(cli("classify", run, file, "--graph", headed), "--skip-header")
+    done = cli("classify", run, also, "--graph", headed, "--skip-header", "--json", "-q")
+    assert len(done.stdout.splitlines()) == len(asked), done.stderr
     # What the run has learned is known there, too.
     shared = tmp_path / "shared"
     shutil.copytree(elsewhere, shared)
@@ -292,6 +301,7 @@ def test_what_a_pack_cannot_be_calibrated_with_is_one_sentence(
     refused(cli("pack", plain, "--output", other), "--calibrate adds probabilities")
     refused(cli("pack", plain, "--calibrate"), "--output names the file")
     refused(cli("pack", plain, "--calibrate", "--no-kge", "--output", other), "--no-kge is for runs")
+    refused(cli("pack", plain, "--calibrate", "--no-onnx", "--output", other), "--no-onnx is for runs")
     refused(cli("pack", toy_run, "--calibrate", "--output", other, "-q"), "at least 20 validation triples")
     refused(cli("pack", kgmlm.open_run(plain).path, "--calibrate", "--output", other), "is a pack already")
     plain.write_bytes(before[:-100])

@@ -118,3 +118,17 @@ def test_weights_are_refused_for_signals_that_they_were_not_chosen_for(toy_run: 
     (other / "model" / "kgmlm.json").unlink()
     with pytest.raises(RunError, match=r"kgmlm\.json is missing"):
         rank(other)
+
+
+def test_rules_are_written_where_a_link_points(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    assert cli("tune", run, "--add", "rules", "-q").returncode == 0
+    (tmp_path / "link.tsv").symlink_to("rules.tsv")
+    refused(cli("rules", run, "--output", tmp_path), "is a folder")
+    assert cli("rules", run, "--output", tmp_path / "link.tsv").returncode == 0
+    assert (tmp_path / "link.tsv").is_symlink()
+    rows = [line.split("\t") for line in (tmp_path / "rules.tsv").read_text("utf-8").splitlines()]
+    shown = json.loads(cli("rules", run, "--json", "-k", 3).stdout)
+    assert [row[3] for row in rows[:3]] == [rule["rule"] for rule in shown]
+    done = cli("complete", run, "--output", tmp_path / "new.parquet", "--explain", "--scores", "likelihood")
+    refused(done, "rules, which have no part in --scores likelihood")

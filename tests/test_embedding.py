@@ -14,7 +14,7 @@ from kgmlm import embedding
 from kgmlm.config import KGESettings
 from kgmlm.embedding import kge_loss
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.kg import IntArray, Queries, RelationTable, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.signals.kge import KGE
 
@@ -64,6 +64,7 @@ def test_training_that_was_interrupted_continues_to_the_same(
     toy: KnowledgeGraph, kge: KGE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "KEPT_EVERY", 0.0)
+    monkeypatch.setattr(embedding, "KEPT_SHARE", 0.0)
     kept = tmp_path / "kept"
     stopped(toy, SMALL.model_copy(update={"epochs": 500}), kept, 100)  # how long it was to be is no matter
     heard: list[int] = []
@@ -74,10 +75,24 @@ def test_training_that_was_interrupted_continues_to_the_same(
     assert not kept.exists()
 
 
+def test_training_goes_on_where_nothing_can_be_kept(
+    toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "KEPT_EVERY", 0.0)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(embedding, "write_tensors", full)
+    few = SMALL.model_copy(update={"max_steps": 3})
+    assert len(KGE.fit(toy, few, kept=tmp_path / "kept").entities_SD)
+
+
 def test_only_the_same_training_continues(
     toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "KEPT_EVERY", 0.0)
+    monkeypatch.setattr(embedding, "KEPT_SHARE", 0.0)
     kept, begun = tmp_path / "kept", SMALL.model_copy(update={"epochs": 2})
     fewer = replace(toy, splits={"train": toy.splits["train"][:-1]})
 
@@ -91,6 +106,13 @@ def test_only_the_same_training_continues(
     assert first(toy, begun.model_copy(update={"learning_rate": 0.2})) == 1
     assert first(fewer, begun) == 1
     assert first(toy, begun.model_copy(update={"max_steps": 3})) == 1
+    stopped(toy, begun, kept, 5)
+    before = kept.read_bytes()
+    KGE.fit(toy, begun.model_copy(update={"max_steps": 3}), kept=kept)
+    assert kept.read_bytes() == before, "what is further is not lost by training less"
+    kept.unlink()
+    more = replace(toy, relations=RelationTable([*(relation.label for relation in toy.relations), "new"]))
+    assert first(more, begun) == 1
     stopped(toy, begun, kept, 5)
     kept.write_bytes(kept.read_bytes()[:-100])
     heard: list[int] = []

@@ -19,7 +19,7 @@ from kgmlm.config import Settings, VectorSettings
 from kgmlm.jobs import staging
 from kgmlm.jobs.running import Interrupted, as_assignments
 from kgmlm.jobs.tuning import tune
-from kgmlm.kg import ConfigError, EntityTable, RunError
+from kgmlm.kg import ConfigError, EntityTable, KgmlmError, RunError
 from kgmlm.modeling import SpanModel, load_model
 from kgmlm.ranks_file import made_by
 from kgmlm.run import Run
@@ -171,11 +171,18 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     assert done.folder.record["status"] == "max steps"
     assert done.folder.chosen.use is not None
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
+    own = {"length": 2, "constants": False}
+    kgmlm.tune(path, add="rules", rules=own, overwrite=True, progress=False)
+    kgmlm.tune(path, drop="types", progress=False)
     whole = kgmlm.train(output=path, resume=True, progress=False)
     assert whole.folder.record["status"] == "finished"
     made = whole.folder.record["signals"]["kge"]["settings"]
     assert made["max_steps"] is None, "what was cut is trained again"
-    assert whole.folder.record["signals"]["rules"]["settings"]["constants"] is True
+    rules = whole.folder.record["signals"]["rules"]["settings"]
+    assert {key: rules[key] for key in own} == own, "what the user trained since stays"
+    assert "types" not in whole.folder.chosen.of, "what the user dropped stays away"
+    with pytest.raises(RunError, match="--model is for the start of a reranker"):
+        kgmlm.rerank(path, resume=True, model="scratch", progress=False)
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     with pytest.raises(RunError, match="begun with the preset 'balanced', not 'quick'"):
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
@@ -236,6 +243,7 @@ def test_a_kge_model_that_was_interrupted_is_trained_further(
     trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kgmlm.embedding.KEPT_EVERY", 0.0)
+    monkeypatch.setattr("kgmlm.embedding.KEPT_SHARE", 0.0)
     small = {"dimension": 8, "epochs": 5, "batch_size": 16}
     runs = [tmp_path / name for name in ("whole", "cut")]
     for path in runs:
@@ -317,6 +325,32 @@ def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "  weights: on 2 validation triples, which the time allows" in told
     assert few.folder.record["recipe"]["weighed"] == 2
     assert asked == [0, 2]
+
+
+def test_what_stages_need_is_seen_before_the_text_model_is_trained(tmp_path: Path) -> None:
+    small = {k: v for k, v in TINY.items() if k != "preset"}
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"types": {"relation": "is_a"}}, "has no relation 'is_a'"),
+        ({"rules": {"file": str(tmp_path / "none.txt")}}, "cannot be read as rules"),
+    ]
+    for wrong, message in wrongs:
+        with pytest.raises(KgmlmError, match=message):
+            kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, **wrong)
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_epoch_of_kge_is_cut_where_there_is_no_time_for_it(tmp_path: Path) -> None:
+    told: list[str] = []
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
+    kge = {"batch_size": 1, "dimension": 400}
+    run = kgmlm.train(
+        "toy", "scratch", tmp_path / "run", minutes=1e-4, progress=Hears(told), kge=kge, **small
+    )
+    assert run.settings.kge.max_steps is not None
+    assert any(line.startswith("  kge.max_steps = ") for line in told)
+    assert run.folder.record["signals"]["kge"]["settings"]["max_steps"] == run.settings.kge.max_steps
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
 
 
 def test_reading_all_entities_is_part_of_the_time() -> None:
@@ -442,12 +476,15 @@ def test_further_entities_compete_in_an_evaluation(trained: Run) -> None:
 def test_nothing_is_dropped_when_what_is_added_is_refused(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
     kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 1}, progress=False)
-    for wrong in (
+    wrongs: list[dict[str, Any]] = [
         {"add": "bogus"},
         {"add": "kge", "source": trained},
         {"add": "reranker", "source": trained},
-    ):
-        with pytest.raises(RunError):
+        {"add": "types", "types": {"nope": 3}},
+        {"add": "types", "kge": {"dimension": 4}},
+    ]
+    for wrong in wrongs:
+        with pytest.raises((RunError, ConfigError)):
             kgmlm.tune(run, drop="kge", progress=False, **wrong)
         assert "kge" in kgmlm.open_run(run).folder.ranker("cpu").signals
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from kgmlm.kg import DataError, QueryError
@@ -24,18 +25,21 @@ ROWS = [("France", "borders", "Spain"), ("NA", "", "1")]
         pd.DataFrame(ROWS, columns=["head", "relation", "tail"]),
         pd.DataFrame(ROWS, columns=["subject", "predicate", "object"]),
         pd.DataFrame([(t, "x", h, r) for h, r, t in ROWS], columns=["tail", "more", "head", "relation"]),
+        pd.DataFrame(ROWS, columns=["head", "relation", "tail"], dtype="string"),
     ],
 )
 def test_triples_may_be_lists_arrays_and_tables(given: Any) -> None:
     assert labeled(given) == ROWS
 
 
-@pytest.mark.parametrize("blank", [None, float("nan"), pd.NaT])
+@pytest.mark.parametrize("blank", [None, float("nan"), pd.NaT, pd.NA])
 def test_what_is_asked_is_blank(blank: Any) -> None:
     frame = pd.DataFrame({"relation": ["borders"], "head": ["France"], "tail": [blank]})
     assert asked(frame) == asked([("France", "borders", blank)]) == [("France", "borders", None)]
     with pytest.raises(QueryError, match="triple 1 has no tail"):
         labeled(frame)
+    with pytest.raises(QueryError, match="triple 1 has no tail"):
+        labeled(frame.convert_dtypes())
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,8 @@ def test_what_is_asked_is_blank(blank: Any) -> None:
         ([ROWS[0], ("France", "borders")], r"triple 2 is not \(head, relation, tail\): it has 2 parts"),
         ([(1, "borders", "Spain")], "the head of triple 1 is 1, which is no label or name"),
         ([("France", None, "Spain")], "the relation of triple 1 is None"),
+        ([(np.ones(2), "borders", "Spain")], "the head of triple 1 is array"),
+        (pa.table({"head": ["France"]}), "a list or a pandas DataFrame, not a Table"),
         (pd.DataFrame({"head": ["France"]}), r"columns head, relation and tail, not \['head'\]"),
     ],
 )
@@ -58,14 +64,18 @@ def test_what_is_no_triple_is_one_sentence(given: Any, message: str) -> None:
 
 def test_new_entities_may_be_a_table() -> None:
     frame = pd.DataFrame(
-        {"name": ["Atlantis", None], "label": ["atl", "el_dorado"], "types": ["island", None]}
+        {"name": ["Atlantis", pd.NA], "label": ["atl", "el_dorado"], "types": [["island", "city"], None]}
     )
     table = entities(frame)
     assert table.column("label") == ["atl", "el_dorado"]
     assert table.column("name") == ["Atlantis", "el_dorado"]
     assert table.column("description") == ["", ""]
-    assert table.table.column("types").to_pylist() == ["island", ""]
+    assert table.table.column("types").to_pylist() == ["island|city", ""]
     with pytest.raises(QueryError, match=r"column label, not \['name'\]"):
         entities(frame[["name"]])
+    with pytest.raises(QueryError, match="new entity 2 has no label"):
+        entities(pd.DataFrame({"label": ["a", None]}))
+    with pytest.raises(QueryError, match="not a Table"):
+        entities(pa.table({"label": ["a"]}))
     with pytest.raises(DataError, match="twice"):
         entities(pd.DataFrame({"label": ["a", "a"]}))

@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,28 @@ def test_stale_weights_are_not_packed(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not chosen for the kge"):
         kgmlm.pack(run.path, tmp_path / "a.kgmlm", progress=False)
     assert kgmlm.pack(run.path, tmp_path / "a.kgmlm", kge=False, progress=False)
+
+
+def test_a_run_that_changes_meanwhile_is_packed_as_it_was_at_one_time(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    chosen = open_run(run).chosen
+    changed: list[int] = []
+
+    def change(what: str, n: int, total: int) -> None:
+        if not changed:  # another one, with other weights, as `kgmlm tune` leaves it
+            changed.append(n)
+            opened = open_run(run)
+            signal = KGE.open(run / KGE.file, opened.graph)
+            opened.save_signal(replace(signal, entities_SD=signal.entities_SD * 2))
+            opened.save_chosen(replace(chosen, by={"command": "another"}))
+
+    file = kgmlm.pack(run, tmp_path / "small.kgmlm", progress=change)
+    opened = open_run(file)
+    assert changed
+    assert opened.chosen.by["command"] == "another"
+    found = KGE.open(opened.path / KGE.file, opened.graph).entities_SD
+    wanted = KGE.open(run / KGE.file, opened.graph).entities_SD
+    assert np.abs(np.asarray(found) - np.asarray(wanted)).max() < 0.05
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(

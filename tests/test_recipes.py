@@ -105,3 +105,4 @@ def test_only_what_is_given_is_given(tmp_path: Path) -> None:
 def test_epochs_fill_a_time() -> None:
     assert epochs_within(100, 0.5, 50) == 4
     assert epochs_within(1, 0.5, 50) == 0.4, "never fewer steps than 20"
+    assert 299 < epochs_within(150, 0.5, 644_000) * 644_000 < 301, "a small part of a large epoch"

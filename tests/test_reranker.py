@@ -148,6 +148,7 @@ def test_a_run_is_reranked_by_the_command(
     assert chosen.by["valid"]["reranking"] == valid
     record = open_run(run / RERANKER).record
     assert (record["status"], record["began_from"]["dataset"]) == ("finished", "toy")
+    refused(cli("rerank", toy_run, "--resume"), "has no reranker to resume", "kgmlm rerank")
     refused(cli("rerank", run), "has a reranker already", "--overwrite", "kgmlm tune")
     open_run(run).save_chosen(replace(chosen, use=Use(5, 1.0)))
     base = ("evaluate", run, "--split", "valid", "--json", "-q")

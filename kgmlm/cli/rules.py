@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Annotated
 
@@ -26,15 +25,15 @@ def rules(
 ) -> None:
     """Show the rules that a run has mined (`kgmlm tune RUN --add rules`), the most confident first."""
     from kgmlm import files
+    from kgmlm.rules import as_rows
     from kgmlm.run import open_run
+    from kgmlm.tables import write_tsv
 
+    if output is not None:
+        files.check_writable(output)
     found = open_run(run).rules(relation)
     if output is not None:
-        written = found.assign(confidence=found["confidence"].map("{:.6g}".format))
-        lines = written.to_csv(
-            sep="\t", index=False, header=False, quoting=csv.QUOTE_NONE, lineterminator="\n"
-        )
-        files.write_atomic(output, lines)
+        write_tsv(output, as_rows(found))
         tell(f"{len(found):,} rules written to {output}")
     elif as_json:
         print_json(found.head(k).to_dict("records"))

@@ -182,7 +182,7 @@ def classify(
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
     if graph is not None:
-        opened = Run(folder, opened.way, load_graph(graph))
+        opened = Run(folder, opened.way, load_graph(graph, skip_header=skip_header))
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or len(labeled(entity_triples)):

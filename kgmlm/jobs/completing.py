@@ -399,9 +399,12 @@ def _check(plan: Plan, wanted: Wanted) -> None:
 
     check_validation(plan.graph, plan.asked)
     run = plan.opened
-    if wanted.explain and not any(
-        issubclass(SIGNALS[name], Reasoned) for name in run.chosen.mixture.signals if name in SIGNALS
-    ):
+    if not wanted.explain:
+        return
+    reasoned = {name for name, kind in SIGNALS.items() if issubclass(kind, Reasoned)}
+    if not reasoned & set(run.chosen.mixture.signals):
         raise ConfigError(
             f"{plan.run} has no rules, which alone say why; `kgmlm tune {plan.run} --add rules` mines some"
         )
+    if plan.way.scores not in ("all", *reasoned):
+        raise ConfigError(f"--explain says why by rules, which have no part in --scores {plan.way.scores}")

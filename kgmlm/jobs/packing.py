@@ -61,8 +61,9 @@ def pack(
     else:
         if not calibrate:
             raise RunError(f"{path} is a pack already; --calibrate adds probabilities to it")
-        if not kge:
-            raise ConfigError(f"--no-kge is for runs; {path} is a pack, which keeps its signals")
+        if not kge or not onnx:
+            option = "--no-onnx" if kge else "--no-kge"
+            raise ConfigError(f"{option} is for runs; {path} is a pack, which keeps what it has")
         if output is None:
             raise ConfigError(f"{path} is a pack; --output names the file to write")
         target = Path(output)
@@ -81,7 +82,12 @@ def pack(
 
 def _pack(folder: runs.RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher) -> None:
     """Pack a run as it is."""
-    folder.chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
+
+    def check() -> None:
+        chosen = runs.open_run(folder.path).chosen
+        chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
+
+    check()
     with watch:
         if not kge and "kge" in folder.chosen.mixture.signals:
             watch.tell(
@@ -90,7 +96,7 @@ def _pack(folder: runs.RunFolder, target: Path, kge: bool, onnx: bool, watch: Wa
             )
         structure = _structure(folder.path, watch) if onnx else None
         card = {"dataset": folder.graph.name}
-        write_pack(folder.path, target, kge=kge, structure=structure, card=card, advance=watch)
+        write_pack(folder.path, target, kge=kge, structure=structure, card=card, check=check, advance=watch)
 
 
 def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watcher) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
     plain = {k: v for k, v in settings.items() if k not in sections}
     sections["training"] = {**plain, **sections.get("training", {})}
     return [
-        f"{section}.{key}={json.dumps(value, default=_plain)}"
+        f"{section}.{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
         for section, values in sections.items()
         for key, value in values.items()
         if value is not None  # as by default

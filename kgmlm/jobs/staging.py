@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -23,10 +22,12 @@ from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import add_signal, train_reranker, tune
 from kgmlm.kg import NoRulesError, RunError, counted
 from kgmlm.processes import in_several_processes
-from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of
+from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of, share_of
 from kgmlm.records import read_record
 from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
+from kgmlm.signals.rules import Rules
+from kgmlm.signals.types import Types
 from kgmlm.watching import Watcher
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def choose_recipe(
 
     Raises:
         ConfigError: when there is no such preset.
-        RunError: when several processes are to be timed.
+        DataError: when the file of rules cannot be read.
+        RunError: when several processes are to be timed, or the graph has no relation that tells types.
     """
     if preset == PLAIN:
         return None
@@ -74,6 +76,10 @@ def choose_recipe(
         if in_several_processes():
             raise RunError("--minutes times the steps of one process")
         recipe = _fitted(recipe, graph, model, 60 * minutes, given, watch)
+    if "types" in recipe.stages:
+        Types.check(graph, recipe.settings.types)
+    if "rules" in recipe.stages:
+        Rules.check(graph, recipe.settings.rules)
     watch.tell(f"preset {preset}: {', then '.join(recipe.stages)}")
     for key, why in recipe.reasons.items():
         section, _, name = key.partition(".")
@@ -110,7 +116,7 @@ def _fitted(
     recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
 ) -> Recipe:
     """A recipe whose epochs take so many seconds in all, by the time of a few steps of each."""
-    from kgmlm.starting import fit_signal, start_run
+    from kgmlm.starting import start_run
     from kgmlm.training import train as train_run
 
     watch.tell("timing a few steps")
@@ -124,34 +130,24 @@ def _fitted(
     def enough(ranker: Ranker) -> Any:
         raise _Probed
 
-    settings = recipe.settings
     teacher = None
     if "kge" in share:
-        few = settings.kge.model_copy(update={"max_steps": PROBED})
-        times: list[float] = []
-        teacher = fit_signal(
-            "kge",
-            graph,
-            settings.model_copy(update={"kge": few}),
-            lambda n, total: times.append(time.monotonic()),
-        )
-        if "epochs" not in given.values.get("kge", {}):
-            per_step = (times[-1] - times[0]) / max(1, len(times) - 1)
-            asked = -(-len(graph.unique_queries("train")[0]) // settings.kge.batch_size)
-            passes = max(1, min(100, int(share["kge"] * seconds / per_step / asked)))
-            kge = settings.kge.model_copy(update={"epochs": passes})
-            recipe = replace(recipe, settings=recipe.settings.model_copy(update={"kge": kge}))
+        teacher, recipe = _fitted_kge(recipe, graph, share["kge"] * seconds, given)
+    settings = recipe.settings
     if "rules" in share and "seconds" not in given.values.get("rules", {}):
-        rules = settings.rules.model_copy(update={"seconds": round(share["rules"] * seconds, 1)})
-        recipe = replace(recipe, settings=recipe.settings.model_copy(update={"rules": rules}))
+        rules = settings.rules.model_copy(update={"seconds": max(0.1, round(share["rules"] * seconds, 1))})
+        recipe = replace(recipe, settings=settings.model_copy(update={"rules": rules}))
     with tempfile.TemporaryDirectory() as folder:
-        training = settings.training.model_copy(update={"epochs": 1.0})
+        epochs = PROBED + 1.0  # an epoch of a tiny graph is a step
+        training = settings.training.model_copy(update={"epochs": epochs, "eval_every": epochs})
         probed = settings.model_copy(update={"training": training})
         of = (Path(folder) / "probe", graph, model, probed)
         run, ranker = start_run(*of, teach=None if teacher is None else lambda: teacher)
         with suppress(_Probed):
             outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
-            raise Interrupted(outcome.signal or signal.SIGINT)  # nothing else ends it
+            if outcome.signal is not None:
+                raise Interrupted(outcome.signal)
+    per_epoch = clock.total / epochs
     if "epochs" not in given.values.get("training", {}):
         text = share["text"] * seconds
         count = len(graph.entities)
@@ -159,7 +155,7 @@ def _fitted(
         reading = _reading(settings, among or count, clock.per_step)
         once = _reading(settings, count, clock.per_step) if among else 0.0  # all at the end
         often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
-        epochs = epochs_within(text - often * reading - once, clock.per_step, clock.total)
+        epochs = epochs_within(text - often * reading - once, clock.per_step, per_epoch)
         why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
         if reading >= 1:
             read = f"{among:,}" if among else "all"
@@ -176,10 +172,35 @@ def _fitted(
         why = f"on {weighed:,} validation triples, which the time allows"
         recipe = replace(recipe, weighed=weighed, reasons={**recipe.reasons, "weights": why})
     if "reranker" in recipe.stages:
-        steps = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
-        pairs = clock.total * (1 + recipe.settings.reranking.negatives)
-        recipe = replace(recipe, reranker_epochs=round(min(1.0, steps / pairs), 4))
+        reading = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
+        pairs = per_epoch * (1 + recipe.settings.reranking.negatives)
+        recipe = replace(recipe, reranker_epochs=min(1.0, share_of(reading, pairs)))
     return recipe
+
+
+def _fitted_kge(
+    recipe: Recipe, graph: KnowledgeGraph, seconds: float, given: Given
+) -> tuple[tuple[Any, dict[str, Any]], Recipe]:
+    """A KGE model of a few steps, and the recipe with as many as take so many seconds."""
+    from kgmlm.starting import fit_signal
+
+    settings, times = recipe.settings, list[float]()
+    few = settings.model_copy(update={"kge": settings.kge.model_copy(update={"max_steps": PROBED})})
+    model = fit_signal("kge", graph, few, lambda n, total: times.append(time.monotonic()))
+    if "epochs" in given.values.get("kge", {}):
+        return model, recipe
+    per_step = (times[-1] - times[0]) / max(1, len(times) - 1)
+    asked = -(-len(graph.unique_queries("train")[0]) // settings.kge.batch_size)
+    steps, reasons = max(1, int(seconds / max(per_step, 1e-6))), dict(recipe.reasons)
+    fitted = {"epochs": max(1, min(100, steps // asked))}
+    if steps < asked and settings.kge.max_steps is None:
+        fitted["max_steps"] = steps
+        reasons["kge.max_steps"] = (
+            f"{per_step:.2f} s per step; an epoch has {asked:,}, more than there is time"
+        )
+    kge = settings.kge.model_copy(update=fitted)
+    settings = settings.model_copy(update={"kge": kge})
+    return model, replace(recipe, settings=settings, reasons=reasons)
 
 
 def _reading(settings: Settings, entities: int, per_step: float) -> float:
@@ -228,12 +249,15 @@ def _bounds(name: str, steps: int) -> dict[str, Any]:
     return bounds.get(name, {})
 
 
-def was_cut(run: runs.RunFolder, name: str, teacher: bool = False) -> bool:
-    """Whether ``--max-steps`` bounded the training of a signal beside a run's model, or of its teacher."""
-    how = run.record.get("teacher") if teacher else run.record.get("signals", {}).get(name)
-    trained_by = (how or {}).get("settings") or {}
-    mine = getattr(run.settings, name).model_dump()
-    return any(key in trained_by and trained_by[key] != mine[key] for key in _bounds(name, 1))
+def was_cut(run: runs.RunFolder, name: str) -> bool:
+    """Whether ``--max-steps`` bounded the training of a signal beside a run's model."""
+    return bool(run.record.get("signals", {}).get(name, {}).get("cut"))
+
+
+def _teacher_was_cut(run: runs.RunFolder) -> bool:
+    """Whether ``--max-steps`` bounded the training of a run's teacher."""
+    trained_by = (run.record.get("teacher") or {}).get("settings") or {}
+    return trained_by.get("max_steps") != run.settings.kge.max_steps
 
 
 def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
@@ -298,13 +322,13 @@ def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Wat
     if (run.path / file).is_file() and not cut:
         return
     taught = name == KGE.name and (run.path / runs.TEACHER).is_file()
-    lent = taught and (max_steps is not None or not was_cut(run, name, teacher=True))
+    lent = taught and (max_steps is not None or not _teacher_was_cut(run))
     bounds = {} if lent or max_steps is None else _bounds(name, max_steps)
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
+    marks = {"cut": True} if bounds or (lent and _teacher_was_cut(run)) else {}
     try:
-        add_signal(run, name, run.path if lent else None, None, given, cut, None, watch)
+        add_signal(run, name, run.path if lent else None, None, given, cut, None, watch, marks)
     except NoRulesError as error:  # of a small or odd graph: nothing is wrong
         watch.tell(str(error))
         if max_steps is None:
-            recipe = run.record["recipe"]
-            run.update(recipe={**recipe, "stages": [stage for stage in recipe["stages"] if stage != name]})
+            upkeep.leave_out(run.path, name)

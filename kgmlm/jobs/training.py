@@ -97,7 +97,7 @@ def train(
         watch = watcher_of(progress) if main_process() else Watcher()
         max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         if resume:
-            run, ranker = _resume(path, dataset, model, given, preset, skip_header, watch)
+            run, ranker = _resume(path, dataset, model, given, preset, decay, skip_header, watch)
         else:
             assert dataset is not None
             check_dataset(dataset, TRAINING, watch.tell)
@@ -194,6 +194,7 @@ def _resume(
     model: str | Path | None,
     given: Given,
     preset: str | None,
+    decay: float | None,
     skip_header: bool,
     watch: Watcher,
 ) -> tuple[runs.RunFolder, Ranker | None]:
@@ -219,6 +220,8 @@ def _resume(
     if dataset is not None and not load_graph(dataset, skip_header=skip_header).same(run.graph):
         raise RunError(f"{output} was begun with another graph than '{dataset}'")
     if run.record["status"] in upkeep.ENDED and (runs.unfinished(run) or stages_left(run)):
+        if decay is not None:
+            raise RunError(f"the text model of {output} has finished; --decay would end its training")
         return run, None
     run, ranker = resume_run(output)
     checkpoint = latest_checkpoint(output)

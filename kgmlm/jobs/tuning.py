@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
@@ -18,7 +19,7 @@ from kgmlm.kg import RunError
 from kgmlm.processes import ALONE, World, join, shared_by
 from kgmlm.records import read_record
 from kgmlm.run import Run, path_of
-from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank
+from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank, leave_out
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
@@ -76,14 +77,15 @@ def tune(
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if "valid" not in folder.graph.splits:
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
-    _check_add(folder, add, source)
+    if add is not None:
+        _check_add(folder, add, source, as_path(config), assignments, overwrite or add == drop)
     quiet_transformers()
     watch = watcher_of(progress)
     if world.main:
         if drop is not None:
             _drop(folder, drop)
-        if add == RERANKER:
-            _take_reranker(folder, source, bool(config or assignments), overwrite)
+        if add == RERANKER and source is not None:
+            _take_reranker(folder, source)
         elif add is not None:
             add_signal(folder, add, source, as_path(config), assignments, overwrite, device, watch)
     world.wait()
@@ -126,6 +128,8 @@ def rerank(
     """
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
+    if resume and model is not None:
+        raise RunError("--model is for the start of a reranker; --resume goes on with the one that it has")
     return train_reranker(
         path_of(run),
         [*set_, *as_assignments(settings)],
@@ -159,7 +163,7 @@ def train_reranker(
 ) -> dict[str, float]:
     """:func:`rerank` as a part of any job that writes the run; ``further`` is the command that continues."""
     folder = runs.open_run(path)
-    _check_reranker(folder, replaced=resume or overwrite)
+    _check_reranker(folder, resume, overwrite)
     trained_by = _reranker_settings(folder, config, assignments, resume)
     quiet_transformers()
     if config or assignments:  # what is given now goes before what it was begun with
@@ -258,19 +262,42 @@ def complete_text(path: Path, watch: Watcher) -> None:
     run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
 
 
-def _check_add(run: runs.RunFolder, name: str | None, source: Run | str | Path | None) -> None:
-    """Refuse what cannot be added before anything is dropped."""
+def _check_add(
+    run: runs.RunFolder,
+    name: str,
+    source: Run | str | Path | None,
+    config: Path | None,
+    given: Sequence[str],
+    overwrite: bool,
+) -> Settings:
+    """Refuse what cannot be added before anything is dropped; the settings that it is trained by."""
     from kgmlm.signals import beside
 
-    if name is not None and name not in (*beside(), RERANKER):
+    if name not in (*beside(), RERANKER):
         raise RunError(f"there is no signal '{name}' to add; there are {', '.join([*beside(), RERANKER])}")
-    if source is None:
-        return
-    giver = runs.open_run(path_of(source))
-    if name == RERANKER and not has_reranker(giver.path):
-        raise RunError(f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one")
-    if name != RERANKER and name is not None:
-        giver.lend(name, run.graph)
+    if source is None and name == RERANKER:
+        raise RunError(
+            f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
+        )
+    if source is not None and (config or given):
+        raise RunError("--from trains nothing; --config and --set go without it")
+    if source is not None:
+        giver = runs.open_run(path_of(source))
+        if name != RERANKER:
+            giver.lend(name, run.graph)
+        elif not has_reranker(giver.path):
+            raise RunError(f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one")
+        elif not giver.graph.same(run.graph):
+            raise RunError(f"{giver.path} is a run of another graph than {run.path}")
+    if foreign := settings_of(name, given, others=True):
+        raise RunError(f"--add {name} goes by the settings of {name} alone, not by {foreign[0]}")
+    file = run.path / (RERANKER if name == RERANKER else beside()[name].file)
+    if file.exists() and not overwrite:
+        kind = "reranker" if name == RERANKER else f"signal '{name}'"
+        raise RunError(f"{run.path} has a {kind} already; --overwrite replaces it")
+    if name != RERANKER:
+        files.check_writable(file)
+    return load_settings(config or run.path / "config.toml", given)
 
 
 def _drop(run: runs.RunFolder, name: str) -> None:
@@ -280,31 +307,19 @@ def _drop(run: runs.RunFolder, name: str) -> None:
     if name == RERANKER and (run.path / name).is_dir():
         files.refuse_link(run.path / name)
         shutil.rmtree(run.path / name)
-        return
-    if name not in beside():
+    elif name not in beside():
         there = ", ".join([*beside(), RERANKER])
         raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
-    run.drop_signal(name)
+    else:
+        run.drop_signal(name)
+    leave_out(run.path, name)
 
 
-def _take_reranker(
-    run: runs.RunFolder, source: Run | str | Path | None, trains: bool, overwrite: bool
-) -> None:
+def _take_reranker(run: runs.RunFolder, source: Run | str | Path) -> None:
     """Copy the reranker of another run."""
-    if source is None:
-        raise RunError(
-            f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
-        )
-    if trains:
-        raise RunError("--from trains nothing; --config and --set go without it")
-    giver = runs.open_run(path_of(source))
-    if not giver.graph.same(run.graph):
-        raise RunError(f"{giver.path} is a run of another graph than {run.path}")
-    if (run.path / RERANKER).exists() and not overwrite:
-        raise RunError(f"{run.path} has a reranker already; --overwrite replaces it")
     files.refuse_link(run.path / RERANKER)
     with files.atomic_folder(run.path / RERANKER) as folder:
-        shutil.copytree(giver.path / RERANKER, folder, dirs_exist_ok=True)
+        shutil.copytree(path_of(source) / RERANKER, folder, dirs_exist_ok=True)
 
 
 def add_signal(
@@ -316,24 +331,19 @@ def add_signal(
     overwrite: bool,
     device: str | None,
     watch: Watcher,
+    marks: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Train a signal beside a run's model, or take it from another run, and keep it.
 
     It counts nothing until :func:`choose` has chosen how much.
+
+    Args:
+        marks: what else is recorded of it.
     """
     from kgmlm.opening import device_of
-    from kgmlm.signals import beside
     from kgmlm.starting import fit_signal
 
-    if source is not None and (config or given):
-        raise RunError("--from trains nothing; --config and --set go without it")
-    if foreign := settings_of(name, given, others=True):
-        raise RunError(f"--add {name} goes by the settings of {name} alone, not by {foreign[0]}")
-    file = run.path / beside()[name].file
-    files.check_writable(file)
-    if file.is_file() and not overwrite:
-        raise RunError(f"{run.path} has a signal '{name}' already; --overwrite replaces it")
-    settings = load_settings(config or run.path / "config.toml", given)
+    settings = _check_add(run, name, source, config, given, overwrite)
     made: tuple[Signal, dict[str, Any]]
     if source is not None:
         made = runs.open_run(path_of(source)).lend(name, run.graph)
@@ -342,17 +352,19 @@ def add_signal(
             bar = partial(watch, f"training {name}")
             with keeping(run.path, name, watch) as kept:
                 made = fit_signal(name, run.graph, settings, bar, device_of(device), kept)
-    run.save_signal(made[0], **made[1])
+    run.save_signal(made[0], **made[1], **marks)
 
 
-def _check_reranker(run: runs.RunFolder, replaced: bool) -> None:
+def _check_reranker(run: runs.RunFolder, resumed: bool, overwrite: bool) -> None:
     """Refuse to rerank what cannot be, and to replace unasked a reranker that is there."""
     files.check_writable(run.path / "run.json")
     if "valid" not in run.graph.splits:
         raise RunError(f"{run.path} has no validation triples to choose candidates and weight on")
     folder = run.path / RERANKER
     files.refuse_link(folder)
-    if not replaced and (folder / "run.json").is_file() and not is_blank(folder):
+    if resumed and not (folder / "run.json").is_file():
+        raise RunError(f"{run.path} has no reranker to resume; `kgmlm rerank {run.path}` trains one")
+    if not (resumed or overwrite) and (folder / "run.json").is_file() and not is_blank(folder):
         raise RunError(
             f"{run.path} has a reranker already; --resume trains it further, --overwrite replaces it, and "
             f"`kgmlm tune {run.path}` chooses again how it is used"

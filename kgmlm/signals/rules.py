@@ -102,13 +102,25 @@ class Rules:
             DataError: when that file cannot be read.
             NoRulesError: when there are no rules.
         """
-        if settings.file:
-            rules, _ = RuleFile(graph.entities, graph.relations).read(Path(settings.file))
-        else:
-            rules = mine(graph, settings, advance)
+        rules = cls.check(graph, settings) or mine(graph, settings, advance)
         if not rules:
-            raise NoRulesError(f"no rules were found in {settings.file or 'the training triples'}")
+            raise NoRulesError("no rules were found in the training triples")
         return cls.over_graph(rules, graph, DISCOUNTS[settings.aggregation])
+
+    @staticmethod
+    def check(graph: KnowledgeGraph, settings: RuleSettings) -> RuleSet | None:
+        """The rules of a file that settings name; None where they are to be mined.
+
+        Raises:
+            DataError: when the file cannot be read.
+            NoRulesError: when it has none about the graph.
+        """
+        if not settings.file:
+            return None
+        rules, _ = RuleFile(graph.entities, graph.relations).read(Path(settings.file))
+        if not rules:
+            raise NoRulesError(f"no rules were found in {settings.file}")
+        return rules
 
     @classmethod
     def over_graph(cls, rules: RuleSet, graph: KnowledgeGraph, discount: float) -> Rules:

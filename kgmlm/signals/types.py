@@ -45,6 +45,16 @@ class Types:
     def fresh(cls, reader: Reader) -> None:
         """It does not come with the model: it is counted beside it."""
 
+    @staticmethod
+    def check(graph: KnowledgeGraph, settings: TypeSettings) -> None:
+        """See, before long work, that a graph has the relation that tells types.
+
+        Raises:
+            RunError: when it has none of that name.
+        """
+        if settings.relation and settings.relation not in graph.relations.index:
+            raise RunError(f"types.relation: the graph has no relation '{settings.relation}'")
+
     @classmethod
     def fit(
         cls,
@@ -59,8 +69,7 @@ class Types:
         Raises:
             RunError: when there is no relation of the name that ``settings.relation`` gives.
         """
-        if settings.relation and settings.relation not in graph.relations.index:
-            raise RunError(f"types.relation: the graph has no relation '{settings.relation}'")
+        cls.check(graph, settings)
         relation = graph.relations.index.get(settings.relation, NONE)
         affinity = Affinity.learn(graph.context, relation, settings.missed, advance)
         return cls(EntityTypes.of(affinity, graph.context, settings.neighbors))
