@@ -1,12 +1,12 @@
-"""How good probabilities are: runs on their own test triples and on unseen graphs, and ComplEx alone.
+"""How good probabilities are: runs on their own test triples and on unseen graphs, and PyKEEN's ComplEx.
 
-    OMP_NUM_THREADS=1 python eval/probabilities.py RUN[:GRAPH] ... [--triples 1000] [--complex]
-        [--relations 200] [--output eval/probabilities.json]
+    OMP_NUM_THREADS=1 python eval/probabilities.py RUN[:GRAPH] ... [--triples 1000] [--complex EPOCHS]
+        [--dimension 100] [--relations 200] [--output eval/probabilities.json]
 
 A run is calibrated on a sample of its validation triples, and measured on a sample of the test triples of its
-own graph, or of another GRAPH that it has never seen. --complex trains ComplEx on the run's graph and puts
-that through the same functions instead of the run. --relations ranks the relations of so many test pairs.
-Rows are added to the JSON, of which the diagram (the same name, .svg) is drawn.
+own graph, or of another GRAPH that it has never seen. --complex trains PyKEEN's ComplEx on the run's graph
+and puts that through the same functions instead of the run. --relations ranks the relations of so many test
+pairs. Rows are added to the JSON, of which the diagram (the same name, .svg) is drawn.
 """
 
 from __future__ import annotations
@@ -17,40 +17,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
+from pykeen_complex import PyKEENComplEx
 
 import kgmlm
 from kgmlm import provenance
-from kgmlm.arrays import at
 from kgmlm.calibration import FEATURES, Calibration, shifted
-from kgmlm.config import Protocol, load_settings
+from kgmlm.config import Protocol
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import FloatArray, IntArray, Queries
+from kgmlm.kg import FloatArray, IntArray
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, features
-from kgmlm.pool import Pool, Reading
 from kgmlm.probabilities import Sample, calibrate, figures, temperature_of
 from kgmlm.reliability import binned, measured, reweighted
 from kgmlm.scope import Scope
-from kgmlm.scorer import PlainScorer, Scorer
-from kgmlm.signals.kge import KGE
+from kgmlm.scorer import Scorer
 
 SHARES = {"1:1": 0.5, "1:99": 0.01}
 SHOWN = ("accuracy", "auc", "average_precision", "brier", "log_loss", "ece")
 SEED = 1  # of the test sample; that of validation is 0
-
-
-class ComplEx(PlainScorer):
-    """ComplEx, trained on a graph's training triples with the default settings of a run."""
-
-    def __init__(self, graph: KnowledgeGraph) -> None:
-        super().__init__(len(graph.entities), len(graph.relations))
-        self.embeddings = KGE.fit(graph, load_settings(None, []).kge)
-
-    def score(self, queries: Queries) -> torch.Tensor:
-        """By the embeddings."""
-        return at("cpu", self.embeddings.score(Reading(queries), Pool(self.entities)))
 
 
 def scored(scorer: Scorer, graph: KnowledgeGraph, triples: IntArray) -> FloatArray:
@@ -122,46 +107,50 @@ def ranked_relations(
     return result
 
 
-def row(name: str, triples: int, only_complex: bool, relations: int) -> list[dict[str, Any]]:
-    """The rows of a run."""
+def row(name: str, triples: int, epochs: int, dimension: int, relations: int) -> dict[str, Any]:
+    """The row of a run.
+
+    Args:
+        epochs: most of PyKEEN's ComplEx, which is measured instead of the run; 0 measures the run.
+        dimension: of ComplEx.
+    """
     run_name, _, other = name.partition(":")
     run = kgmlm.open_run(run_name, rerank=0)
-    graph = run.graph
-    ranker: Scorer = run.way.ranker(run.folder, graph)
-    systems: dict[str, Scorer] = {"run": ranker}
-    if only_complex:
-        systems = {"ComplEx": ComplEx(graph)}
-    found = []
-    for system, scorer in systems.items():
-        started = time.monotonic()
-        calibration, sample, held = calibrate(scorer, graph, most=triples)
-        valid = figures(calibration, sample, held)
-        asked, numbers = graph, np.arange(len(graph.relations))
-        if other:
-            asked = Scope.inductive(graph, load_graph(other), Protocol(candidates="graph")).graph
-            numbers = np.array([graph.relations.index.get(r.label, -1) for r in asked.relations])
-            scorer = run.way.ranker(run.folder, asked)
-        test = tested(scorer, asked, numbers, calibration, triples)
-        more = {"relations": ranked_relations(scorer, asked, calibration, relations)} if relations else {}
-        found.append(
-            {
-                "run": Path(run_name).name,
-                "trained_on": graph.name,
-                "graph": asked.name,
-                "system": system,
-                "valid": valid,
-                "test": test,
-                **more,
-                "weights": calibration.models["both"].weights,
-                "seconds": round(time.monotonic() - started, 1),
-                "command": " ".join(["python eval/probabilities.py", name, f"--triples {triples}"]
-                                    + ["--complex"] * only_complex
-                                    + [f"--relations {relations}"] * bool(relations)),
-                "hardware": provenance.hardware(),
-                "versions": provenance.versions(),
-            }
-        )  # fmt: skip
-    return found
+    graph = asked = run.graph
+    scorer: Scorer = run.way.ranker(run.folder, graph)
+    more: dict[str, Any] = {}
+    if epochs:
+        scorer = embeddings = PyKEENComplEx(graph, epochs, triples, dimension)
+        more["complex"] = embeddings.about
+    started = time.monotonic()
+    calibration, sample, held = calibrate(scorer, graph, most=triples)
+    valid = figures(calibration, sample, held)
+    numbers = np.arange(len(graph.relations))
+    if other:
+        asked = Scope.inductive(graph, load_graph(other), Protocol(candidates="graph")).graph
+        numbers = np.array([graph.relations.index.get(r.label, -1) for r in asked.relations])
+        scorer = run.way.ranker(run.folder, asked)
+    test = tested(scorer, asked, numbers, calibration, triples)
+    if relations:
+        more["relations"] = ranked_relations(scorer, asked, calibration, relations)
+    return {
+        "run": Path(run_name).name,
+        "trained_on": graph.name,
+        "graph": asked.name,
+        "system": "PyKEEN's ComplEx" if epochs else "run",
+        "valid": valid,
+        "test": test,
+        **more,
+        "weights": calibration.models["both"].weights,
+        "seconds": round(time.monotonic() - started, 1),
+        "command": " ".join(
+            ["python eval/probabilities.py", name, f"--triples {triples}"]
+            + [f"--complex {epochs} --dimension {dimension}"] * bool(epochs)
+            + [f"--relations {relations}"] * bool(relations)
+        ),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+    }
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -196,28 +185,29 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main(
     runs: list[str],
     triples: Annotated[int, typer.Option(help="Of validation and of test, a seeded sample each.")] = 1000,
-    only_complex: Annotated[bool, typer.Option("--complex", help="ComplEx instead of the run.")] = False,
+    epochs: Annotated[
+        int, typer.Option("--complex", help="PyKEEN's ComplEx, for so many epochs at most, instead of it.")
+    ] = 0,
+    dimension: Annotated[int, typer.Option(help="Of ComplEx.")] = 100,
     relations: Annotated[int, typer.Option(help="Rank the relations of so many test pairs.")] = 0,
     output: Path = Path("eval/probabilities.json"),
 ) -> None:
     """Measure, add rows to the record, and draw it."""
     for name in runs:
-        new = row(name, triples, only_complex, relations)
+        new = row(name, triples, epochs, dimension, relations)
         rows = json.loads(output.read_text("utf-8")) if output.is_file() else []
         keys = ("run", "graph", "system")
-        same = [[found[k] for k in keys] for found in new]
-        rows = [found for found in rows if [found[k] for k in keys] not in same] + new
+        rows = [found for found in rows if any(found[k] != new[k] for k in keys)] + [new]
         output.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")  # a line per row
         draw(rows, output.with_suffix(".svg"))
-        for found in new:
-            for share, by in found["test"]["shares"].items():
-                for what, m in by.items():
-                    told = ", ".join(f"{k} {m[k]:.4f}" for k in SHOWN)
-                    low, high = m["ece_95"]
-                    whose = f"{found['graph']}, {found['system']}, {share}, {what}"
-                    print(f"{whose}: {told} ({low:.4f} to {high:.4f})")
-            print({k: round(v["auc"], 4) for k, v in found["test"]["by_negatives"].items()})
-            print(found.get("relations", ""), flush=True)
+        for share, by in new["test"]["shares"].items():
+            for what, m in by.items():
+                told = ", ".join(f"{k} {m[k]:.4f}" for k in SHOWN)
+                low, high = m["ece_95"]
+                whose = f"{new['graph']}, {new['system']}, {share}, {what}"
+                print(f"{whose}: {told} ({low:.4f} to {high:.4f})")
+        print({k: round(v["auc"], 4) for k, v in new["test"]["by_negatives"].items()})
+        print(new.get("complex", ""), new.get("relations", ""), flush=True)
 
 
 if __name__ == "__main__":

@@ -68,15 +68,19 @@ def is_unpacked(path: Path) -> bool:
 
 
 def find_pack(name: str | Path) -> Path | None:
-    """The pack that is meant: a file, or one in ``models/`` (or ``$KGMLM_MODELS``) by its name."""
+    """The pack that is meant: a file, or one in ``models/`` by its name.
+
+    That is ``$KGMLM_MODELS``, or the folder ``models`` here, or that of the repository kgmlm is used from.
+    """
     path = Path(name)
     if is_pack(path):
         return path
     if path.exists() or len(path.parts) != 1:
         return None
-    root = os.environ.get("KGMLM_MODELS") or Path(__file__).parent.parent / "models"
-    found = Path(root) / f"{path.name}{SUFFIX}"
-    return found if is_pack(found) else None
+    given = os.environ.get("KGMLM_MODELS")
+    roots = [Path(given)] if given else [Path("models"), Path(__file__).parent.parent / "models"]
+    there = (root / f"{path.name}{SUFFIX}" for root in roots)
+    return next(filter(is_pack, there), None)
 
 
 def write_pack(

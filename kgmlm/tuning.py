@@ -48,8 +48,15 @@ class Folds(NamedTuple):
         return cls(mixture, mixture, mixture)
 
     @classmethod
-    def fitted(cls, sample: Sample, names: Sequence[str], *, by_relation: bool = True) -> Folds:
-        """The weights of some signals.
+    def fitted(
+        cls,
+        sample: Sample,
+        names: Sequence[str],
+        tell: Callable[[], None] = lambda: None,
+        *,
+        by_relation: bool = True,
+    ) -> Folds:
+        """The weights of some signals; ``tell`` is called after each fit.
 
         Those of the text are fitted without the others, which are then fitted beside their sum: so a run's
         text ranks as well alone as it can, whatever is beside it.
@@ -65,7 +72,11 @@ class Folds(NamedTuple):
             whole = sample.summed("text", parts).fitted(["text", *beside], of_B, by_relation=by_relation)
             return whole.opened("text", parts)
 
-        return cls(*map(of, (every_B, odd_B, ~odd_B) if count > 2 else 3 * (every_B,)))
+        found = []
+        for of_B in (every_B, odd_B, ~odd_B) if count > 2 else 3 * (every_B,):
+            found.append(of(of_B))
+            tell()
+        return cls(*found)
 
 
 def _check_choice(protocol: Protocol) -> None:
@@ -122,10 +133,12 @@ def weigh(
     if len(names) > 1:
         sample = Sample.drawn(ranker, contest, names, advance, batch_size)
     ways: dict[str, Folds] = {f"{name} alone": Folds.same(ranker.mixture.only(name)) for name in names}
+    fits = 6 * sum(len(of) > 1 for of in stages.values())
+    tell = partial(advance, "fitting weights", 1, fits)
     for stage, of in stages.items():
         fitted = len(of) > 1
-        ways[stage] = Folds.fitted(sample, of) if fitted else ways[f"{of[0]} alone"]
-        ways[f"{stage} one"] = Folds.fitted(sample, of, by_relation=False) if fitted else ways[stage]
+        ways[stage] = Folds.fitted(sample, of, tell) if fitted else ways[f"{of[0]} alone"]
+        ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
     measured = _measured(ranker, contest, ways, advance, batch_size)
     mrr = {name: float(found_B.mean()) for name, found_B in measured.items()}
     figures = {stage: _figures(measured[stage]) for stage in stages}

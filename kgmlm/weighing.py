@@ -10,7 +10,8 @@ Shapes: B queries, C candidates (the answer and those that some signal ranks bes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -147,28 +148,32 @@ def _most_likely(
     from scipy.optimize import minimize
 
     signals = scores_BCS.shape[2]
+    # By kind, so that one block of candidates has the same weights; without those that are not there.
+    order_B = np.argsort(kind_B, kind="stable") if kinds else np.arange(len(kind_B))
+    if not len(order_B):
+        return np.zeros(signals), np.zeros((kinds, signals))
+    there_BC = there_BC[order_B]
+    scores_TS = scores_BCS[order_B][there_BC].astype(np.float64)
+    count_B = there_BC.sum(1)
+    first_B = np.cumsum(count_B) - count_B  # the answers
+    starts = np.searchsorted(kind_B[order_B], np.arange(kinds)) if kinds else np.zeros(1, np.int64)
+    bounds = [*first_B[starts].tolist(), len(scores_TS)]
+    blocks = [slice(*bound) for bound in itertools.pairwise(bounds)]
 
     def cost(flat: FloatArray) -> tuple[float, FloatArray]:
         log_S, own_GS = flat[:signals], flat[signals:].reshape(kinds, signals)
-        weight_BS = np.exp(log_S + own_GS[kind_B] if kinds else np.tile(log_S, (len(kind_B), 1)))
+        weight_GS = np.exp(log_S + own_GS if kinds else log_S[None])
+        logits_T = np.concatenate([scores_TS[at] @ w_S for at, w_S in zip(blocks, weight_GS, strict=True)])
+        top_B = np.maximum.reduceat(logits_T, first_B)
+        share_T = np.exp(logits_T - np.repeat(top_B, count_B))
+        sum_B = np.add.reduceat(share_T, first_B)
         value = SHRINK * (own_GS**2).sum() + LEAN * (log_S**2).sum()
-        slope_BS = np.empty_like(weight_BS)
-        for part in _parts(len(kind_B)):
-            scores_bCS = scores_BCS[part].astype(np.float64)
-            logits_bC = np.einsum("bcs,bs->bc", scores_bCS, weight_BS[part])
-            logits_bC = np.where(there_BC[part], logits_bC, -np.inf)
-            top_b1 = logits_bC.max(1, keepdims=True)
-            share_bC = np.exp(logits_bC - top_b1)
-            sum_b1 = share_bC.sum(1, keepdims=True)
-            value += float((np.log(sum_b1) + top_b1 - logits_bC[:, :1]).sum())
-            share_bC /= sum_b1
-            share_bC[:, 0] -= 1
-            slope_BS[part] = np.einsum("bc,bcs->bs", share_bC, scores_bCS)
-        slope_BS *= weight_BS
-        own_slope_GS = 2 * SHRINK * own_GS
-        if kinds:
-            np.add.at(own_slope_GS, kind_B, slope_BS)
-        return value, np.concatenate([slope_BS.sum(0) + 2 * LEAN * log_S, own_slope_GS.ravel()])
+        value += float((np.log(sum_B) + top_B - logits_T[first_B]).sum())
+        share_T /= np.repeat(sum_B, count_B)
+        share_T[first_B] -= 1
+        slope_GS = weight_GS * np.stack([share_T[at] @ scores_TS[at] for at in blocks])
+        own_slope_GS = 2 * SHRINK * own_GS + (slope_GS if kinds else 0)
+        return value, np.concatenate([slope_GS.sum(0) + 2 * LEAN * log_S, own_slope_GS.ravel()])
 
     count = signals * (1 + kinds)
     # To the end, so that the weights hardly depend on how queries were batched.
@@ -176,7 +181,3 @@ def _most_likely(
         cost, np.zeros(count), jac=True, method="L-BFGS-B", bounds=[(-FAR, FAR)] * count, options=_CLOSELY
     )
     return found.x[:signals], found.x[signals:].reshape(kinds, signals)
-
-
-def _parts(count: int, size: int = 1024) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, count, size))

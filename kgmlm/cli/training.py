@@ -24,9 +24,9 @@ def train(
     preset: Annotated[
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         typer.Option(
-            help="Stages and settings that suit the graph: quick (text), balanced, best (KGE, reranker), "
-            "zero-shot (for entities never seen); plain: text by the settings as they are. By default "
-            "balanced, or plain with --config, --teacher or an objective.",
+            help="Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), "
+            "best (longer, with a reranker), zero-shot (for unseen entities); plain: text by the settings "
+            "as they are. By default balanced, or plain with --config, --teacher or an objective.",
             show_default=False,
         ),
     ] = None,
