@@ -181,7 +181,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     rules = whole.folder.record["signals"]["rules"]["settings"]
     assert {key: rules[key] for key in own} == own, "what the user trained since stays"
     assert "types" not in whole.folder.chosen.of, "what the user dropped stays away"
-    with pytest.raises(RunError, match="--model is for the start of a reranker"):
+    with pytest.raises(RunError, match="--model begins a reranker"):
         kgmlm.rerank(path, resume=True, model="scratch", progress=False)
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     with pytest.raises(RunError, match="begun with the preset 'balanced', not 'quick'"):

@@ -165,8 +165,8 @@ def calibrate(
     They tell validation triples from negatives: those that the dataset's valid file has, or else corrupted
     triples. `kgmlm tune` or further training makes them out of date, and this fits them again.
     """
+    from kgmlm.jobs.classifying import MISSING, measure_probabilities
     from kgmlm.jobs.classifying import calibrate as job
-    from kgmlm.jobs.classifying import measure_probabilities
     from kgmlm.kg import ConfigError
     from kgmlm.watching import Bars
 
@@ -182,6 +182,8 @@ def calibrate(
         )  # fmt: skip
         what = "validation triples"
     else:
+        if missing != MISSING:
+            raise ConfigError("--missing is for fitting; --report measures the probabilities that there are")
         figures = measure_probabilities(
             run, split=report, graph=graph, allow_seen_entities=allow_seen_entities,
             allow_new_relations=allow_new_relations, skip_header=skip_header, max_triples=max_triples,

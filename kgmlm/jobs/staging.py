@@ -17,9 +17,10 @@ from kgmlm.asking import shortlist_of
 from kgmlm.chosen import fingerprints, text_fingerprint
 from kgmlm.config import Settings, Stage
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.jobs.adding import Addition, add_signal
 from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import add_signal, train_reranker, tune
+from kgmlm.jobs.tuning import train_reranker, tune
 from kgmlm.kg import NoRulesError, RunError, counted
 from kgmlm.processes import in_several_processes
 from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of, share_of
@@ -327,7 +328,7 @@ def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Wat
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
     marks = {"cut": True} if bounds or (lent and _teacher_was_cut(run)) else {}
     try:
-        add_signal(run, name, run.path if lent else None, None, given, cut, None, watch, marks)
+        add_signal(run, Addition(name, run.path if lent else None, given=given, marks=marks), None, watch)
     except NoRulesError as error:  # of a small or odd graph: nothing is wrong
         watch.tell(str(error))
         if max_steps is None:

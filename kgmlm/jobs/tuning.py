@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
 from kgmlm.config import Protocol, Settings, load_settings
-from kgmlm.jobs.running import as_assignments, keeping, settings_of, train_watched
+from kgmlm.jobs.adding import Addition, add_signal, drop_part, take_reranker
+from kgmlm.jobs.running import as_assignments, settings_of, train_watched
 from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError
 from kgmlm.processes import ALONE, World, join, shared_by
 from kgmlm.records import read_record
 from kgmlm.run import Run, path_of
-from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank, leave_out
+from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
     from kgmlm.mixture import Mixture, Use
     from kgmlm.ranker import Ranker
-    from kgmlm.signals import Signal
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
 
@@ -77,17 +76,19 @@ def tune(
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if "valid" not in folder.graph.splits:
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
+    added = None
     if add is not None:
-        _check_add(folder, add, source, as_path(config), assignments, overwrite or add == drop)
+        added = Addition(add, source, as_path(config), assignments, overwrite or add == drop)
+        added.check(folder)
     quiet_transformers()
     watch = watcher_of(progress)
     if world.main:
         if drop is not None:
-            _drop(folder, drop)
+            drop_part(folder, drop)
         if add == RERANKER and source is not None:
-            _take_reranker(folder, source)
-        elif add is not None:
-            add_signal(folder, add, source, as_path(config), assignments, overwrite, device, watch)
+            take_reranker(folder, source)
+        elif added is not None:
+            add_signal(folder, added, device, watch)
     world.wait()
     folder = runs.open_run(folder.path)
     return choose(folder, max_triples, candidates, precision, batch_size, device, watch, world=world)
@@ -129,7 +130,7 @@ def rerank(
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
     if resume and model is not None:
-        raise RunError("--model is for the start of a reranker; --resume goes on with the one that it has")
+        raise RunError("--model begins a reranker; --resume continues the one that is there")
     return train_reranker(
         path_of(run),
         [*set_, *as_assignments(settings)],
@@ -260,99 +261,6 @@ def complete_text(path: Path, watch: Watcher) -> None:
         found = choose(run, training.eval_triples, None, "fp32", 64, None, watch)
         watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
     run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
-
-
-def _check_add(
-    run: runs.RunFolder,
-    name: str,
-    source: Run | str | Path | None,
-    config: Path | None,
-    given: Sequence[str],
-    overwrite: bool,
-) -> Settings:
-    """Refuse what cannot be added before anything is dropped; the settings that it is trained by."""
-    from kgmlm.signals import beside
-
-    if name not in (*beside(), RERANKER):
-        raise RunError(f"there is no signal '{name}' to add; there are {', '.join([*beside(), RERANKER])}")
-    if source is None and name == RERANKER:
-        raise RunError(
-            f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
-        )
-    if source is not None and (config or given):
-        raise RunError("--from trains nothing; --config and --set go without it")
-    if source is not None:
-        giver = runs.open_run(path_of(source))
-        if name != RERANKER:
-            giver.lend(name, run.graph)
-        elif not has_reranker(giver.path):
-            raise RunError(f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one")
-        elif not giver.graph.same(run.graph):
-            raise RunError(f"{giver.path} is a run of another graph than {run.path}")
-    if foreign := settings_of(name, given, others=True):
-        raise RunError(f"--add {name} goes by the settings of {name} alone, not by {foreign[0]}")
-    file = run.path / (RERANKER if name == RERANKER else beside()[name].file)
-    if file.exists() and not overwrite:
-        kind = "reranker" if name == RERANKER else f"signal '{name}'"
-        raise RunError(f"{run.path} has a {kind} already; --overwrite replaces it")
-    if name != RERANKER:
-        files.check_writable(file)
-    return load_settings(config or run.path / "config.toml", given)
-
-
-def _drop(run: runs.RunFolder, name: str) -> None:
-    """Remove a signal that is beside the model, or the reranker."""
-    from kgmlm.signals import beside
-
-    if name == RERANKER and (run.path / name).is_dir():
-        files.refuse_link(run.path / name)
-        shutil.rmtree(run.path / name)
-    elif name not in beside():
-        there = ", ".join([*beside(), RERANKER])
-        raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
-    else:
-        run.drop_signal(name)
-    leave_out(run.path, name)
-
-
-def _take_reranker(run: runs.RunFolder, source: Run | str | Path) -> None:
-    """Copy the reranker of another run."""
-    files.refuse_link(run.path / RERANKER)
-    with files.atomic_folder(run.path / RERANKER) as folder:
-        shutil.copytree(path_of(source) / RERANKER, folder, dirs_exist_ok=True)
-
-
-def add_signal(
-    run: runs.RunFolder,
-    name: str,
-    source: Run | str | Path | None,
-    config: Path | None,
-    given: Sequence[str],
-    overwrite: bool,
-    device: str | None,
-    watch: Watcher,
-    marks: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Train a signal beside a run's model, or take it from another run, and keep it.
-
-    It counts nothing until :func:`choose` has chosen how much.
-
-    Args:
-        marks: what else is recorded of it.
-    """
-    from kgmlm.opening import device_of
-    from kgmlm.starting import fit_signal
-
-    settings = _check_add(run, name, source, config, given, overwrite)
-    made: tuple[Signal, dict[str, Any]]
-    if source is not None:
-        made = runs.open_run(path_of(source)).lend(name, run.graph)
-    else:
-        with watch:
-            bar = partial(watch, f"training {name}")
-            with keeping(run.path, name, watch) as kept:
-                made = fit_signal(name, run.graph, settings, bar, device_of(device), kept)
-    run.save_signal(made[0], **made[1], **marks)
 
 
 def _check_reranker(run: runs.RunFolder, resumed: bool, overwrite: bool) -> None:

@@ -1,0 +1,121 @@
+"""What is beside a run's model: signals that are added or dropped, and the reranker of another run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kgmlm import files, runs
+from kgmlm.config import Settings, load_settings
+from kgmlm.jobs.running import keeping, settings_of
+from kgmlm.kg import RunError
+from kgmlm.run import Run, path_of
+from kgmlm.upkeep import RERANKER, has_reranker, leave_out
+from kgmlm.watching import Watcher
+
+if TYPE_CHECKING:
+    from kgmlm.signals import Signal
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What is to be added beside a run's model: a signal, or the reranker of another run.
+
+    Attributes:
+        source: a run to take it from, instead of training it.
+        config, given: settings by which it is trained; by default those of the run.
+        overwrite: whether it replaces an older one.
+        marks: what else is recorded of it.
+    """
+
+    name: str
+    source: Run | str | Path | None = None
+    config: Path | None = None
+    given: Sequence[str] = ()
+    overwrite: bool = False
+    marks: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, run: runs.RunFolder) -> None:
+        """Refuse what cannot be added to a run, before anything of it is changed."""
+        from kgmlm.signals import beside
+
+        if self.name not in (*beside(), RERANKER):
+            raise RunError(
+                f"there is no signal '{self.name}' to add; there are {', '.join([*beside(), RERANKER])}"
+            )
+        if self.source is None and self.name == RERANKER:
+            raise RunError(
+                f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
+            )
+        if self.source is not None and (self.config or self.given):
+            raise RunError("--from trains nothing; --config and --set go without it")
+        if self.source is not None:
+            giver = runs.open_run(path_of(self.source))
+            if self.name != RERANKER:
+                giver.lend(self.name, run.graph)
+            elif not has_reranker(giver.path):
+                raise RunError(
+                    f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one"
+                )
+            elif not giver.graph.same(run.graph):
+                raise RunError(f"{giver.path} is a run of another graph than {run.path}")
+        if foreign := settings_of(self.name, self.given, others=True):
+            raise RunError(
+                f"--add {self.name} goes by the settings of {self.name} alone, not by {foreign[0]}"
+            )
+        file = run.path / (RERANKER if self.name == RERANKER else beside()[self.name].file)
+        if file.exists() and not self.overwrite:
+            kind = "reranker" if self.name == RERANKER else f"signal '{self.name}'"
+            raise RunError(f"{run.path} has a {kind} already; --overwrite replaces it")
+        if self.name != RERANKER:
+            files.check_writable(file)
+        self.settings(run)
+
+    def settings(self, run: runs.RunFolder) -> Settings:
+        """By which it is trained."""
+        return load_settings(self.config or run.path / "config.toml", self.given)
+
+
+def drop_part(run: runs.RunFolder, name: str) -> None:
+    """Remove a signal that is beside the model, or the reranker."""
+    from kgmlm.signals import beside
+
+    if name == RERANKER and (run.path / name).is_dir():
+        files.refuse_link(run.path / name)
+        shutil.rmtree(run.path / name)
+    elif name not in beside():
+        there = ", ".join([*beside(), RERANKER])
+        raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
+    else:
+        run.drop_signal(name)
+    leave_out(run.path, name)
+
+
+def take_reranker(run: runs.RunFolder, source: Run | str | Path) -> None:
+    """Copy the reranker of another run."""
+    files.refuse_link(run.path / RERANKER)
+    with files.atomic_folder(run.path / RERANKER) as folder:
+        shutil.copytree(path_of(source) / RERANKER, folder, dirs_exist_ok=True)
+
+
+def add_signal(run: runs.RunFolder, added: Addition, device: str | None, watch: Watcher) -> None:
+    """Train a signal beside a run's model, or take it from another run, and keep it.
+
+    It counts nothing until :func:`kgmlm.jobs.tuning.choose` has chosen how much.
+    """
+    from kgmlm.opening import device_of
+    from kgmlm.starting import fit_signal
+
+    made: tuple[Signal, dict[str, Any]]
+    if added.source is not None:
+        made = runs.open_run(path_of(added.source)).lend(added.name, run.graph)
+    else:
+        with watch:
+            bar = partial(watch, f"training {added.name}")
+            with keeping(run.path, added.name, watch) as kept:
+                made = fit_signal(added.name, run.graph, added.settings(run), bar, device_of(device), kept)
+    run.save_signal(made[0], **made[1], **added.marks)
