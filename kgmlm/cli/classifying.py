@@ -173,9 +173,7 @@ def calibrate(
     watch = Bars(quiet)
     if report is None:
         if graph is not None or allow_seen_entities or allow_new_relations or skip_header:
-            raise ConfigError(
-                "--graph and what goes with it need --report, which names a split of that graph"
-            )
+            raise ConfigError("--graph and what goes with it need --report, the name of a split of it")
         figures = job(
             run, max_triples=max_triples, missing=missing, seed=seed, precision=precision,
             batch_size=batch_size, device=device, progress=watch,
