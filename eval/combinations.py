@@ -10,7 +10,6 @@ The record is eval/combinations.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -126,7 +125,7 @@ def main(
             how = {"versions": provenance.versions(), "hardware": provenance.hardware()}
             rows.append({**row, **how, "command": provenance.command()})
     if output is not None:
-        before = json.loads(output.read_text("utf-8"))["rows"] if output.exists() else []
+        before = store.rows(output)
         new = {row["run"] for row in rows}
         store.write_rows(output, [*(row for row in before if row["run"] not in new), *rows])
 

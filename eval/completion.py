@@ -11,14 +11,13 @@ command continues after an interruption. Rows are added to the JSON.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
+import store
 import typer
-from store import write_rows
 
 import kgmlm
 from kgmlm import provenance
@@ -60,10 +59,10 @@ def main(
     for run in runs:
         with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
             new = row(run, Path(folder), sample, workers, batch_size)
-        rows = json.loads(output.read_text("utf-8"))["rows"] if output.is_file() else []
+        rows = store.rows(output)
         keys = ("run", "graph", "sample")
         rows = [found for found in rows if any(found[k] != new[k] for k in keys)] + [new]
-        write_rows(output, rows)
+        store.write_rows(output, rows)
         print(f"{new['graph']}: {new['queries']:,} queries, {new['listed']:,} triples")
         for found in (*new["report"]["by probability"], *new["report"]["best"]):
             what = f"p >= {found['probability']}" if "probability" in found else f"best {found['listed']}"

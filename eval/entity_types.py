@@ -7,7 +7,6 @@ The record is eval/entity_types.json. Beside other signals eval/combinations.py 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +97,7 @@ def main(
             how = {"versions": provenance.versions(), "hardware": provenance.hardware()}
             rows.append({**row, **how, "command": provenance.command()})
     if output is not None:
-        before = json.loads(output.read_text("utf-8"))["rows"] if output.exists() else []
+        before = store.rows(output)
         keys = ("dataset", "split", "rung")
         new = {tuple(r[k] for k in keys) for r in rows}
         kept = [r for r in before if tuple(r[k] for k in keys) not in new]

@@ -10,7 +10,6 @@ made again. Test is measured of presets alone.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -115,7 +114,7 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Train and measure, and print a line each."""
-    rows = json.loads(output.read_text("utf-8"))["rows"] if output and output.exists() else []
+    rows = store.rows(output)
     asked = [
         (name, split, variant)
         for name in graphs

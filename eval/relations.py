@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import store
 import torch
 import typer
-from store import write_rows
 
 import kgmlm
 from kgmlm import provenance
@@ -145,10 +145,10 @@ def main(
     """Measure, and add rows to the record."""
     for name in runs:
         new = row(name, split, pairs)
-        rows = json.loads(output.read_text("utf-8"))["rows"] if output.is_file() else []
+        rows = store.rows(output)
         keys = ("run", "graph", "split")
         rows = [found for found in rows if any(found[k] != new[k] for k in keys)] + [new]
-        write_rows(output, rows)
+        store.write_rows(output, rows)
         print(new["graph"], split, json.dumps(new["figures"]), new["weights"], new["seconds"], flush=True)
 
 

@@ -8,7 +8,6 @@ context and whose entities are the candidates.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +107,7 @@ def main(
         shown = [f"{row['metrics'][f'both.realistic.{k}']:.4f}" for k in SHOWN]
         print(name, split, *shown, row["rules"], row["cpu_seconds"], flush=True)
     if output is not None:
-        before = json.loads(output.read_text("utf-8"))["rows"] if output.exists() else []
+        before = store.rows(output)
         new = {(r["dataset"], r["split"]) for r in rows}
         kept = [r for r in before if (r["dataset"], r["split"]) not in new]
         store.write_rows(output, [*kept, *rows])

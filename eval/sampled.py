@@ -69,7 +69,7 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Train and measure, and print a line each."""
-    rows = json.loads(output.read_text("utf-8"))["rows"] if output and output.exists() else []
+    rows = store.rows(output)
     short = Path(model).parent.name if "/" in model else model
     there = {(r["graph"], r["model"], r["candidates"], r["seed"]) for r in rows}
     for seed in range(seeds):

@@ -27,6 +27,13 @@ def runs() -> dict[str, dict[str, Any]]:
     return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted(RUNS.glob("*.toml"))}
 
 
+def rows(path: Path | None) -> list[dict[str, Any]]:
+    """The rows that a file of :func:`write_rows` has; none where there is no file."""
+    if path is None or not path.exists():
+        return []
+    return list(json.loads(path.read_text("utf-8"))["rows"])
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]], **about: Any) -> None:
     """Write rows as JSON, a line each, and what is said of all of them."""
     lines = ",\n".join(map(json.dumps, rows))

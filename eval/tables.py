@@ -160,6 +160,17 @@ def rules() -> str:
     return markdown(["graph", "rule", *METRICS, "tail MRR", "head MRR"], rows)
 
 
+def half_links(lines: dict[str, Line]) -> str:
+    """MRR by which halves of a triple training has."""
+    rows: dict[str, list[str]] = {}
+    for row in store.rows(store.HERE / "half_links.json"):
+        line = lines[row["record"]]
+        cells = rows.setdefault(row["record"], [line["dataset"], column(line), row["record"]])
+        cells.append(f"{figure(row['mrr'])} ({row['ranks']:,})")
+    slices = ("both halves", "the query's alone", "the answer's alone", "neither")
+    return markdown(["graph", "ranks by", "record", *slices], rows.values())
+
+
 def retrieval() -> str:
     """The benchmark of exact scoring and indexes."""
     keys = {
@@ -200,6 +211,7 @@ def page() -> str:
         "unseen": by_run([*rows(new), *slices], about),
         "negatives": negatives([line for line in lines if sampled(line)]),
         "rules": rules(),
+        "half_links": half_links(store.evaluations()),
         "retrieval": retrieval(),
         "everything": everything(lines),
         "runs": about_runs(runs),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.special import expit
 
 from kgmlm.kg import BoolArray, FloatArray, IntArray, RunError
 from kgmlm.reliability import log_loss, reweighted
@@ -79,7 +80,7 @@ class Calibrator(_Strict):
     def probability(self, sums: FloatArray) -> FloatArray:
         """Of sums of features, of any shape."""
         if self.kind == "platt":
-            found = sigmoid(self.x[0] * sums + self.y[0])
+            found = expit(self.x[0] * sums + self.y[0])
         else:
             found = np.interp(sums, self.x, self.y)
         return np.clip(found, self.lowest, self.highest)
@@ -188,11 +189,6 @@ class Calibration(_Strict):
             least = known[np.where((relations >= 0) & (relations < len(self.thresholds)), relations, -1)]
         found: BoolArray = probabilities >= least
         return found
-
-
-def sigmoid(values: FloatArray) -> FloatArray:
-    """Log odds to probabilities."""
-    return 0.5 * (1 + np.tanh(values / 2))
 
 
 def shifted(probabilities: FloatArray, prior: float, fitted_at: float = FITTED_AT) -> FloatArray:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from kgmlm.config import Protocol
-from kgmlm.filters import FilterIndex
+from kgmlm.filters import FilterIndex, Groups
 from kgmlm.first_stage import MAX_SCORES
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, BoolArray, ConfigError, IntArray, Queries, both_sides
@@ -73,16 +73,13 @@ class Asked:
     Attributes:
         queries: all heads, then all tails.
         answers: of each.
-        first: a query of each group.
-        members: queries, group by group; those of group g are ``members[bounds[g]:bounds[g + 1]]``.
+        groups: which of them are equal.
         known: the filter.
     """
 
     queries: Queries
     answers: IntArray
-    first: IntArray
-    members: IntArray
-    bounds: IntArray
+    groups: Groups
     known: FilterIndex
 
     @classmethod
@@ -90,15 +87,12 @@ class Asked:
         """Of some triples of a graph, whose splits are the protocol's filter."""
         queries, answers = both_sides(triples)
         index = graph.known(protocol.filter)
-        _, first, inverse = np.unique(index.keys(queries), return_index=True, return_inverse=True)
-        members = np.argsort(inverse, kind="stable")
-        bounds = np.searchsorted(inverse[members], np.arange(len(first) + 1))
-        return cls(queries, answers, first, members, bounds, index)
+        return cls(queries, answers, Groups.of(index.keys(queries)), index)
 
     @property
     def distinct(self) -> Queries:
         """The distinct queries."""
-        return self.queries[self.first]
+        return self.queries[self.groups.first]
 
     @property
     def digest(self) -> str:
@@ -116,20 +110,14 @@ class Asked:
             RunError: when the processes were asked different queries.
         """
         world.agree(self.digest, "triples")
-        return world.share(np.diff(self.bounds))
+        return world.share(self.groups.sizes)
 
     def in_parts(self, rows: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """As :meth:`of_groups`, some queries at a time: a hub may be asked about in thousands of triples."""
-        at, group = self.of_groups(rows)
+        """As :meth:`Groups.take`, some queries at a time: a hub may be asked about in thousands of them."""
+        at, group = self.groups.take(rows)
         most = max(1, most)
         for start in range(0, len(at), most):
             yield at[start : start + most], group[start : start + most]
-
-    def of_groups(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """The queries of some groups, and for each which of the groups it belongs to."""
-        groups = [self.members[self.bounds[r] : self.bounds[r + 1]] for r in rows]
-        at = np.concatenate([self.members[:0], *groups])
-        return at, np.repeat(np.arange(len(rows)), self.bounds[rows + 1] - self.bounds[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +304,7 @@ class Ranking:
         comparable = None if by_index else _comparable(scope, triples, protocol)
         other = View.of(member_N, triples) if by_index else comparable
         scores_B = np.zeros(len(asked.queries), np.float32)
-        piece = piece_size(len(asked.first), batch_size)
+        piece = piece_size(len(asked.groups), batch_size)
         return cls(
             scope, protocol, sampled, triples, asked, main, comparable, other, scores_B, batch_size, piece
         )
@@ -324,12 +312,12 @@ class Ranking:
     @property
     def sizes(self) -> IntArray:
         """How many ranks each piece has."""
-        starts = np.arange(0, len(self.asked.first), self.piece)
-        return np.add.reduceat(np.diff(self.asked.bounds), starts)
+        starts = np.arange(0, len(self.asked.groups), self.piece)
+        return np.add.reduceat(self.asked.groups.sizes, starts)
 
     def _groups(self, number: int) -> IntArray:
         """The distinct queries of a piece."""
-        return np.arange(number * self.piece, min((number + 1) * self.piece, len(self.asked.first)))
+        return np.arange(number * self.piece, min((number + 1) * self.piece, len(self.asked.groups)))
 
     def maker(self, ranker: Scorer, retrieval: Retrieval | None) -> Make[Found]:
         """What makes pieces by a ranker's scores."""
@@ -349,13 +337,13 @@ class Ranking:
                 if self.other is not None:
                     self.other.rank(other_dN, group, at, answers, known)
                 advance(len(at))
-        at, _ = asked.of_groups(groups)
+        at, _ = asked.groups.take(groups)
         other_3b = None if self.other is None else self.other.ranks_3B[:, at]
         return Found(number, self.main.ranks_3B[:, at], other_3b, self.scores_B[at])
 
     def fill(self, found: Found) -> None:
         """Take in what a piece has come to, wherever it was made."""
-        at, _ = self.asked.of_groups(self._groups(found.number))
+        at, _ = self.asked.groups.take(self._groups(found.number))
         self.main.ranks_3B[:, at], self.scores_B[at] = found.ranks_3b, found.scores_b
         if self.other is not None and found.other_3b is not None:
             self.other.ranks_3B[:, at] = found.other_3b

@@ -34,6 +34,40 @@ class GroupedAnswers:
 
 
 @dataclass(frozen=True, eq=False)
+class Groups:
+    """Queries that are equal, together: those of group g are ``members[offsets[g]:offsets[g + 1]]``.
+
+    Attributes:
+        first: a query of each group.
+    """
+
+    first: IntArray
+    members: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def of(cls, keys: IntArray) -> Groups:
+        """Of queries with these keys (:meth:`FilterIndex.keys`)."""
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        members = np.argsort(inverse, kind="stable")
+        return cls(first, members, np.searchsorted(inverse[members], np.arange(len(first) + 1)))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def sizes(self) -> IntArray:
+        """Queries per group."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The queries of some groups, and for each which of these groups it belongs to."""
+        groups = [self.members[self.offsets[r] : self.offsets[r + 1]] for r in rows]
+        members = np.concatenate([self.members[:0], *groups])
+        return members, np.repeat(np.arange(len(rows)), self.sizes[rows])
+
+
+@dataclass(frozen=True, eq=False)
 class Links:
     """Triples by entity, as a large graph keeps them: those of e are ``rows[offsets[e]:offsets[e + 1]]``.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import expit
 
 from kgmlm.kg import BoolArray, FloatArray, IntArray
 
@@ -278,7 +279,8 @@ class Likely:
 
     def __call__(self, evidence: IntArray, features: FloatArray, relations: IntArray) -> FloatArray:
         """The probabilities of triples ``(n,)``."""
-        return _sigmoid(self.effects(*self.scale(features, relations), evidence, relations))
+        found: FloatArray = expit(self.effects(*self.scale(features, relations), evidence, relations))
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """What is kept of it."""
@@ -287,11 +289,6 @@ class Likely:
             for name, part in (("scale", self.scale), ("effects", self.effects))
         }
         return {"prior": self.prior, "labeled": self.labeled, **kept}
-
-
-def _sigmoid(odds: FloatArray) -> FloatArray:
-    found: FloatArray = 0.5 * (1 + np.tanh(odds / 2))
-    return found
 
 
 def _share(examples: Examples) -> float:
@@ -349,7 +346,7 @@ def _effects(
 
     def loss(at: FloatArray) -> tuple[float, FloatArray]:
         odds = effects(at)(sides, better, examples.evidence, relation)
-        true = _sigmoid(odds)
+        true = expit(odds)
         missed = 1 - labeled * true
         likelihood = np.where(labels, -np.logaddexp(0, -odds), np.log(missed))
         slope = weights * np.where(labels, 1 - true, -labeled * true * (1 - true) / missed)
@@ -385,7 +382,7 @@ def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled:
     counts = examples.weights / max(1.0, float(examples.weights.sum()))
 
     def missing(intercept: float) -> float:
-        return float((counts * _sigmoid(softmax + intercept)).sum()) - share
+        return float((counts * expit(softmax + intercept)).sum()) - share
 
     intercept = float(brentq(missing, -1e4, 1e4)) if len(softmax) else 0.0
     return Effects(

@@ -17,7 +17,7 @@ import numpy as np
 from kgmlm.arrays import Array, numpy
 from kgmlm.calibration import FEATURES
 from kgmlm.constraints import MISSED
-from kgmlm.filters import FilterIndex
+from kgmlm.filters import FilterIndex, Groups
 from kgmlm.kg import BoolArray, FloatArray, IntArray, Queries, both_sides
 from kgmlm.scorer import Scorer
 
@@ -121,13 +121,11 @@ def _scored(
     """Each distinct query scored once: (row in the batch of some queries, their numbers, scores of the batch,
     its distinct queries).
     """
-    _, first, inverse = np.unique(index.keys(queries), return_index=True, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    bounds = np.searchsorted(inverse[order], np.arange(len(first) + 1))
-    distinct = queries[first]
+    groups = Groups.of(index.keys(queries))
+    distinct = queries[groups.first]
     for rows, scores_bN in scorer.rank(distinct, batch_size=batch_size):
-        at = np.concatenate([order[bounds[r] : bounds[r + 1]] for r in rows])
-        yield np.repeat(np.arange(len(rows)), np.diff(bounds)[rows]), at, scores_bN, distinct[rows]
+        at, row = groups.take(rows)
+        yield row, at, scores_bN, distinct[rows]
         advance(len(rows), len(distinct))
 
 

@@ -28,6 +28,8 @@ UNSEEN = 2  # wrong predictions that join those that were counted
 NONE = -1  # no relation, no entity, or any
 Floats = npt.NDArray[np.float32]
 
+_VARIABLE, _QUOTED = re.compile("[A-Z]"), re.compile('"[A-Z]"')
+
 
 @dataclass(frozen=True, eq=False)
 class Counted:
@@ -203,6 +205,8 @@ class RuleFile:
 
         predicted <tab> correct <tab> confidence <tab> r(X,Y) <= s(X,A), t(A,Y)
 
+    Single capital letters are variables; an entity with such a label stands in quotes, as ``r(X,"A")``.
+
     Raises:
         DataError: of every method, for what is no such line.
     """
@@ -300,7 +304,10 @@ class RuleFile:
         return None
 
     def _term(self, text: str) -> str | int | None:
-        return text if re.fullmatch("[A-Z]", text) else self.entities.index.get(text)
+        if _VARIABLE.fullmatch(text):
+            return text
+        known = self.entities.index
+        return known.get(text, known.get(text[1:-1]) if _QUOTED.fullmatch(text) else None)
 
     def text(self, relation: int, body: Iterable[int]) -> str:
         """A path rule."""
@@ -318,7 +325,8 @@ class RuleFile:
 
     @cached_property
     def _labels(self) -> list[str]:
-        return self.entities.column("label")
+        labels = self.entities.column("label")
+        return [f'"{label}"' if _VARIABLE.fullmatch(label) else label for label in labels]
 
     def _written(self, directed: int, start: str, end: str) -> str:
         left, right = (end, start) if directed % 2 else (start, end)

@@ -217,7 +217,7 @@ def report_of(
         "triples_left_out": len(ranking.sampled) - len(triples),
         "triples_trained": scope.known(triples, "train"),
         "triples_validated": scope.known(triples, "valid"),
-        "queries": len(asked.first),
+        "queries": len(asked.groups),
         "seconds": seconds,
         "processes": processes,
         "candidates": about_candidates(texts, truncated_N, ranks, protocol),

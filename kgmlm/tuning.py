@@ -194,7 +194,7 @@ def _ranked_by(
                 group.rank(view, scores_dN)
         advance(len(rows), len(distinct))
     for view in views:
-        world.filled(view.ranks_3B, asked.of_groups(share)[0])
+        world.filled(view.ranks_3B, asked.groups.take(share)[0])
     return asked, [view.result() for view in views]
 
 
@@ -288,7 +288,7 @@ def choose_reranking(
     asked, ranks = _ranked_by(ranker, contest, len(tried), score, partial(advance, "reranking"))
     held_B = np.zeros(len(asked.queries), np.bool_)
     for rows, ids_dK in (batch for of_one in sharing().gathered(held) for batch in of_one):
-        at, group = asked.of_groups(rows)
+        at, group = asked.groups.take(rows)
         held_B[at] = (ids_dK[group] == asked.answers[at][:, None]).any(1)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
     mean_W = reciprocal_WB.mean(1)

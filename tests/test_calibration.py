@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from scipy.special import expit
 
-from kgmlm.calibration import FEATURES, Calibration, Calibrator, Examples, fit, shifted, sigmoid
+from kgmlm.calibration import FEATURES, Calibration, Calibrator, Examples, fit, shifted
 from kgmlm.kg import FloatArray, RunError
 from kgmlm.reliability import binned
 
@@ -23,7 +24,7 @@ def made(count: int, seed: int = 0, relations: int = 4, apart: float = 0.0) -> t
     features = rng.normal(size=(count, 2, F))
     relation = rng.integers(0, relations, count)
     odds = features.reshape(count, -1) @ np.linspace(-1, 1, 2 * F) + apart * (relation - (relations - 1) / 2)
-    probabilities = sigmoid(odds)
+    probabilities = expit(odds)
     labels = rng.random(count) < probabilities
     return Examples(features, relation, labels, np.ones(count), np.arange(count) % 2 == 1), probabilities
 

@@ -672,7 +672,7 @@ def test_a_hub_in_parts_of_one_query_is_ranked_alike(
     assert torch.equal(before.scores_B, after.scores_B)
     rows = np.arange(3)
     asked = Asked.of(toy.splits["test"], toy, Protocol())
-    whole, group = asked.of_groups(rows)
+    whole, group = asked.groups.take(rows)
     for most in (0, 1, 2, 99):
         parts = list(asked.in_parts(rows, most))
         assert max(len(at) for at, _ in parts) <= max(1, most)

@@ -50,6 +50,19 @@ def test_a_file_is_read_and_written_the_same(file: RuleFile, tmp_path: Path) -> 
     ]
 
 
+def test_entities_that_are_called_like_variables_stand_in_quotes(tmp_path: Path) -> None:
+    file = RuleFile(EntityTable(["A", "X", "lyon"]), RELATIONS)
+    lines = [
+        '9\t8\t0.888889\tin(X,"X") <= near(X,"A")\n',
+        '9\t7\t0.777778\tin("A",Y) <= near(Y,A)\n',
+        '9\t6\t0.666667\tnear(X,lyon) <= near("X",X)\n',
+    ]
+    rules, skipped = file.read(write(tmp_path / "rules.txt", *lines))
+    assert skipped == 0
+    assert rules.constants.value.tolist() == [0, NONE, 1]
+    assert list(file.lines(rules)) == lines
+
+
 @pytest.mark.parametrize(
     "rule",
     [
