@@ -80,7 +80,7 @@ class Calibrator(_Strict):
     def probability(self, sums: FloatArray) -> FloatArray:
         """Of sums of features, of any shape."""
         if self.kind == "platt":
-            found = expit(self.x[0] * sums + self.y[0])
+            found: FloatArray = expit(self.x[0] * sums + self.y[0])
         else:
             found = np.interp(sums, self.x, self.y)
         return np.clip(found, self.lowest, self.highest)

@@ -7,7 +7,7 @@ line by line, with errors that name the line. No row is ever a Python object for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def read_triples(path: Path, *, labeled: bool = False) -> pa.Table:
     """
     if path.suffix != ".parquet":
         return triples_in(files.read_bytes(path), str(path), separator_of(path), labeled=labeled)
-    table = _read_parquet(path)
+    table = _read_parquet(path, (*ENDS, LABEL))
     missing = [c for c in ENDS if c not in table.column_names]
     if missing:
         raise DataError(f"{path}: column '{missing[0]}' is missing (it has: {', '.join(table.column_names)})")
@@ -146,16 +146,29 @@ def _batched(rows: Iterator[list[str]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _read_parquet(path: Path, wanted: Collection[str]) -> pa.Table:
+    """All columns; those that are wanted as text, others as they are."""
     import pyarrow.parquet as pq
+
+    def text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if name not in wanted:
+            return column
+        try:
+            column.validate(full=True)  # text that is no UTF-8
+            return column.cast(pa.large_string())
+        except pa.ArrowException as error:
+            raise DataError(f"{path}: the column '{name}' is no text: {_first_line(error)}") from None
 
     try:
         table = pq.read_table(path)
-        table.validate(full=True)  # text that is no UTF-8
-        return table.cast(pa.schema([(name, pa.large_string()) for name in table.column_names]))
     except (OSError, pa.ArrowException) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path} cannot be read as Parquet: {why}") from None
+        raise DataError(f"{path} cannot be read as Parquet: {_first_line(error)}") from None
+    columns = [text(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
+    return pa.Table.from_arrays(columns, table.column_names)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
@@ -187,11 +200,11 @@ def read_texts(path: Path, required: Sequence[str], optional: Sequence[str], tak
     Raises:
         DataError: for a missing column, a ragged line, an empty, a repeated or a taken label.
     """
-    data = _read_parquet(path) if path.suffix == ".parquet" else files.read_bytes(path)
+    names = (*required, *optional)
+    data = _read_parquet(path, names) if path.suffix == ".parquet" else files.read_bytes(path)
     header = next(_lines(path, data), (0, []))[1]
     if not header:
         raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
-    names = (*required, *optional)
     there = [c for c in header if c in names]
     _check_columns(path, there)
     missing = [c for c in required if c not in header]

@@ -18,11 +18,16 @@ import pyarrow.compute as pc
 
 from kgmlm import files
 from kgmlm.kg import ConfigError
+from kgmlm.tables import CsvFile
 
 BASE = "urn:kgmlm:"  # of IRIs for labels that are none
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
 REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
-_IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\x00-\x20<>\"{}|^`\\]+")
+# What an IRI has only percent-encoded (RFC 3987; private characters are left out as well).
+_NOT = r"\x00-\x20<>\"{}|^`\\\[\]%#\x7f-\x9f\ud800-\uf8ff\ufdd0-\ufdef\ufff0-\uffff\U000e0000-\U0010ffff"
+_PART, _NAME, _USER = (rf"(?:[^{_NOT}{more}]|%[0-9A-Fa-f]{{2}})*" for more in ("", "/?:@", "/?@"))
+_HOST = rf"//(?:{_USER}@)?(?:\[[0-9A-Fa-f:.]+\]|{_NAME})(?::[0-9]*)?(?=[/?#]|\Z)"
+_IRI = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*:(?=.)(?:{_HOST}|(?!//)){_PART}(?:#{_PART})?")
 _BLANK = re.compile(r"_:[A-Za-z0-9]+")
 
 
@@ -32,8 +37,11 @@ def node(label: str, base: str = BASE) -> str:
     >>> node("http://ex.org/a"), node("_:b1"), node("body part")
     ('<http://ex.org/a>', '_:b1', '<urn:kgmlm:body%20part>')
     """
-    if _BLANK.fullmatch(label):
-        return label
+    return label if _BLANK.fullmatch(label) else _named(label, base)
+
+
+def _named(label: str, base: str) -> str:
+    """A label as an IRI, which a relation always is."""
     return f"<{label}>" if _IRI.fullmatch(label) else f"<{base}{quote(label, safe='')}>"
 
 
@@ -44,7 +52,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _statement(row: dict[str, Any], base: str) -> str:
-    return " ".join(node(row[name], base) for name in ("head", "relation", "tail"))
+    return f"{node(row['head'], base)} {_named(row['relation'], base)} {node(row['tail'], base)}"
 
 
 def _literal(probability: float) -> str:
@@ -77,7 +85,7 @@ def _trig(table: pa.Table, file: TextIO, base: str) -> None:
 
 def _csv(table: pa.Table, file: TextIO, base: str) -> None:
     """All columns, with a header."""
-    writer = csv.DictWriter(file, table.column_names, lineterminator="\n")
+    writer = csv.DictWriter(CsvFile(file), table.column_names)
     writer.writeheader()
     writer.writerows(_rows(table))
 
@@ -149,7 +157,7 @@ def _neo4j(table: pa.Table, folder: Path) -> None:
     """``nodes.csv`` and ``edges.csv`` with the headers of `neo4j-admin database import`."""
     nodes: dict[str, str] = {}
     with (folder / "edges.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.writer(CsvFile(file))
         writer.writerow([":START_ID", ":END_ID", ":TYPE", "name", "probability:double"])
         for row in _rows(table):
             nodes.setdefault(row["head"], row["head_name"])
@@ -157,6 +165,6 @@ def _neo4j(table: pa.Table, folder: Path) -> None:
             ends = (row["head"], row["tail"], row["relation"], row["relation_name"])
             writer.writerow([*ends, repr(row["probability"])])
     with (folder / "nodes.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.writer(CsvFile(file))
         writer.writerow(["label:ID", "name", ":LABEL"])
         writer.writerows([label, name, "Entity"] for label, name in nodes.items())

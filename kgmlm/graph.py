@@ -65,6 +65,10 @@ class KnowledgeGraph:
             )
         return self.splits[split]
 
+    def has(self, split: str) -> bool:
+        """Whether a split has triples that are true; a file may have false ones alone."""
+        return len(self.splits.get(split, ())) > 0
+
     @cached_property
     def all_triples(self) -> IntArray:
         """The triples of all splits, one below the other."""

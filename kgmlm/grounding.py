@@ -87,6 +87,18 @@ class Links:
         return np.where(self.keys[at] == keys, at, -1)
 
     @cached_property
+    def _by_relation(self) -> tuple[IntArray, IntArray]:
+        """Rows of ``matrix`` in the order of their directed relations, and where each relation begins."""
+        relation = self.keys % self.directed
+        begins = np.searchsorted(np.sort(relation), np.arange(self.directed + 1))
+        return np.argsort(relation, kind="stable"), begins
+
+    def rows_of(self, relation: int) -> IntArray:
+        """Which rows of ``matrix`` have the answers of a directed relation."""
+        order, begins = self._by_relation
+        return order[begins[relation] : begins[relation + 1]]
+
+    @cached_property
     def counts(self) -> IntArray:
         """How many answers each row has."""
         return np.diff(self.offsets)

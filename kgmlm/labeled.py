@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kgmlm.kg import EntityTable, QueryError
 
@@ -109,6 +111,6 @@ def entities(frame: pd.DataFrame) -> EntityTable:
 
 def _text(value: Any) -> str:
     """A cell as the file of entities would have it; several types are divided by ``|``."""
-    if isinstance(value, list | tuple | set):
-        return "|".join(map(str, sorted(value) if isinstance(value, set) else value))
+    if isinstance(value, list | tuple | Set | np.ndarray):  # Parquet's lists come as arrays
+        return "|".join(map(str, sorted(value) if isinstance(value, Set) else value))
     return "" if _is_missing(value) else str(value)

@@ -24,11 +24,12 @@ def lock_file(path: Path) -> Path:
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def locked(path: Path, what: str, *, waiting: bool = False) -> Iterator[None]:
     """Be the only one that writes a folder.
 
     Args:
         what: what is being done, for the sentence that others get.
+        waiting: wait until nobody else has the lock.
 
     Raises:
         RunError: when another process has the lock.
@@ -41,7 +42,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
     try:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=-1 if waiting else 0)
         except Timeout:
             if not file.exists():  # nobody has it: it cannot be made
                 raise RunError(f"{path} cannot be written: no lock can be made in {file.parent}") from None

@@ -66,7 +66,7 @@ def mine(
 def _paths(links: Links, relation: int, steps: int, seed: int) -> PathRules:
     """The path rules of a relation: those of three steps, or all shorter ones."""
     rng = np.random.default_rng([seed, relation, steps])
-    row = np.flatnonzero(links.keys % links.directed == 2 * relation)
+    row = links.rows_of(2 * relation)
     of, within = expanded(links.counts[row])
     x, y = links.keys[row][of] // links.directed, links.others[links.offsets[row][of] + within]
     if not len(x):
@@ -79,8 +79,8 @@ def _paths(links: Links, relation: int, steps: int, seed: int) -> PathRules:
     codes, triples = (np.concatenate(column) for column in zip(*found, strict=True))
     base = links.directed + 1
     # In how many triples a body was seen, each once.
-    codes = np.unique(codes * len(x) + triples) // len(x)
-    codes, counts = np.unique(codes, return_counts=True)
+    codes, places = np.unique(codes, return_inverse=True)
+    counts = np.bincount(np.unique(places * len(x) + triples) // len(x), minlength=len(codes))
     bodies = np.stack([codes // base**2, codes // base % base, codes % base], 1) - 1
     often = np.flatnonzero((counts >= SEEN) | (bodies[:, 1] < 0))
     rules = _counted(links, relation, bodies[often], rng)
@@ -149,7 +149,7 @@ def _counted(links: Links, relation: int, bodies: IntArray, rng: Random) -> Path
     first, root = np.unique(bodies[:, 0], return_inverse=True)
     tree = Tree(root, bodies, len(first), links.directed)
     predicted, correct = np.zeros(len(bodies), np.int64), np.zeros(len(bodies), np.int64)
-    of_relation = [np.flatnonzero(links.keys % links.directed == s) for s in first]
+    of_relation = [links.rows_of(s) for s in first.tolist()]
     rows = [rng.permutation(r)[:STARTS] if len(r) > STARTS else r for r in of_relation]
     entity = links.keys[np.concatenate([*rows, np.zeros(0, np.int64)])] // links.directed
     of = np.repeat(np.arange(len(first)), [len(r) for r in rows])
@@ -177,7 +177,7 @@ def _constants(links: Links, support: int) -> ConstantRules:
     size = np.asarray(holds.sum(0)).astype(np.int64)
     if not rows:
         return RuleSet.empty().constants
-    costs = np.asarray(links.matrix @ np.asarray(holds.sum(1)))
+    costs = np.asarray(links.matrix @ np.asarray(holds.sum(1))).astype(np.int64)  # whose sums are exact
     # A body with a given d is a row of d, by which d is reached; "any" is s itself.
     relation = np.concatenate([linked ^ 1, np.arange(links.directed)])
     value = np.concatenate([holder, np.full(links.directed, NONE)])

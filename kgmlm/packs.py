@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kgmlm import __version__, digests, files
 from kgmlm.graph_files import portable, read_graph
 from kgmlm.kg import RunError
+from kgmlm.locks import locked
 from kgmlm.onnx_model import FILE as STRUCTURE
 from kgmlm.upkeep import RERANKER, has_reranker, steady
 
@@ -205,20 +206,34 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
     Raises:
         RunError: when the pack is damaged, of another format, or the folder is there.
     """
-    cached = output is None
     if output is None:
-        cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
-        output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
-        if (output / "run.json").is_file():
-            return output
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"{cache} cannot be written: {error.strerror}; KGMLM_CACHE names another folder"
-            ) from None
-    elif output.exists():
+        return _cached(pack)
+    if output.exists():
         raise RunError(f"{output} exists; choose another --output")
+    _write_run(pack, output, cached=False)
+    return output
+
+
+def _cached(pack: Path) -> Path:
+    """The run folder in the cache; of several processes that open a pack first, one makes it."""
+    cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
+    output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
+    if (output / "run.json").is_file():
+        return output
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{cache} cannot be written: {error.strerror}; KGMLM_CACHE names another folder"
+        ) from None
+    with locked(output, "unpack", waiting=True):
+        if not (output / "run.json").is_file():
+            _write_run(pack, output, cached=True)
+    return output
+
+
+def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
+    """Write what a pack holds as a run folder."""
     with _opened(pack) as archive:
         contents = _contents(pack, archive)
         with files.atomic_folder(output) as folder:
@@ -236,7 +251,6 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
                 _settle(folder, contents, cached)
             except (KeyError, TypeError, ValueError, OSError) as error:
                 raise _damaged(pack, f"{type(error).__name__}: {error}") from None
-    return output
 
 
 def _settle(folder: Path, contents: _Contents, cached: bool) -> None:

@@ -295,7 +295,7 @@ def fitted(
     Raises:
         RunError: when there are no validation triples, or too few.
     """
-    if "valid" not in run.graph.splits:
+    if not run.graph.has("valid"):
         raise RunError(
             f"{run.path} has no validation triples to fit probabilities to; `kgmlm data split --random` "
             "makes some before training"

@@ -347,7 +347,7 @@ def unfinished(run: RunFolder) -> bool:
         return False
     chosen, now = run.chosen, fingerprints(run.path)
     stale = chosen.of.get(Vector.name) != now.get(Vector.name)
-    return unread(run) or stale or ("valid" in run.graph.splits and not chosen.by)
+    return unread(run) or stale or (run.graph.has("valid") and not chosen.by)
 
 
 def create_run(

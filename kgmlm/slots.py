@@ -208,7 +208,7 @@ class Affinity:
         silent_F = self.silent(slot)
         counts_F = np.maximum(self.together(slot) - np.float32(withheld), 0)
         share_F = counts_F / np.maximum(self.having_F - withheld, 1)
-        before = self.having_F[slot] / max(self.entities, 1)
+        before = (self.having_F[slot] - withheld) / max(self.entities - withheld, 1)
         lift_F = np.log((share_F + SMOOTHING) / (before + SMOOTHING)).astype(np.float32)
         lift_F[silent_F] = 0
         weight_N = has_NF @ (~silent_F).astype(np.float32)
@@ -378,33 +378,39 @@ class EntityTypes:
     def _rate(self, slot: int) -> tuple[Floats, Floats]:
         """How many more triples of a slot to expect of each entity ``(N,)``, and if it had none there.
 
-        Those who have none share what :func:`_rates` expects of all of them by their features.
+        Those who have none share what :func:`_rates` expects of all of them by their features; if all whom
+        training has fill the slot already, another entity is as any of them. None is expected to have more
+        triples than those who fill the slot have on average.
         """
         count_N, by_N = self._count(slot), self._by_features(slot)
+        filled_N = self.affinity.rates_SC[slot][_bins(count_N)]
         new_N = (count_N == 0) & self._seen_N
-        alike = 1 / max(int(new_N.sum()), 1)
-        share_N = by_N * np.float32((1 - DOUBT) / max(float(by_N[new_N].sum()), LEAST_RATE)) + DOUBT * alike
-        first_N = (count_N == 1).sum() * np.where(self._kinds_N > 0, share_N, alike).astype(np.float32)
-        rate_N = np.where(count_N == 0, first_N, self.affinity.rates_SC[slot][_bins(count_N)])
-        return rate_N, first_N
+        if new_N.any():
+            alike = 1 / int(new_N.sum())
+            total = max(float(by_N[new_N].sum()), LEAST_RATE)
+            share_N = by_N * np.float32((1 - DOUBT) / total) + DOUBT * alike
+            share_N = np.where(self._kinds_N > 0, share_N, alike).astype(np.float32)
+            most = count_N.sum() / max(int((count_N > 0).sum()), 1)
+            first_N = np.minimum((count_N == 1).sum() * share_N, most)
+        else:
+            mean = filled_N[self._seen_N].mean() if self._seen_N.any() else 0
+            first_N = np.full(len(count_N), mean, np.float32)
+        return np.where(count_N == 0, first_N, filled_N), first_N
 
-    def _row(self, slot: int) -> Floats:
-        """Scores of all entities for a slot ``(N,)``, made once while there is room to keep them."""
+    def row(self, slot: int) -> Floats:
+        """How many more triples of a slot to expect of each entity ``(N,)``, as logarithms; made once while
+        there is room to keep them.
+
+        It follows from how often an entity fills the slot already, and where it does not, from its other
+        features. 0 throughout for the slot -1.
+        """
+        if slot < 0:
+            return np.zeros(len(self.own.source_N), np.float32)
         if slot not in self._kept:
             if (len(self._kept) + 1) * len(self.own.source_N) > KEPT:
                 self._kept.clear()
             self._kept[slot] = np.log(self._rate(slot)[0] + LEAST_RATE).astype(np.float32)
         return self._kept[slot]
-
-    def scores(self, slots_U: IntArray) -> Floats:
-        """How many more triples of each of some slots to expect of each entity ``(U, N)``, as logarithms.
-
-        It follows from how often an entity fills the slot already, and where it does not, from its other
-        features. 0 throughout for slots that are -1.
-        """
-        none_N = np.zeros(len(self.own.source_N), np.float32)
-        rows = [self._row(s) if s >= 0 else none_N for s in slots_U.tolist()]
-        return np.stack(rows) if rows else np.zeros((0, len(none_N)), np.float32)
 
     def withheld(self, slot_B: IntArray, answer_B: IntArray) -> Floats:
         """Scores ``(B,)`` of one entity for each slot, as if it had one triple fewer there.

@@ -6,6 +6,7 @@ Knows no files; the card of what was split is made here and written elsewhere.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from kgmlm.cards import Card, Counts, find_card
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import SPLITS, DataError
+from kgmlm.kg import SPLITS, DataError, IntArray
 
 
 def split_random(
@@ -113,13 +114,24 @@ def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> Knowledg
     if not half:
         raise DataError(f"'{graph.name}' is too small or too sparse to hold out entities")
     where = np.zeros(len(triples), np.int64)
-    for number, part in ((1, held[half : 2 * half]), (2, held[:half])):
+    held_of = {"valid": held[half : 2 * half], "test": held[:half]}
+    for number, part in enumerate(held_of.values(), 1):
         where[[i for _, rows in part for i in rows]] = number
     if len(held) % 2:  # the odd one out goes to neither split, nor may training keep it
         where[list(held[-1][1])] = -1
     splits = {s: triples[where == number] for number, s in enumerate(SPLITS)}
-    name = f"{graph.name}-unseen"
-    return KnowledgeGraph(name, graph.entities, graph.relations, splits, graph.sources, graph.notes)
+    negatives = _touching(graph.negatives, {s: [e for e, _ in part] for s, part in held_of.items()})
+    return replace(graph, name=f"{graph.name}-unseen", splits=splits, negatives=negatives, links=None)
+
+
+def _touching(negatives: Mapping[str, IntArray], held: Mapping[str, list[int]]) -> dict[str, IntArray]:
+    """Of the triples that are known to be false, those of the entities of one split alone."""
+    if not negatives:
+        return {}
+    false = distinct_triples(np.concatenate(list(negatives.values())))
+    has = {split: np.isin(false[:, [0, 2]], entities).any(1) for split, entities in held.items()}
+    alone = {split: false[of & (sum(has.values()) == 1)] for split, of in has.items()}
+    return {split: triples for split, triples in alone.items() if len(triples)}
 
 
 def describe_split(graph: KnowledgeGraph, origin: str, how: str) -> Card:

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from kgmlm import files
 from kgmlm.kg import DataError
@@ -28,6 +29,21 @@ def find_table(folder: Path, stem: str) -> Path | None:
     if len(found) > 1:
         raise DataError(f"{folder} has both {found[0].name} and {found[1].name}; keep one")
     return found[0] if found else None
+
+
+class CsvFile:
+    """A text file for :func:`csv.writer`, which ends lines in a line feed and quotes carriage returns.
+
+    Python's writer quotes what its line terminator has; by ``\\n`` alone, a carriage return within a field
+    would end a line for whoever reads the file.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, line: str) -> int:
+        """A line that ends as the writer ends lines by default."""
+        return self.file.write(line.removesuffix("\r\n") + "\n")
 
 
 def _csv_fields(text: str) -> tuple[list[str] | None, bool]:

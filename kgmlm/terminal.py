@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kgmlm.tables import CsvFile
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -256,7 +258,7 @@ def print_predictions(
     if as_csv:
         import csv
 
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer = csv.writer(CsvFile(sys.stdout))
         writer.writerow(
             [*(("head", "relation", "tail") if many else ()), "rank", "entity", "name", "score", "known"]
         )
@@ -316,7 +318,7 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
 
         columns = ["head", "relation", "tail", "probability", "true", "known"]
         columns += ["label"] if found.labels is not None else []
-        writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(CsvFile(sys.stdout), columns, extrasaction="ignore")
         writer.writeheader()
         for row in rows:
             probability = "" if row["known"] else f"{row['probability']:.6f}"

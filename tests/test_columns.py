@@ -122,6 +122,19 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, data: byt
         columns.read_triples(path)
 
 
+def test_parquet_may_have_other_columns_of_any_kind(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    ends = {"head": ["a"], "relation": ["r"], "tail": ["b"]}
+    other = {"source": [["x", "y"]], "hash": [b"\xff"]}
+    pq.write_table(pa.table({**ends, **other}), path)
+    assert columns.rows_of(columns.read_triples(path)) == [["a", "r", "b"]]
+    pq.write_table(pa.table({"label": ["a"], "name": ["A"], **other}), path)
+    assert columns.rows_of(columns.read_texts(path, ["label"], ["name"])) == [["a", "A"]]
+    pq.write_table(pa.table({**ends, "tail": [["b"]]}), path)
+    with pytest.raises(DataError, match="column 'tail' is no text"):
+        columns.read_triples(path)
+
+
 def test_parquet_without_a_column_names_it(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"head": ["a"], "tail": ["b"]}), path)
@@ -159,10 +172,10 @@ def test_parquet_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     latin = pa.array([b"caf\xe9"]).view(pa.string())
     path = tmp_path / "train.parquet"
     pq.write_table(pa.table({"head": latin, "relation": ["r"], "tail": ["t"]}), path)
-    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+    with pytest.raises(DataError, match=r"column 'head' is no text: .*UTF8"):
         columns.read_triples(path)
     pq.write_table(pa.table({"label": latin, "name": ["x"]}), path)
-    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
+    with pytest.raises(DataError, match=r"column 'label' is no text: .*UTF8"):
         columns.read_texts(path, ("label", "name"), ())
 
 

@@ -286,6 +286,19 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_validation_of_false_triples_alone_chooses_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    (folder / "train.tsv").write_text("".join(f"a{i}\tin\tb{i}\n" for i in range(9)))
+    (folder / "valid.tsv").write_text("a1\tin\tb2\t-1\na2\tin\tb1\t-1\n")
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
+    run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
+    assert run.folder.record["status"] == "finished"
+    assert run.folder.record["recipe"]["stages"] == ["text"]
+    assert len(run.rank(head="a1", relation="in", k=3)) == 3
+
+
+@pytest.mark.slow
 def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kgmlm.recipes.LARGE", 5)
     monkeypatch.setattr("kgmlm.indexing.SHORTLIST", 4)

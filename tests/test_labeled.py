@@ -71,6 +71,11 @@ def test_new_entities_may_be_a_table() -> None:
     assert table.column("name") == ["Atlantis", "el_dorado"]
     assert table.column("description") == ["", ""]
     assert table.table.column("types").to_pylist() == ["island|city", ""]
+    for types in (np.array(["island", "city"], object), ("island", "city")):  # Parquet's lists are arrays
+        found = entities(pd.DataFrame({"label": ["a"], "types": [types]}))
+        assert found.table.column("types").to_pylist() == ["island|city"]
+    found = entities(pd.DataFrame({"label": ["a"], "types": [frozenset("ba")]}))
+    assert found.table.column("types").to_pylist() == ["a|b"]
     with pytest.raises(QueryError, match=r"column label, not \['name'\]"):
         entities(frame[["name"]])
     with pytest.raises(QueryError, match="new entity 2 has no label"):

@@ -10,8 +10,9 @@ import pytest
 from kgmlm import mining
 from kgmlm.config import RuleSettings
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.grounding import Links
 from kgmlm.kg import EntityTable, RelationTable
-from kgmlm.mining import mine
+from kgmlm.mining import _paths, mine
 from kgmlm.rules import RuleFile, RuleSet
 
 RELATIONS = ("in", "near", "next_to", "speaks")
@@ -57,6 +58,15 @@ def test_what_repeats_another_relation_backwards() -> None:
     )
     assert found["next_to(X,Y) <= near(Y,X)"] == (3, 2)
     assert found["near(X,Y) <= next_to(Y,X)"] == (2, 2)
+
+
+def test_a_hundred_thousand_relations_hide_no_rule() -> None:
+    relations = 100_000
+    ends = np.arange(40).reshape(20, 2)
+    triples = [[h, r, t] for r in (relations - 2, relations - 1) for h, t in ends.tolist()]
+    links = Links(np.array(triples), 40, relations)
+    found = _paths(links, relations - 1, 1, 0)
+    assert (found.predicted.tolist(), found.correct.tolist()) == ([20], [20])
 
 
 def test_three_steps_visit_nothing_twice() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 from conftest import Cli, refused
 
 import kgmlm
+from kgmlm import packs
 from kgmlm.arrays import at as on
 from kgmlm.config import KGESettings
 from kgmlm.conversion import convert_run
@@ -178,6 +181,33 @@ def test_a_run_that_changes_meanwhile_is_packed_as_it_was_at_one_time(whole: Pat
     found = KGE.open(opened.path / KGE.file, opened.graph).entities_SD
     wanted = KGE.open(run / KGE.file, opened.graph).entities_SD
     assert np.abs(np.asarray(found) - np.asarray(wanted)).max() < 0.05
+
+
+def test_of_several_that_open_a_pack_first_one_unpacks_it(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    written, together = [], Barrier(4)
+    write = packs._write_run
+
+    def slowly(pack: Path, output: Path, *, cached: bool) -> None:
+        written.append(output)
+        write(pack, output, cached=cached)
+
+    def opened() -> Path:
+        together.wait()
+        return unpack(file)
+
+    monkeypatch.setattr(packs, "_write_run", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        found = {future.result() for future in [pool.submit(opened) for _ in range(4)]}
+    assert len(found) == len(written) == 1
+    assert scores(found.pop()).isfinite().all()
+
+
+def test_a_run_is_packed_from_within(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shutil.copytree(whole, tmp_path / "mine"))
+    assert Path(kgmlm.pack(".", progress=False)).resolve() == tmp_path / "mine.kgmlm"
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(

@@ -32,7 +32,8 @@ from kgmlm.run import Run
 from kgmlm.serving import models
 from kgmlm.serving.app import Options, create_app
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
-from kgmlm.serving.process import address, bound, is_loopback
+from kgmlm.serving.guarding import is_loopback
+from kgmlm.serving.process import address, bound
 from kgmlm.serving.search import Search
 from kgmlm.serving.session import ClassifyTask, RankTask, Session
 from kgmlm.watching import Bars, Watcher
@@ -135,6 +136,28 @@ def test_probabilities_of_other_scores_are_not_served(
         assert str(calibrated) not in told(answer)
 
 
+def test_a_service_answers_within_another_application(run: Run) -> None:
+    outer = FastAPI()
+    outer.mount("/kg", service(run, token="secret"))
+    inner = {"Authorization": "Bearer secret"}
+    with client_of(outer) as client:
+        body = {"queries": [CAPITAL], "k": 1}
+        assert client.post("/kg/rank", json=body).status_code == 401
+        assert client.post("/kg/rank", json=body, headers=inner).json()["results"][0]
+        assert client.get("/kg/healthz").status_code == 200
+        page = client.get("/kg/")
+        assert page.status_code == 200
+        assert "'self'" in page.headers["content-security-policy"]
+        assert '"/page' not in page.text
+        assert "'self'" in client.get("/kg/page/main.js").headers["content-security-policy"]
+
+
+def test_each_address_of_the_machine_itself_is_its_name(run: Run) -> None:
+    for host, status in (("127.0.1.1:80", 200), ("[::1]:80", 200), ("x.org", 400), ("10.0.0.1", 400)):
+        with TestClient(service(run), f"http://{host}") as client:
+            assert client.get("/healthz").status_code == status
+
+
 def test_what_is_served_is_told_without_paths(client: TestClient, run: Run) -> None:
     found = client.get("/info").json()
     assert found["graph"] == kgmlm.info(run).graph
@@ -142,6 +165,8 @@ def test_what_is_served_is_told_without_paths(client: TestClient, run: Run) -> N
     assert found["calibrated"]
     assert found["limits"]["k"] == models.MOST_K
     assert str(run.path.parent) not in json.dumps(found)
+    assert "--model" not in json.dumps(found), "no command lines"
+    assert "hardware" not in json.dumps(found)
     assert client.get("/healthz").json() == {"status": "ok"}
     relations = client.get("/relations").json()["results"]
     assert [r["label"] for r in relations] == [r.label for r in run.graph.relations]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
@@ -54,8 +55,8 @@ def test_the_page_is_small_whole_and_loads_nothing_else(client: TestClient) -> N
         assert answer.status_code == 200, path
         assert answer.headers["content-security-policy"] == policy
         size += len(answer.content)
-        found = re.findall(r"""(?:src|href|from|import)[= ]"(\.?/[^"]+)\"""", answer.text)
-        for link in (x.replace("./", "/page/", 1) if x.startswith("./") else x for x in found):
+        found = re.findall(r"""(?:src|href|from|import)[= ]"([^"#]+)\"""", answer.text)
+        for link in (urljoin(path, x) for x in found):
             if link not in (*asked, "/docs"):
                 asked.append(link)
     assert {path.removeprefix("/page/") for path in asked[1:]} == {

@@ -227,6 +227,16 @@ def test_a_relation_of_types_must_be_there() -> None:
     assert signal.types.affinity.labels == ("country0", "country1", "country2")
 
 
+def test_types_of_several_lines_are_kept(tmp_path: Path) -> None:
+    graph = build_graph("x", {"train": [["a", "r", "b"]]}, TextColumns(types={"a": "one\ntwo", "b": "three"}))
+    signal = Types.fit(graph, TypeSettings())
+    signal.save(file := tmp_path / "types.safetensors")
+    assert Types.open(file, graph).types.affinity.labels == ("one\ntwo", "three")
+    old = load_file(file) | {"labels": torch.tensor(list(b"one\nthree"), dtype=torch.uint8)}
+    save_file(old, file)
+    assert Types.open(file, graph).types.affinity.labels == ("one", "three")
+
+
 def test_what_is_damaged_or_of_another_graph_is_refused(toy: KnowledgeGraph, tmp_path: Path) -> None:
     signal = Types.fit(TOWNS, TypeSettings())
     signal.save(file := tmp_path / "types.safetensors")

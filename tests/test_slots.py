@@ -37,6 +37,10 @@ def types_of(graph: KnowledgeGraph, type_relation: int = -1) -> EntityTypes:
     return EntityTypes.of(Affinity.learn(graph.context, type_relation), graph.context, 2)
 
 
+def scores(types: EntityTypes, slots: np.ndarray) -> np.ndarray:
+    return np.stack([types.row(slot) for slot in slots.tolist()])
+
+
 def by_label(row: np.ndarray) -> dict[str, float]:
     return dict(zip(PEOPLE.entities.column("label"), row.tolist(), strict=True))
 
@@ -54,7 +58,7 @@ def test_features_are_the_slots_that_training_fills_and_given_types() -> None:
 
 def test_what_lacks_a_city_gets_one_and_what_has_one_does_not() -> None:
     """Everybody works in one place: who has none is expected to get one, as far as it is a person."""
-    (row,) = types_of(PEOPLE).scores(np.array([slot("works_in", "head")]))
+    (row,) = scores(types_of(PEOPLE), np.array([slot("works_in", "head")]))
     found = by_label(row)
     assert found["dan"] > found["ann"]  # who has a place to work
     assert found["dan"] > found["norway"]
@@ -110,7 +114,7 @@ def test_a_withheld_triple_is_scored_as_if_the_graph_did_not_have_it(
         return
     asked = np.array([2 * r])
     (found,) = types.withheld(asked, np.array([t]))
-    (before,) = types.scores(asked)
+    (before,) = scores(types, asked)
     count = int((graph.splits["train"][:, [1, 2]] == [r, t]).all(1).sum())
     if count == 1:
         assert found == pytest.approx(np.log(types._rate(2 * r)[1][t] + 1e-9), abs=1e-5)
@@ -125,7 +129,7 @@ def test_a_withheld_triple_is_scored_as_if_the_graph_did_not_have_it(
 def test_only_training_counts() -> None:
     bare = replace(PEOPLE, splits={"train": PEOPLE.splits["train"]})
     every = np.arange(2 * len(PEOPLE.relations))
-    np.testing.assert_array_equal(types_of(PEOPLE).scores(every), types_of(bare).scores(every))
+    np.testing.assert_array_equal(scores(types_of(PEOPLE), every), scores(types_of(bare), every))
 
 
 def test_a_further_entity_changes_nobody_and_goes_by_its_given_types() -> None:
@@ -133,10 +137,29 @@ def test_a_further_entity_changes_nobody_and_goes_by_its_given_types() -> None:
     new = EntityTable(["fay", "gus"], types=["person", ""])
     wider = types.over(PEOPLE.extended(new).context, np.arange(len(PEOPLE.relations)))
     every = np.arange(types.affinity.slots)
-    np.testing.assert_array_equal(wider.scores(every)[:, : len(PEOPLE.entities)], types.scores(every))
+    np.testing.assert_array_equal(scores(wider, every)[:, : len(PEOPLE.entities)], scores(types, every))
     assert wider.sources()["given"] == 2
-    fay, gus = wider.scores(np.array([slot("works_in", "head")]))[0, -2:]
+    fay, gus = scores(wider, np.array([slot("works_in", "head")]))[0, -2:]
     assert fay > gus
+
+
+def test_an_unseen_entity_is_not_expected_to_have_more_than_those_who_fill_the_slot() -> None:
+    """Nothing that training has could be another gender, so all that is expected would fall to one unseen."""
+    train = [[f"p{i}", "gender", "male" if i else "female"] for i in range(50)]
+    types = TextColumns(types={"male": "gender", "female": "gender", "other": "gender"})
+    graph = build_graph("people", {"train": train}, types, extra_entities=["other"])
+    row = types_of(graph).row(slot("gender", "tail", graph))
+    male, other, person = (row[graph.entities.find(label)] for label in ("male", "other", "p1"))
+    assert male > other > person
+    assert other <= np.log(25) + 1e-6
+
+
+def test_where_all_fill_a_slot_an_unknown_entity_is_as_any_of_them() -> None:
+    ring = [[f"e{i}", "next", f"e{(i + 1) % 20}"] for i in range(20)]
+    graph = build_graph("ring", {"train": ring}, extra_entities=["new"])
+    for side in ("head", "tail"):
+        row = types_of(graph).row(slot("next", side, graph))
+        np.testing.assert_allclose(row, row[0], rtol=1e-5)
 
 
 def test_without_given_types_the_nearest_seen_entities_lend_theirs() -> None:
@@ -152,10 +175,10 @@ def test_without_given_types_the_nearest_seen_entities_lend_theirs() -> None:
         types.known.has_NF[[eve]].toarray(), plain.known.has_NF[near[1:]].toarray().mean(0, keepdims=True)
     )
     asked = np.array([slot("works_in", "head"), slot("lies_in", "tail")])
-    worker, country = types.scores(asked)[:, eve] - plain.scores(asked)[:, eve]
+    worker, country = scores(types, asked)[:, eve] - scores(plain, asked)[:, eve]
     assert worker > 0 > country
     others = np.arange(len(labels)) != eve
-    np.testing.assert_array_equal(types.scores(asked)[:, others], plain.scores(asked)[:, others])
+    np.testing.assert_array_equal(scores(types, asked)[:, others], scores(plain, asked)[:, others])
 
 
 def test_a_relation_may_give_types_and_then_says_nothing_of_itself() -> None:
@@ -177,4 +200,4 @@ def test_relations_that_training_has_not_score_all_alike() -> None:
     context = build_graph("other", {"train": [["x", "a", "y"], ["y", "b", "x"]]}).context
     over = types.over(context, rows)
     assert over.slots_of(Queries.of([Query(0, 0, "tail"), Query(0, 1, "head")])).tolist() == [-1, 1]
-    assert not over.scores(np.array([-1])).any()
+    assert not over.row(-1).any()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,21 @@ def test_a_small_graph_is_split_into_at_least_one_each() -> None:
 def test_a_graph_too_sparse_to_split_says_so() -> None:
     with pytest.raises(DataError, match="too sparse"):
         split_random(build_graph("x", {"train": [["a", "r", "b"], ["c", "r", "d"]]}), 0.4, 0.4)
+
+
+def test_each_split_of_entities_keeps_the_false_triples_of_its_own() -> None:
+    graph = grid(30)
+    false = np.array([[h, r, t] for h in range(30) for t in range(30) for r in range(3) if h != t])
+    false = false[(false[:, 0] + false[:, 2]) % 3 != false[:, 1]]
+    graph = replace(graph, negatives={"valid": false[::2], "test": false[1::2]})
+    split = split_unseen(graph, 0.1)
+    seen = set(split.splits["train"][:, [0, 2]].ravel().tolist())
+    new = {s: set(split.splits[s][:, [0, 2]].ravel().tolist()) - seen for s in ("valid", "test")}
+    new["test"] -= new["valid"]  # those of test may be linked to those of validation
+    for own, others, name in ((new["valid"], new["test"], "valid"), (new["test"], new["valid"], "test")):
+        found = {tuple(row) for row in split.negatives[name].tolist()}
+        ends = {(h, r, t): {h, t} for h, r, t in false.tolist()}
+        assert found == {row for row, of in ends.items() if of & own and not of & others}
 
 
 def test_an_entity_split_holds_out_entities_as_blp_does(real: Callable[[str], KnowledgeGraph]) -> None:

@@ -61,6 +61,14 @@ def test_a_signal_that_says_nothing_gets_next_to_no_weight() -> None:
     assert mixture.averages["vector"] * spread < 0.2 * mixture.averages["likelihood"]
 
 
+def test_a_signal_that_says_the_same_of_all_gets_no_weight_but_for_rounding() -> None:
+    """Summed in single precision, a constant seems to vary; a weight over that would be a thousand."""
+    sample = simulated([[1.0, 0.0]])
+    sample.scores_BCS[:, :, 1] = -2.6390572
+    mixture = sample.fitted(sample.names, everything(sample))
+    assert mixture.averages["vector"] == pytest.approx(0.25, abs=1e-3)
+
+
 def test_few_queries_leave_weights_near_those_under_which_signals_vary_alike() -> None:
     sample = simulated([[1.0, 0.0, 10.0]])
     none = sample.fitted(sample.names, np.zeros(3000, np.bool_))

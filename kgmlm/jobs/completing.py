@@ -263,7 +263,9 @@ def complete(
     """
     target = Path(output)
     crew = Crew(workers, engine, address)
-    check_whole("--top", top, 1)
+    check_whole("--sample", sample, 0)
+    for option, value in (("--top", top), ("--part-size", part_size), ("--batch-size", batch_size)):
+        check_whole(option, value, 1)
     files.check_writable(target)
     _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)
@@ -297,6 +299,7 @@ def _check_replaced(target: Path) -> None:
 def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
     """The splits that are never listed, in the graph's order."""
     graph.triples("valid")  # says how to make one
+    known = [known] if isinstance(known, str) else known
     splits = set(graph.splits if known is None else ("train", *known))
     for split in (*splits, *([report] if report else [])):
         graph.triples(split)

@@ -310,6 +310,8 @@ def split(
     counts = ", ".join(f"{name} {len(part):,}" for name, part in graph.splits.items())
     watch.tell(f"{counts} triples written to {output}")
     unseen = {} if unseen_entities is None else {name: count_unseen(graph, name) for name in SPLITS[1:]}
+    if left := sum(map(len, source.negatives.values())) - sum(map(len, graph.negatives.values())):
+        watch.tell(f"{counted(left, 'false triple')} left out: each split has those of its own entities")
     for name, found in unseen.items():
         watch.tell(
             f"{name}: {counted(found['entities'], 'unseen entity')}, "

@@ -57,7 +57,8 @@ def pack(
         folder = runs.open_run(path)
         if is_unpacked(folder.path):
             raise RunError(f"{path} is a pack already; give the file that it is in")
-        target = Path(output) if output is not None else folder.path.with_name(folder.path.name + SUFFIX)
+        named = folder.path.resolve()
+        target = Path(output) if output is not None else named.with_name(named.name + SUFFIX)
     else:
         if not calibrate:
             raise RunError(f"{path} is a pack already; --calibrate adds probabilities to it")

@@ -286,7 +286,7 @@ def _name(run: Run) -> str:
 
 def _how_to_calibrate(folder: runs.RunFolder) -> str:
     """A sentence on how probabilities are had."""
-    if "valid" not in folder.graph.splits:
+    if not folder.graph.has("valid"):
         return "This run has no probabilities: they are fitted on validation triples, and the graph has none."
     path = folder.path
     if find_pack(path) is not None or is_unpacked(path):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXTRA = ("fastapi", "fastapi_offline", "prometheus_client", "rapidfuzz", "uvicorn")
 LOCAL = ("path", "bytes")  # of `info`: what concerns the machine, not the model
-UNTOLD = ("command", "hardware", "earlier")  # of training
+UNTOLD = ("command", "hardware", "earlier")  # of training, of the model and of every signal
 
 
 def service(
@@ -115,7 +115,8 @@ def serve(
     path = path_of(run)
     if find_spec("uvicorn") is None or find_spec("fastapi") is None:
         raise ConfigError("serving needs fastapi and uvicorn; pip install 'kgmlm[serve]' installs them")
-    from kgmlm.serving.process import address, bound, is_loopback
+    from kgmlm.serving.guarding import is_loopback
+    from kgmlm.serving.process import address, bound
     from kgmlm.serving.process import run as run_process
 
     local = is_loopback(host)
@@ -165,6 +166,14 @@ def _feedback(run: Run, everybody: bool) -> Path | None:
 
 def _information(run: Run) -> dict[str, Any]:
     """What `kgmlm info` says, without what concerns the machine alone."""
-    told = {key: value for key, value in info(run).as_json().items() if key not in LOCAL}
-    told["trained"] = {key: value for key, value in told["trained"].items() if key not in UNTOLD}
-    return {"run": run.path.name, **told}
+    told = {key: _told(value) for key, value in info(run).as_json().items() if key not in LOCAL}
+    return {"run": run.path.resolve().name, **told}
+
+
+def _told(value: Any) -> Any:
+    """The same without what says how and where something was made; files by their names alone."""
+    if isinstance(value, dict):
+        return {key: _told(part) for key, part in value.items() if key not in UNTOLD}
+    if isinstance(value, list):
+        return [_told(part) for part in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

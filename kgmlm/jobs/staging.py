@@ -67,7 +67,7 @@ def choose_recipe(
     if preset == PLAIN:
         return None
     recipe = recipe_of(preset, graph, model == "scratch", given.values)
-    if "valid" not in graph.splits:
+    if not graph.has("valid"):
         watch.tell("no validation triples: no weights are chosen, and the text model ranks alone")
         recipe = replace(recipe, stages=("text",))
     if "index" in recipe.stages and find_spec("faiss") is None:

@@ -315,7 +315,7 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
 
     training = run.settings.training
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
-    among = training.validated(len(run.graph.entities)) if "valid" in run.graph.splits else 0
+    among = training.validated(len(run.graph.entities)) if run.graph.has("valid") else 0
     world = join()
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
@@ -331,7 +331,7 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
     train_watched(
         run,
         ranker,
-        validation if "valid" in run.graph.splits else None,
+        validation if run.graph.has("valid") else None,
         _continuing(run.path),
         watch,
         **options | {"max_steps": options["max_steps"] or training.max_steps},

@@ -74,7 +74,7 @@ def tune(
     assignments = [*set_, *as_assignments(settings)]
     if add is None and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
-    if "valid" not in folder.graph.splits:
+    if not folder.graph.has("valid"):
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
     added = None
     if add is not None:
@@ -252,7 +252,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
     trained = run.record["status"] in TRAINED and (run.path / runs.MIXTURE).is_file()
     if not trained or not training.validated(len(run.graph.entities)):
         return
-    if "valid" not in run.graph.splits:
+    if not run.graph.has("valid"):
         with watch:
             read_entities(run, advance=partial(watch, "reading entities"))
         run.save_chosen(run.chosen)
@@ -266,7 +266,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
 def _check_reranker(run: runs.RunFolder, resumed: bool, overwrite: bool) -> None:
     """Refuse to rerank what cannot be, and to replace unasked a reranker that is there."""
     files.check_writable(run.path / "run.json")
-    if "valid" not in run.graph.splits:
+    if not run.graph.has("valid"):
         raise RunError(f"{run.path} has no validation triples to choose candidates and weight on")
     folder = run.path / RERANKER
     files.refuse_link(folder)

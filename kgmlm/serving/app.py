@@ -25,7 +25,7 @@ from kgmlm.serving.pages import Judging, add_judging, add_page
 from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, RankTask, Session, Task
 
 GONE = 499  # the client has left; nobody reads this
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACK = frozenset({"localhost"})  # beside its addresses
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Service:
         Raises:
             _Gone: when it has left.
         """
+        self.batcher.start()  # an application that this one is mounted in has not told it to
         asked = asyncio.create_task(self.batcher.ask(task, size))
         left = asyncio.create_task(_left(request))
         try:

@@ -78,8 +78,9 @@ class Batcher(Generic[Task, Result]):
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; in a running event loop."""
-        self._loop = asyncio.create_task(self._run())
+        """Begin to work, if it has not yet; in a running event loop."""
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Take nothing new, and finish what waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -41,6 +42,22 @@ def _policy(path: str) -> tuple[bytes, bytes]:
     if path == "/" or path.startswith("/page/"):
         return PAGE
     return SWAGGER if path == "/docs" else NOTHING
+
+
+def _path(scope: Scope) -> str:
+    """What is asked for, below where the service is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def problem(status: int, sentence: str, **headers: str) -> Response:
@@ -85,8 +102,8 @@ class Guard:
 
     Args:
         token: what ``Authorization: Bearer`` must have; None lets everybody in.
-        hosts: names that the Host header may have; None is any. A page of another site, whose name was
-            made to lead to this machine, cannot ask then.
+        hosts: names that the Host header may have, beside addresses that only this machine reaches; None is
+            any. A page of another site, whose name was made to lead to this machine, cannot ask then.
     """
 
     def __init__(
@@ -106,7 +123,7 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *DATA, _policy(scope["path"])]
+                message["headers"] = [*message.get("headers", ()), *DATA, _policy(_path(scope))]
             await send(message)
 
         size = 0
@@ -132,11 +149,12 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > MOST_BYTES:
             return problem(413, TOO_LARGE)
-        if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
+        host, path = _host(headers.get(b"host", b"")), _path(scope)
+        if self.hosts is not None and host not in self.hosts and not is_loopback(host):
             return problem(
                 400, "this service answers only to the name of its own machine, unless it has a --token"
             )
-        if self.token is None or scope["path"] in OPEN or scope["path"].startswith(OPEN_BELOW):
+        if self.token is None or path in OPEN or path.startswith(OPEN_BELOW):
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if hmac.compare_digest(given.strip(), self.token) and kind.lower() == b"bearer":
@@ -148,6 +166,6 @@ class Guard:
 
 
 def _host(header: bytes) -> str:
-    """The name of a Host header, without its port."""
+    """The name of a Host header, without its port and the brackets of an address."""
     name = header.decode("latin-1").strip().lower()
-    return name.partition("]")[0] + "]" if name.startswith("[") else name.partition(":")[0]
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,16 +15,6 @@ from kgmlm.kg import ConfigError
 
 ENDING = 30  # seconds that open requests have after SIGTERM
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bound(host: str, port: int) -> socket.socket:

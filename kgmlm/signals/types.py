@@ -9,6 +9,7 @@ Shapes: B queries, N entities, K candidates of each query's own.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ from kgmlm.kg import IntArray, Queries, RunError
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 from kgmlm.slots import BINS, NONE, Affinity, EntityTypes, Floats
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    """The labels of types in a file: JSON, or lines in older ones."""
+    return tuple(json.loads(text) if text.startswith('["') else text.split("\n"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +100,7 @@ class Types:
             "triples": a.triples_S,
             "least": a.least_S.astype(np.float64),  # which packs keep as it is
             "rates": a.rates_SC.astype(np.float64),
-            "labels": np.frombuffer("\n".join(a.labels).encode(), np.uint8).copy(),
+            "labels": np.frombuffer(json.dumps(a.labels).encode(), np.uint8).copy(),
             "sizes": np.array([a.entities, a.type_relation, len(a.labels), self.types.neighbors]),
         }
         files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
@@ -111,7 +117,7 @@ class Types:
         try:
             t = load_file(path)
             entities, relation, count, neighbors = t["sizes"].tolist()
-            labels = tuple(t["labels"].tobytes().decode().split("\n")) if count else ()
+            labels = _labels(t["labels"].tobytes().decode()) if count else ()
             shape = (len(t["triples"]), len(t["having"]))
             together = sp.csr_array(
                 (t["together"].astype(np.float32), t["features"], t["begins"]), shape=shape
@@ -145,14 +151,13 @@ class Types:
 
     def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> Floats:
         slot_B = self.types.slots_of(queries)
-        slots, at = np.unique(slot_B, return_inverse=True)
-        table = self.types.scores(slots)
-        if pool.own:
-            found = table[at[:, None], pool.filled]
-        elif pool.ids is None:
-            found = table[at]
-        else:
-            found = table[:, pool.filled][at]
+        found = np.zeros((len(queries), pool.width), np.float32)
+        for slot in np.unique(slot_B).tolist():
+            at, row_N = np.flatnonzero(slot_B == slot), self.types.row(slot)
+            if pool.ids is None:
+                found[at] = row_N
+            else:
+                found[at] = row_N[pool.filled[at] if pool.own else pool.filled]
         if answer_B is not None:
             is_answer = (pool.filled == answer_B[:, None]) & pool.there
             found = np.where(is_answer, self.types.withheld(slot_B, answer_B)[:, None], found)

@@ -1,4 +1,4 @@
-// The service's paths. Where it wants a token, the page asks for it once per tab.
+// The service's paths, below wherever the page is. Where it wants a token, the page asks for it once per tab.
 
 const KEPT = "kgmlm-token";
 let wanted = async () => null;
@@ -34,7 +34,7 @@ async function answered(path, options) {
   for (;;) {
     let answer;
     try {
-      answer = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
+      answer = await fetch(`.${path}`, { ...options, headers: { ...options.headers, ...headers() } });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Error("The service does not answer. Is it still running?");

@@ -25,6 +25,7 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
   const box = el("span", { class: "combobox" }, input, list);
   let options = [];
   let active = -1;
+  let stale = false; // what is shown was found for another text
   let shown = "";
   let timer;
   let turn = 0;
@@ -57,6 +58,7 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
 
   function show(found) {
     options = found;
+    stale = false;
     fill(
       list,
       found.map((option, i) =>
@@ -98,6 +100,8 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
   input.addEventListener("input", () => {
     resize();
     clearTimeout(timer);
+    stale = true;
+    mark(-1);
     timer = setTimeout(() => open(input.value.trim()), pause);
   });
   input.addEventListener("focus", () => input.select());
@@ -111,10 +115,11 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
       if (!isOpen) open("");
-      else mark((active + (event.key === "ArrowDown" ? 1 : -1) + options.length) % options.length);
+      else if (event.key === "ArrowDown") mark((active + 1) % options.length);
+      else mark((active < 1 ? options.length : active) - 1);
     } else if (event.key === "Enter") {
       event.preventDefault();
-      if (isOpen) take(options[Math.max(active, 0)]);
+      if (isOpen && (active >= 0 || !stale)) take(options[Math.max(active, 0)]);
       else if (input.value.trim()) open(input.value.trim());
     } else if (event.key === "Escape") {
       if (isOpen) event.preventDefault();
