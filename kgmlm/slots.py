@@ -379,8 +379,8 @@ class EntityTypes:
         """How many more triples of a slot to expect of each entity ``(N,)``, and if it had none there.
 
         Those who have none share what :func:`_rates` expects of all of them by their features; if all whom
-        training has fill the slot already, another entity is as any of them. None is expected to have more
-        triples than those who fill the slot have on average.
+        training has fill the slot already, another entity is as any of them. An unseen one is not expected
+        to have more than those who fill the slot have on average, or more than any of those who share.
         """
         count_N, by_N = self._count(slot), self._by_features(slot)
         filled_N = self.affinity.rates_SC[slot][_bins(count_N)]
@@ -390,8 +390,9 @@ class EntityTypes:
             total = max(float(by_N[new_N].sum()), LEAST_RATE)
             share_N = by_N * np.float32((1 - DOUBT) / total) + DOUBT * alike
             share_N = np.where(self._kinds_N > 0, share_N, alike).astype(np.float32)
-            most = count_N.sum() / max(int((count_N > 0).sum()), 1)
-            first_N = np.minimum((count_N == 1).sum() * share_N, most)
+            first_N = (count_N == 1).sum() * share_N
+            average = count_N.sum() / max(int((count_N > 0).sum()), 1)
+            first_N = np.minimum(first_N, max(average, float(first_N[new_N].max())))
         else:
             mean = filled_N[self._seen_N].mean() if self._seen_N.any() else 0
             first_N = np.full(len(count_N), mean, np.float32)
