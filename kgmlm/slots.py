@@ -34,6 +34,7 @@ LEAST_RATE = 1e-9
 DOUBT = 0.01  # share of the new fillers of a slot that could be any entity
 KEPT = 2**25  # scores of slots that are kept: 128 MB
 AT_ONCE = 256  # entities whose nearest ones are looked for at once
+PAIRS = 2**31  # of entities without types and seen ones that are compared at most: less than a minute
 AMONG = 2**16  # entities that these are looked for among at once
 
 
@@ -313,6 +314,9 @@ class EntityTypes:
         without, seen = (np.flatnonzero(self.own.source_N == SOURCES.index(s)) for s in ("none", "seen"))
         if self.vectors_ND is None or not len(without) or not len(seen):
             return self.own
+        if len(without) * len(seen) > PAIRS:  # a sample has neighbors that are nearly as near
+            fewer = max(PAIRS // len(without), self.neighbors)
+            seen = np.sort(np.random.default_rng(0).choice(seen, min(fewer, len(seen)), replace=False))
         vectors, k = self.vectors_ND(), min(self.neighbors, len(seen))
         parts = [without[i : i + AT_ONCE] for i in range(0, len(without), AT_ONCE)]
         near = np.concatenate([_nearest(vectors, part, seen, k) for part in parts])

@@ -267,6 +267,18 @@ def test_what_is_damaged_or_of_another_graph_is_refused(toy: KnowledgeGraph, tmp
             Rules.open(file, toy)
 
 
+def test_candidates_of_a_query_alone_score_as_among_all(toy: KnowledgeGraph) -> None:
+    signal = Rules.fit(toy, RuleSettings())
+    queries, answers = toy.queries("train")
+    ids = np.random.default_rng(0).integers(-1, len(toy.entities), (len(queries), 9))
+    ids[::2, 0] = answers[::2]  # of some queries the answer is a candidate
+    whole, own = Pool(len(toy.entities)), Pool(len(toy.entities), ids)
+    for withheld in (None, answers):
+        among, alone = (signal._scores(queries, pool, withheld) for pool in (whole, own))
+        expected = np.take_along_axis(among, own.filled, 1)
+        np.testing.assert_array_equal(alone[own.there], expected[own.there])
+
+
 def test_mined_rules_written_as_a_file_score_the_same(toy: KnowledgeGraph, tmp_path: Path) -> None:
     signal = Rules.fit(toy, RuleSettings())
     lines = RuleFile(toy.entities, toy.relations).lines(signal.applied.rules)

@@ -162,7 +162,7 @@ def test_where_all_fill_a_slot_an_unknown_entity_is_as_any_of_them() -> None:
         np.testing.assert_allclose(row, row[0], rtol=1e-5)
 
 
-def test_without_given_types_the_nearest_seen_entities_lend_theirs() -> None:
+def test_without_given_types_the_nearest_seen_entities_lend_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = PEOPLE.entities.column("label")
     vectors = np.eye(len(labels), dtype=np.float32)
     near = [labels.index(x) for x in ("eve", "ann", "bob")]
@@ -177,6 +177,9 @@ def test_without_given_types_the_nearest_seen_entities_lend_theirs() -> None:
     asked = np.array([slot("works_in", "head"), slot("lies_in", "tail")])
     worker, country = scores(types, asked)[:, eve] - scores(plain, asked)[:, eve]
     assert worker > 0 > country
+    few = plain.aided(lambda: vectors)
+    monkeypatch.setattr("kgmlm.slots.PAIRS", 1)
+    assert few.sources()["nearest"] == 1, "of the two seen ones that are drawn"
     others = np.arange(len(labels)) != eve
     np.testing.assert_array_equal(scores(types, asked)[:, others], scores(plain, asked)[:, others])
 

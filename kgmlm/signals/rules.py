@@ -189,35 +189,53 @@ class Rules:
 
     def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> Floats:
         out = np.zeros((len(queries), pool.width), np.float32)
-        for part in blocks(np.full(len(queries), self.applied.entities), CELLS):
-            asked = queries[part]
+        width = pool.width if pool.own else self.applied.entities
+        for part in blocks(np.full(len(queries), width), CELLS):
             answers = None if answer_B is None else answer_B[part]
-            scores_bN = self._of_block(asked, answers)
-            if pool.ids is None:
-                out[part] = scores_bN
+            if pool.own:
+                out[part] = self._of_own(queries[part], answers, pool.filled[part])
             else:
-                ids = (
-                    pool.filled[part] if pool.own else np.broadcast_to(pool.filled, (len(asked), pool.width))
-                )
-                out[part] = np.take_along_axis(scores_bN, ids, 1)
+                scores_bN = self._of_all(queries[part], answers)
+                out[part] = scores_bN if pool.ids is None else scores_bN[:, pool.filled]
         return out
 
-    def _of_block(self, queries: Queries, answer_B: IntArray | None) -> Floats:
+    def _of_all(self, queries: Queries, answer_B: IntArray | None) -> Floats:
         """Scores ``(B, N)`` of all entities."""
         best = _Best(len(queries) * self.applied.entities)
         for said in self.applied.said(queries, answer_B):
             best.add(said.query * self.applied.entities + said.entity, said.evidence)
-        scores = best.table[-1]
-        for row in best.table[-2::-1]:
-            scores = scores * np.float32(self.discount) + row
-        scores_BN = scores.reshape(len(queries), self.applied.entities)
         often_BN = self.applied.frequencies[asked_of(queries)].toarray()
         if answer_B is not None:
             at = np.flatnonzero(often_BN[np.arange(len(queries)), answer_B] * (answer_B >= 0))
             often_BN[at, answer_B[at]] -= 1
-        of_B1 = often_BN.sum(1, keepdims=True) + UNSEEN
-        evidence_BN = scores_BN + np.float32(FREQUENCY) * often_BN / of_B1
-        out: Floats = np.float32(SCALE) * np.sqrt(evidence_BN)  # adds up better with log-likelihoods
+        return self._scored(best, often_BN, often_BN.sum(1, keepdims=True))
+
+    def _of_own(self, queries: Queries, answer_B: IntArray | None, ids_BK: IntArray) -> Floats:
+        """Scores ``(B, K)`` of each query's own candidates, with no table of all entities."""
+        rows, entities = np.arange(len(queries)), self.applied.entities
+        cells, cell_BK = np.unique(rows[:, None] * entities + ids_BK, return_inverse=True)
+        best = _Best(len(cells))
+        for said in self.applied.said(queries, answer_B):
+            cell = said.query * entities + said.entity
+            at = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
+            on = cells[at] == cell
+            best.add(at[on], said.evidence[on])
+        often_BN = self.applied.frequencies[asked_of(queries)]
+        row, entity = np.divmod(cells, entities)
+        often, all_B = often_BN[row, entity], often_BN.sum(1)
+        if answer_B is not None:
+            fewer_B = (often_BN[rows, answer_B] > 0) & (answer_B >= 0)
+            often[fewer_B[row] & (entity == answer_B[row])] -= 1
+            all_B = all_B - fewer_B
+        return self._scored(best, often, all_B[row])[cell_BK]
+
+    def _scored(self, best: _Best, often: Floats, of: Floats) -> Floats:
+        """Scores from the best rules and, a trifle, from how often each answers, out of so many answers."""
+        scores = best.table[-1]
+        for row in best.table[-2::-1]:
+            scores = scores * np.float32(self.discount) + row
+        evidence = scores.reshape(often.shape) + np.float32(FREQUENCY) * often / (of + UNSEEN)
+        out: Floats = np.float32(SCALE) * np.sqrt(evidence)  # adds up better with log-likelihoods
         return out
 
     def reasons(self, query: Query, candidate: int, most: int = 3) -> list[Reason]:
