@@ -204,6 +204,7 @@ class Way:
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
             *([] if self.index is None else [self.index]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),
+            *([] if self.precision == "fp32" else [self.precision]),
         ]
 
 

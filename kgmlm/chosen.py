@@ -118,7 +118,9 @@ class Chosen:
         Raises:
             RunError: naming the others.
         """
-        names = sorted({*now, *self.of} - set(but))
+        # A reranker that is not used may be gone: it is trained further.
+        known = {name for name in self.of if name != RERANKER or self.use is not None}
+        names = sorted({*now, *known} - set(but))
         if stale := [name for name in names if now.get(name) != self.of.get(name)]:
             raise RunError(
                 f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "

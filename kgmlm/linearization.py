@@ -72,7 +72,10 @@ def neighborhood(
         drop: in training, the chance that an edge is left out, and that all are.
     """
     relation_E, tail_E, other_E, place_E = context.telling(query.entity)
-    kept_E = (relation_E != query.relation) | (tail_E != (query.target == "tail"))
+    # A self-loop stands on both sides of its entity.
+    kept_E = (relation_E != query.relation) | (
+        (tail_E != (query.target == "tail")) & (other_E != query.entity)
+    )
     if rng is not None and drop:
         if rng.random() < drop:
             return []

@@ -145,8 +145,8 @@ def summarize(ranks: Ranks, rank_type: RankType = "realistic") -> dict[str, floa
     if rank_type == "realistic":
         expected = float((ranks.candidates_B + 1).mean() / 2)
         result["adjusted_arithmetic_mean_rank"] = float(r.mean() / expected)
-        if expected > 1:
-            result["adjusted_arithmetic_mean_rank_index"] = float(1 - (r.mean() - 1) / (expected - 1))
+        index = float(1 - (r.mean() - 1) / (expected - 1)) if expected > 1 else 0.0  # as PyKEEN has it
+        result["adjusted_arithmetic_mean_rank_index"] = index
     return result
 
 

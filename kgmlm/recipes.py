@@ -16,7 +16,7 @@ import numpy as np
 
 from kgmlm.config import Settings, Stage, as_settings, load_settings, override
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ConfigError
+from kgmlm.kg import ConfigError, counted
 from kgmlm.sections import ALL, ASKED, SAMPLED
 
 Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
@@ -182,15 +182,14 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
     batch = because(
         "training.batch_size", 64 if shape.triples > 2000 else 16, f"{shape.triples:,} training triples"
     )
-    per_epoch = (2 * shape.triples if hubs else shape.queries) / batch
+    per_epoch = max(1, math.ceil((2 * shape.triples if hubs else shape.queries) / batch))
     least = STEPS[preset] * (SCRATCH if scratch else 1) if preset in STEPS else 0
     whole = {"quick": 1.0, "balanced": 3.0, "best": 6.0, "zero-shot": 3.0}.get(preset, 10.0)
     whole = whole if shape.triples < SMALL else whole / 3
     epochs = because(
         "training.epochs",
         round(max(whole, least / per_epoch), 2),
-        f"{per_epoch:,.{0 if per_epoch >= 1 else 3}f} steps per epoch; "
-        f"at least {least:,} steps and {whole:g} epochs",
+        f"{counted(per_epoch, 'step')} per epoch; at least {least:,} steps and {whole:g} epochs",
     )
     long = because(
         "text.max_length",

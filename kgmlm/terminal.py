@@ -97,6 +97,9 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is escaped there
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         if in_several_processes() and function.__name__ not in IN_SEVERAL_PROCESSES:
             if main_process():  # the others leave without a word
                 several = ", ".join(IN_SEVERAL_PROCESSES)

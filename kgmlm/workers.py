@@ -171,7 +171,7 @@ def made_here(
         yield from of_one
 
 
-_make: Make[Any] | None = None  # of a worker process
+_make: Make[Any] | Exception | None = None  # of a worker process, or why it has none
 
 
 def _begin(work: Work[Any], threads: int) -> None:
@@ -180,11 +180,16 @@ def _begin(work: Work[Any], threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    _make = work.begin(Watcher())
+    try:
+        _make = work.begin(Watcher())
+    except Exception as error:  # a mistake, which here would break the pool as a lost process does
+        _make = error
 
 
 def _made(number: int) -> Any:
     assert _make is not None
+    if isinstance(_make, Exception):
+        raise _make
     return _make(number, lambda n: None)
 
 

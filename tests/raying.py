@@ -30,12 +30,14 @@ class Files:
 
     Attributes:
         ending: the pieces in whose midst the process ends: once, or always.
+        mistaken: whether no process can begin.
     """
 
     folder: Path
     ending: tuple[int, ...] = ()
     always: bool = False
     refused: tuple[int, ...] = ()
+    mistaken: bool = False
 
     on_gpu = False
 
@@ -46,6 +48,8 @@ class Files:
         return self
 
     def begin(self, watch: Watcher) -> Make[int]:
+        if self.mistaken:
+            raise DataError("nothing can be made")
         (self.folder / f"begun-{os.getpid()}").touch()
 
         def make(number: int, advance: Advance) -> int:

@@ -44,9 +44,11 @@ def test_each_way_has_words_of_its_own() -> None:
         Way(allow_self=True),
         Way(rerank=0),
         Way(retrieve=9, index="entity", effort=2),
+        Way(precision="bf16"),
     ]
     assert [way.words() for way in ways] == [
         [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9", "entity", "effort-2"],
+        ["bf16"],
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ def test_others_than_it_was_chosen_for_are_named() -> None:
     chosen = Chosen(MIXED, of={"likelihood": "a", "kge": "b"})
     chosen.check({"likelihood": "a", "kge": "b"}, Path("runs/x"))
     chosen.check({"likelihood": "a", "kge": "c"}, Path("runs/x"), but=["kge"])
+    trained_on = Chosen(MIXED, of={"likelihood": "a", "reranker": "d"})
+    trained_on.check({"likelihood": "a"}, Path("runs/x"))
+    with pytest.raises(RunError, match="reranker that"):
+        replace(trained_on, use=Use(20, 0.5)).check({"likelihood": "a"}, Path("runs/x"))
     for now, named in (
         ({"likelihood": "a", "kge": "c"}, "kge that"),
         ({"likelihood": "a"}, "kge that"),

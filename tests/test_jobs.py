@@ -387,6 +387,32 @@ def test_training_stops_and_continues(tmp_path: Path) -> None:
         kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, **TINY)
 
 
+def test_a_decay_goes_on_where_a_setting_bounded_the_steps(tmp_path: Path) -> None:
+    bounded = TINY | {"max_steps": None, "schedule": "constant", "epochs": 9}
+    run = kgmlm.train(
+        "toy", "scratch", tmp_path / "run", set_=["training.max_steps=3"], progress=False,
+        **{key: value for key, value in bounded.items() if value is not None},
+    )  # fmt: skip
+    assert (run.folder.record["status"], run.folder.record["step"]) == ("max steps", 3)
+    ended = kgmlm.train(output=tmp_path / "run", resume=True, decay=1.0, progress=False)
+    assert ended.folder.record["status"] == "finished"
+    assert ended.folder.record["step"] > 3
+
+
+def test_what_is_damaged_is_no_information(trained: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained.path, tmp_path / "copy")
+    whole = (copy / "model" / "mixture.json").read_bytes()
+    (copy / "model" / "mixture.json").write_bytes(whole[:100])
+    with pytest.raises(RunError, match="is damaged"):
+        kgmlm.info(copy)
+
+
+def test_candidates_of_a_reranker_that_is_not_there_are_refused(trained: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained.path, tmp_path / "copy")
+    with pytest.raises(RunError, match="--candidates is of a reranker"):
+        kgmlm.tune(copy, candidates=3, progress=False)
+
+
 def test_an_interruption_can_be_caught(tmp_path: Path) -> None:
     def interrupt(what: str, n: int, total: int) -> None:
         if what == "training" and n:

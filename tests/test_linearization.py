@@ -77,6 +77,8 @@ def test_a_neighborhood_is_the_training_triples_but_for_those_that_answer(toy: K
         expected = set()
         for h, r, t in toy.splits["train"].tolist():
             relation = toy.relations[r].label
+            if h == t and r == asked.relation:
+                continue  # a self-loop stands on both sides
             if h == asked.entity and (r, "tail") != (asked.relation, asked.target):
                 expected.add((relation, "tail", toy.entities[t].label))
             if t == asked.entity and (r, "head") != (asked.relation, asked.target):
@@ -92,6 +94,14 @@ def test_the_text_of_a_query_never_tells_the_asked_for_triple(toy: KnowledgeGrap
         assert not any(
             (e.relation, e.target, e.other) == (asked.relation, asked.target, answer) for e in told
         )
+
+
+def test_a_self_loop_is_withheld_from_both_its_sides() -> None:
+    graph = build_graph("g", {"train": [("a", "r", "a"), ("b", "r", "a"), ("a", "s", "a")]})
+    a, r = graph.entities.index["a"], graph.relations.index["r"]
+    others = {("s", "tail", "a"), ("s", "head", "a")}
+    assert set(edges(graph, Query(a, r, "tail"))) == {("r", "head", "b"), *others}
+    assert set(edges(graph, Query(a, r, "head"))) == others
 
 
 def test_neighbors_by_the_asked_relation_come_first_then_each_relation_in_turn() -> None:
@@ -134,7 +144,7 @@ def test_the_order_of_a_neighborhood_is_as_described(
         own = [
             e
             for e in graph.context.edges(asked.entity)
-            if (e.relation, e.target) != (asked.relation, asked.target)
+            if e.relation != asked.relation or (asked.entity != e.other and e.target != asked.target)
         ]
         if drop and rng.random() < drop:
             own = []

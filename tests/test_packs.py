@@ -21,6 +21,7 @@ from kgmlm import packs
 from kgmlm.arrays import at as on
 from kgmlm.config import KGESettings
 from kgmlm.conversion import convert_run
+from kgmlm.jobs.adding import take_reranker
 from kgmlm.kg import RunError
 from kgmlm.packs import find_pack, read_card, unpack
 from kgmlm.pool import Pool, Reading
@@ -203,6 +204,12 @@ def test_of_several_that_open_a_pack_first_one_unpacks_it(
         found = {future.result() for future in [pool.submit(opened) for _ in range(4)]}
     assert len(found) == len(written) == 1
     assert scores(found.pop()).isfinite().all()
+
+
+def test_a_pack_lends_its_reranker(whole: Path, tmp_path: Path) -> None:
+    pack = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    take_reranker(open_run(shutil.copytree(whole, tmp_path / "copy")), pack)
+    assert open_run(tmp_path / "copy" / "reranker").record["status"] == "finished"
 
 
 def test_a_run_is_packed_from_within(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

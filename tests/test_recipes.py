@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,8 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
         return
     assert recipe.settings.vector.enabled != scratch
     assert (recipe.settings.training.distillation > 0) == (preset == "zero-shot"), "not beside a KGE model"
-    steps = recipe.settings.training.epochs * Shape.of(toy).queries / recipe.settings.training.batch_size
+    per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
+    steps = recipe.settings.training.epochs * per_epoch
     assert steps >= 149, "never fewer steps than it takes"
     assert recipe.notes()[0].startswith(f"preset {preset}: text")
     assert all(recipe.reasons.values())
@@ -100,6 +102,13 @@ def test_only_what_is_given_is_given(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match="unknown key"):
         given_settings(None, ["text.neighbours=3"])
+
+
+def test_an_epoch_has_a_step_at_least() -> None:
+    graph = build_graph("tiny", {"train": [["a", "r", "b"]]})
+    recipe = recipe_of("balanced", graph, True)
+    assert recipe.settings.training.epochs == 2400
+    assert recipe.reasons["training.epochs"].startswith("1 step per epoch; at least 2,400 steps")
 
 
 def test_epochs_fill_a_time() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import time
@@ -72,6 +73,18 @@ def test_sigterm_interrupts_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "kgmlm: interrupted\n"
     assert tidied == [signal.SIG_DFL], "a second one ends the process"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_a_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+
+    @handled
+    def command() -> None:
+        print("caf\u00e9 \u65e5")
+
+    command()
+    assert shown.getvalue() == b"caf\xe9 \\u65e5\n"
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:

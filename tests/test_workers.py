@@ -44,6 +44,8 @@ def test_pieces_are_made_here_and_in_processes(tmp_path: Path) -> None:
     assert work.made() == {f"made-{n}": "x" for n in (1, 3, 4, 5, 6)}
     with pytest.raises(DataError, match="7 cannot be made"):
         list(made_in_processes(Files(tmp_path, refused=(7,)), [7, 8], 2, Watcher()))
+    with pytest.raises(DataError, match="nothing can be made"):
+        list(made_in_processes(Files(tmp_path, mistaken=True), [7, 8], 2, Watcher()))
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def take_reranker(run: runs.RunFolder, source: Run | str | Path) -> None:
     """Copy the reranker of another run."""
     files.refuse_link(run.path / RERANKER)
     with files.atomic_folder(run.path / RERANKER) as folder:
-        shutil.copytree(path_of(source) / RERANKER, folder, dirs_exist_ok=True)
+        shutil.copytree(runs.open_run(path_of(source)).path / RERANKER, folder, dirs_exist_ok=True)
 
 
 def add_signal(run: runs.RunFolder, added: Addition, device: str | None, watch: Watcher) -> None:

@@ -161,9 +161,9 @@ def evaluate(
     work = EvaluationWork(source, way, settings, batch_size, other or further, other is not None, allowed)
     opened, result = _evaluate(run, folder, scope, work, by_relation, crew, watch, world)
     report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))
-    if world.main:
-        if output:
-            report.save(output)
+    if world.main and output:
+        report.save(output)
+    if world.main and (ranks is not None or len(own.entities) == len(folder.graph.entities)):
         name = ranks_name(way, settings.split, other, as_path(protocol), candidates, max_triples)
         _keep_ranks(folder, opened.made_by, result, as_path(ranks), name, watch)
     world.wait()  # what is written can be read, whichever process asks

@@ -115,6 +115,7 @@ def info(run: Run | str | Path) -> Info:
     path, record, settings, graph = folder.path, folder.record, folder.settings, folder.graph
     chosen: dict[str, Any] = {"signals": {}, "reranking": None, "chosen_by": {}}
     if (path / runs.MIXTURE).is_file():
+        _ = folder.chosen  # says so where it is damaged
         chosen = json.loads((path / runs.MIXTURE).read_bytes())
     made = record.get("signals", {})
     signals = {

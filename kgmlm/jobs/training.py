@@ -328,11 +328,20 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
             f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
             "answers; the run is measured among all at the end"
         )
+    bound = options["max_steps"] or (None if _ends(run, options["decay"]) else training.max_steps)
     train_watched(
         run,
         ranker,
         validation if run.graph.has("valid") else None,
         _continuing(run.path),
         watch,
-        **options | {"max_steps": options["max_steps"] or training.max_steps},
+        **options | {"max_steps": bound},
     )
+
+
+def _ends(run: runs.RunFolder, decay: float | None) -> bool:
+    """Whether a run is to end by a decay, which now or an earlier resumption has asked for."""
+    from kgmlm.checkpoints import latest_checkpoint, read_state
+
+    checkpoint = latest_checkpoint(run.path)
+    return decay is not None or (checkpoint is not None and read_state(checkpoint).decay_from >= 0)

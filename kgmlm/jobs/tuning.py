@@ -91,6 +91,8 @@ def tune(
             add_signal(folder, added, device, watch)
     world.wait()
     folder = runs.open_run(folder.path)
+    if candidates is not None and not has_reranker(folder.path):
+        raise RunError(f"--candidates is of a reranker, and {folder.path} has none")
     return choose(folder, max_triples, candidates, precision, batch_size, device, watch, world=world)
 
 
