@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from kgmlm.kg import ConfigError
 
+GROWN, SPARE = 1.25, 2**29  # how much more memory than needed is held before it is given back
 MEMORY = "KGMLM_MEMORY"  # GiB that there are, whatever the system says
 
 
@@ -60,6 +61,29 @@ def keep_memory() -> None:
         trim_threshold, mmap_max = -1, -4  # malloc.h
         mallopt(mmap_max, 0)  # no block of its own mapping, which is unmapped when freed
         mallopt(trim_threshold, 2**31 - 1)
+
+
+_needed = 0  # bytes that this process held when freed memory was last given back
+
+
+def bound_memory() -> None:
+    """Give freed memory back where this process has come to hold much more than it needs.
+
+    What :func:`keep_memory` keeps is of no use to the next block where that is a little larger: between blocks
+    of ever other sizes, such as batches of texts, the heap grows by its holes.
+    """
+    global _needed
+    if _resident() > GROWN * _needed + SPARE:
+        release_memory()
+        _needed = _resident()
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def release_memory() -> None:

@@ -18,7 +18,7 @@ from kgmlm.config import Settings
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import EntityTable, IntArray, ModelError, Queries
 from kgmlm.linearization import Linearization, entity_text, get_template, linearize
-from kgmlm.machine import keep_memory
+from kgmlm.machine import bound_memory, keep_memory
 from kgmlm.pool import Reading
 from kgmlm.states import SpanOutput, TextModel
 from kgmlm.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer
@@ -170,6 +170,7 @@ class Reader:
             encoded = self.encode(queries[start : start + _BATCHES * batch_size])
             for rows, batch in self.padded(encoded, batch_size):
                 yield rows + start, Reading(queries[rows + start], span=self._states(batch))
+                bound_memory()
                 advance(len(rows))
 
 
@@ -314,5 +315,6 @@ class EntityVectors:
                     if self.residuals is not None:
                         vectors = self.residuals(at(model.device, part[rows]), vectors)
                     self._write(part[rows], vectors)
+                bound_memory()
                 advance(len(rows))
             self._read_N[part] = True

@@ -30,7 +30,7 @@ from kgmlm.checkpoints import (
 )
 from kgmlm.config import Settings, TrainingSettings
 from kgmlm.kg import ConfigError
-from kgmlm.machine import keep_memory, only_cpu, reduced
+from kgmlm.machine import bound_memory, keep_memory, only_cpu, reduced
 from kgmlm.mixture import Mixture
 from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
@@ -278,6 +278,7 @@ class _Training:
                     accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
                 self.prepared_optimizer.step()
                 self.prepared_optimizer.zero_grad()
+        bound_memory()
         mean_loss = self._mean(mean_loss)
         if not math.isfinite(mean_loss):
             raise ConfigError(

@@ -134,3 +134,26 @@ release_memory()
 assert before - resident() > 2**27, (before, resident())
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_the_holes_of_kept_memory_are_bounded() -> None:
+    script = """
+import numpy as np
+from kgmlm.machine import _resident, bound_memory, keep_memory
+
+keep_memory()
+blocks = [np.ones(2**19) for _ in range(300)]  # 1.2 GiB
+blocks = blocks[::10]  # with holes between what stays
+before = _resident()
+bound_memory()
+after = _resident()
+assert before - after > 2**29, (before, after)
+more = np.ones(2**24)  # 128 MiB, which are given back only once more are held
+del more
+held = _resident()
+bound_memory()
+assert _resident() == held
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
