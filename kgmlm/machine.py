@@ -69,8 +69,8 @@ _needed = 0  # bytes that this process held when freed memory was last given bac
 def bound_memory() -> None:
     """Give freed memory back where this process has come to hold much more than it needs.
 
-    What :func:`keep_memory` keeps is of no use to the next block where that is a little larger: between blocks
-    of ever other sizes, such as batches of texts, the heap grows by its holes.
+    What :func:`keep_memory` keeps is of no use to the next block where that is a little larger: where blocks
+    are of many sizes, as those of batches of texts, the heap grows by its holes.
     """
     global _needed
     if _resident() > GROWN * _needed + SPARE:
