@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -109,8 +111,13 @@ class _Clock(Watcher):
     @property
     def per_step(self) -> float:
         """Seconds of the median step; the first ones are slower."""
-        gaps = [b - a for a, b in zip(self.times[1:], self.times[2:], strict=False)]
-        return median(gaps) if gaps else 1.0
+        return _median_gap(self.times[1:]) or 1.0
+
+
+def _median_gap(times: Sequence[float]) -> float:
+    """Seconds between two steps that were done one after the other; 0 where there are no two."""
+    gaps = [b - a for a, b in pairwise(times)]
+    return median(gaps) if gaps else 0.0
 
 
 def _fitted(
@@ -190,15 +197,13 @@ def _fitted_kge(
     model = fit_signal("kge", graph, few, lambda n, total: times.append(time.monotonic()))
     if "epochs" in given.values.get("kge", {}):
         return model, recipe
-    per_step = (times[-1] - times[0]) / max(1, len(times) - 1)
+    per_step = _median_gap(times)
     asked = -(-len(graph.unique_queries("train")[0]) // settings.kge.batch_size)
     steps, reasons = max(1, int(seconds / max(per_step, 1e-6))), dict(recipe.reasons)
-    fitted = {"epochs": max(1, min(100, steps // asked))}
-    if steps < asked and settings.kge.max_steps is None:
+    fitted = {"epochs": min(100, -(-steps // asked))}
+    if steps < fitted["epochs"] * asked and settings.kge.max_steps is None:
         fitted["max_steps"] = steps
-        reasons["kge.max_steps"] = (
-            f"{per_step:.2f} s per step; an epoch has {asked:,}, more than there is time"
-        )
+        reasons["kge.max_steps"] = f"{per_step:.2f} s per step; an epoch has {asked:,}"
     kge = settings.kge.model_copy(update=fitted)
     settings = settings.model_copy(update={"kge": kge})
     return model, replace(recipe, settings=settings, reasons=reasons)
