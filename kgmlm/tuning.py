@@ -255,6 +255,8 @@ def choose_reranking(
 ) -> tuple[Use, dict[str, float]]:
     """Choose how many of the best are reranked and how much that counts, by MRR; not reranking is a choice.
 
+    It is the choice, too, where what each half of the triples chose is no better for the other half.
+
     Args:
         candidates: how many are tried at most; None is as many as the reranker's settings say.
 
@@ -291,10 +293,12 @@ def choose_reranking(
         at, group = asked.groups.take(rows)
         held_B[at] = (ids_dK[group] == asked.answers[at][:, None]).any(1)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
-    mean_W = reciprocal_WB.mean(1)
+    mean_W, crossed_B = reciprocal_WB.mean(1), _chosen(reciprocal_WB)
     use = tried[int(mean_W.argmax())]
+    if crossed_B.mean() <= mean_W[0]:
+        use, crossed_B = tried[0], reciprocal_WB[0]
     return use, {
-        **_figures(_chosen(reciprocal_WB)),
+        **_figures(crossed_B),
         "k": use.k,
         "weight": use.weight,
         "mrr_first": float(mean_W[0]),
