@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kgmlm.tables import CsvFile
-
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -261,6 +259,8 @@ def print_predictions(
     if as_csv:
         import csv
 
+        from kgmlm.tables import CsvFile
+
         writer = csv.writer(CsvFile(sys.stdout))
         writer.writerow(
             [*(("head", "relation", "tail") if many else ()), "rank", "entity", "name", "score", "known"]
@@ -318,6 +318,8 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
         return
     if as_csv:
         import csv
+
+        from kgmlm.tables import CsvFile
 
         columns = ["head", "relation", "tail", "probability", "true", "known"]
         columns += ["label"] if found.labels is not None else []

@@ -51,7 +51,7 @@ def test_all_candidates_score_as_by_torch(
     assert numpys.dtype == np.float32
     monkeypatch.setattr(array_scoring, "_LOGITS", 1)  # one query at a time
     again = of_both("candidate_scores", tokens, NAMES, normalization)[1]
-    np.testing.assert_allclose(again, numpys, atol=1e-6)
+    np.testing.assert_allclose(again, numpys, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalization", ["mean", "sum"])
