@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import store
 import typer
 
 from kgmlm import runs
@@ -62,7 +63,7 @@ def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
         axis.set(xlabel="minutes of training", ylabel="validation MRR", title=graph)
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(path, metadata={"Date": None})
+    store.save_figure(figure, path)
     pyplot.close(figure)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import store
 import typer
 from pykeen_complex import PyKEENComplEx
 
@@ -178,8 +179,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set(title=title, xlabel="probability", ylabel="share of true triples", xlim=(0, 1), ylim=(0, 1))
         axis.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    path.write_text(" ".join(path.read_text("utf-8").split()) + "\n", "utf-8")  # nobody reads it by lines
+    store.save_figure(figure, path)
 
 
 def main(

@@ -34,6 +34,12 @@ def rows(path: Path | None) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text("utf-8"))["rows"])
 
 
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as SVG in one line: nobody reads it by lines."""
+    figure.savefig(path, metadata={"Date": None})
+    path.write_text(" ".join(path.read_text("utf-8").split()) + "\n", "utf-8")
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]], **about: Any) -> None:
     """Write rows as JSON, a line each, and what is said of all of them."""
     lines = ",\n".join(map(json.dumps, rows))

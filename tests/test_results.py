@@ -115,8 +115,8 @@ def test_ranks_are_small() -> None:
 
 
 def test_the_records_are_short() -> None:
-    texts = [p for p in EVAL.rglob("*") if p.is_file() and p.suffix not in (".parquet", ".pyc", ".svg")]
-    assert sum(len(p.read_text("utf-8").splitlines()) for p in texts) < 8_000
+    texts = [p for p in EVAL.rglob("*") if p.is_file() and p.suffix not in (".parquet", ".pyc")]
+    assert sum(len(p.read_text("utf-8").splitlines()) for p in texts) < 10_000
     assert len((EVAL / "README.md").read_text("utf-8").splitlines()) <= 150
 
 

@@ -41,6 +41,9 @@ from kgmlm.retrieval import Kind, Retriever
 from kgmlm.shortlisting import Retrieval, shortlist
 from kgmlm.states import SpanOutput
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from store import save_figure
+
 QUERIES = 128
 SINGLE = 64  # of them, timed one by one
 BATCH = 64
@@ -267,7 +270,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel="entities", title=title)
         axis.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(ways))
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
     pyplot.close(figure)
 
 

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from store import write_rows
+from store import save_figure, write_rows
 
 HERE = Path(__file__).parent
 SIZES = {
@@ -287,7 +287,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 def main(
