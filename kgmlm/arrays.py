@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 Array = Any  # a tensor or a NumPy array; the suffix of its name says its shape
 Device = Any  # a torch.device or its name; None is NumPy
+CONSTANT = 1e-6  # of a column's mean, below which its spread is rounding
 _BLOCK = 1024  # scores of which only the best is looked at first
 
 
@@ -127,3 +128,18 @@ def logsumexp(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     values -= highest
     found: npt.NDArray[np.float32] = np.log(np.exp(values, out=values).sum(-1)) + highest[..., 0]
     return found
+
+
+def spreads(values_TC: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    """The standard deviation of each column; 1 where it is constant, but for rounding.
+
+    >>> spreads(np.array([[0.1, 1.0], [0.1, 3.0], [0.1, 2.0]])).round(3).tolist()
+    [1.0, 0.816]
+    """
+    spread_C = np.ones(values_TC.shape[1])
+    for c, values_T in enumerate(values_TC.T if len(values_TC) else ()):
+        exact_T = values_T.astype(np.float64)
+        spread = float(exact_T.std())
+        if spread > CONSTANT * max(1.0, abs(float(exact_T.mean()))):
+            spread_C[c] = spread
+    return spread_C

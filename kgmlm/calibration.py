@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.special import expit
+from scipy.special import expit, logit
 
+from kgmlm.arrays import spreads
 from kgmlm.kg import BoolArray, FloatArray, IntArray, RunError
 from kgmlm.reliability import log_loss, reweighted
 
@@ -69,8 +70,9 @@ class Calibrator(_Strict):
         if kind == "platt":
             found = LogisticRegression().fit(sums[:, None], labels, sample_weight=weights)
             # Its mild penalty keeps the slope finite where few triples are told apart without an error.
-            slope = max(float(found.coef_[0, 0]), 0.0)  # never against the sum
-            x, y = (slope,), (float(found.intercept_[0]),)
+            x, y = (float(found.coef_[0, 0]),), (float(found.intercept_[0]),)
+            if x[0] < 0:  # never against the sum: then it says nothing
+                x, y = (0.0,), (float(logit(np.average(labels, weights=weights))),)
         else:
             steps = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
             steps.fit(sums, labels, sample_weight=weights)
@@ -218,11 +220,12 @@ def fit(
     Returns:
         The calibration, and of each example the probability by what was fitted to the other half.
     """
-    examples = examples.balanced()
+    counts = examples.weights > 0
     for half in (False, True):
-        labels = examples.labels[examples.halves == half]
+        labels = examples.labels[(examples.halves == half) & counts]
         if min(labels.sum(), (~labels).sum()) < LEAST / 2:
             raise RunError(f"probabilities need at least {LEAST} validation triples of each class")
+    examples = examples.balanced()
     models: dict[Sides, Model] = {}
     held: dict[Sides, FloatArray] = {}
     for name, sides in ASKED.items():
@@ -272,8 +275,7 @@ def _regression(
     from sklearn.linear_model import LogisticRegression
 
     columns = _columns(examples, sides)
-    mean, scale = columns.mean(0), columns.std(0)
-    scale = np.where(scale > 0, scale, 1.0)
+    mean, scale = columns.mean(0), spreads(columns)
     count = len(columns)
     # A smaller column takes a larger coefficient, which costs more: so offsets lean on 0.
     small = 1 / np.sqrt(LEANING)

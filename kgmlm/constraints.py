@@ -21,7 +21,7 @@ from kgmlm.arrays import Array, put
 from kgmlm.filters import distinct_triples
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import BoolArray, IntArray, Queries
-from kgmlm.slots import EntityTypes, Floats, fills
+from kgmlm.slots import KEPT, EntityTypes, Floats, fills
 
 PLENTY = 10_000  # triples of a relation that are not all the same few
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
@@ -73,6 +73,8 @@ class Typed:
         if slot < 0 or self.types.affinity.triples_S[slot] < LEAST:
             return np.ones(len(self.types), np.bool_)
         if slot not in self._kept:
+            if (len(self._kept) + 1) * len(self.types) > 4 * KEPT:  # these have a byte each, scores four
+                self._kept.clear()
             self._kept[slot] = self.types.fitting(slot)
         return self._kept[slot]
 

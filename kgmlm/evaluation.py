@@ -206,10 +206,13 @@ class _Drawn(View):
 
     Attributes:
         own_B: the entity of each query.
+        first_B: of each query the first that has the same answer: triples that are there twice have the same
+            negatives.
         protocol: says how many negatives, how they are drawn, and by which seed.
     """
 
     own_B: IntArray
+    first_B: IntArray
     protocol: Protocol
 
     def rank(
@@ -219,7 +222,8 @@ class _Drawn(View):
         rows, ids = known
         bounds = np.searchsorted(rows, np.arange(len(at) + 1))  # a filter index answers row by row
         for b in np.flatnonzero(self.asked_B[at]):
-            rng = np.random.default_rng([self.protocol.seed, int(at[b])])  # whatever the batches
+            seeds = [self.protocol.seed, int(self.first_B[at[b]])]  # whatever the batches
+            rng = np.random.default_rng(seeds)
             drawn = self._negatives(rng, ids[bounds[b] : bounds[b + 1]], answers[b], self.own_B[at[b]])
             few = torch.from_numpy(np.append(drawn, answers[b])).to(scores_dN.device)
             ranks = rank_answers(
@@ -420,7 +424,10 @@ def _main_view(member_N: BoolArray, triples: IntArray, asked: Asked, protocol: P
             "which is the answer; ask for fewer, or for 0 to rank among all"
         )
     if protocol.negatives and not is_expected(protocol):
-        return _Drawn(**vars(main), own_B=asked.queries.entity_B, protocol=protocol)
+        same = np.stack([asked.known.keys(asked.queries), asked.answers])
+        _, first, where = np.unique(same, axis=1, return_index=True, return_inverse=True)
+        own_B, first_B = asked.queries.entity_B, first[where.reshape(-1)]
+        return _Drawn(**vars(main), own_B=own_B, first_B=first_B, protocol=protocol)
     return main
 
 

@@ -259,6 +259,11 @@ def _listed(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir()] if folder.is_dir() and not folder.is_symlink() else []
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file or folder is being written, or was when its process was killed."""
+    return _temporary(path.name) is not None
+
+
 def _temporary(name: str) -> re.Match[str] | None:
     """Of a temporary name the ``name`` that it is for, and whether it is ``whole``."""
     whole = f"(?P<whole>{re.escape(_NEW)}|{re.escape(_OLD)})"

@@ -258,6 +258,16 @@ class FilterIndex:
         rows, ids = answers.take(at[found])
         return found[rows], ids
 
+    def has(self, triples: IntArray) -> BoolArray:
+        """Which triples ``(n, 3)`` are known. The answers of a query are looked up once, however often it is
+        asked.
+        """
+        queries = Queries(triples[:, 0], triples[:, 1], np.ones(len(triples), np.bool_))
+        _, first, query = np.unique(self.keys(queries), return_index=True, return_inverse=True)
+        rows, ids = self.lookup(queries[first])
+        found: BoolArray = np.isin(query * self.num_entities + triples[:, 2], rows * self.num_entities + ids)
+        return found
+
     def _scan(self, queries: Queries) -> tuple[IntArray, IntArray]:
         """The same for a few queries, without sorting anything."""
         found = []

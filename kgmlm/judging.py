@@ -15,7 +15,7 @@ from kgmlm.calibration import FEATURES, SIDES, Calibration
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, FloatArray, IntArray
 from kgmlm.plausibility import features
-from kgmlm.probabilities import is_known, temperature_of
+from kgmlm.probabilities import temperature_of
 from kgmlm.ranker import Ranker
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def features_of(
 ) -> tuple[BoolArray, FloatArray]:
     """Which triples training has, and the features of the others."""
     answers = graph.context.answers
-    known = is_known(triples, answers)
+    known = answers.has(triples)
     found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
     if not known.all():
         found[~known] = features(

@@ -119,6 +119,20 @@ def check_whole(what: str, value: Any, least: int) -> None:
         raise ConfigError(f"{what} is a whole number from {least} on, not {value!r:.80}")
 
 
+def check_numbers(**given: tuple[int | None, int]) -> None:
+    """Refuse the numbers that the command line refuses.
+
+    Args:
+        given: each with the least that it may be, by its argument's name; None was not given.
+
+    Raises:
+        ConfigError: naming the first by its option.
+    """
+    for name, (value, least) in given.items():
+        if value is not None:
+            check_whole(f"--{name.replace('_', '-')}", value, least)
+
+
 def counted(count: int, noun: str) -> str:
     """A number with its noun, for sentences.
 

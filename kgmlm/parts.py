@@ -71,7 +71,7 @@ class Parts:
             RunError: when something else is there, or parts of other work.
         """
         path = folder / MANIFEST
-        if folder.exists() and not path.is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        if not path.is_file() and folder.exists() and not _is_free(folder):
             raise RunError(f"{folder} is there and has no parts; choose another --output")
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
@@ -127,3 +127,8 @@ class Parts:
             except (OSError, pa.ArrowException):
                 continue
         return total
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether parts can be laid there: nothing is, but a manifest that another shard is writing, or was."""
+    return folder.is_dir() and all(map(files.is_temporary, folder.iterdir()))

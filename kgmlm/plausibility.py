@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
+from scipy.special import logsumexp
 
 from kgmlm.arrays import Array, numpy
 from kgmlm.calibration import FEATURES
@@ -68,13 +69,11 @@ def _of_row(scores_N: FloatArray, ids: IntArray, answers: IntArray, temperature:
     rank = 1 + (len(others) - right) + (right - left - among) / 2
     top = np.concatenate([np.full(2, scores_N.min()), others])[-2:]  # there may be nobody else
     rival = np.where(among & (right == len(others)) & (right - left == 1), top[0], top[1])
-    best = float(scores_N.max())
-    sum_of_others = np.exp((others - best) / temperature).sum()
-    own = np.exp((asked - best) / temperature)
-    total = sum_of_others + np.where(among, 0.0, own)
-    log_softmax = (asked - best) / temperature - np.log(np.maximum(total, own))
+    logits, log_others = asked / temperature, logsumexp(others / temperature) if len(others) else -np.inf
+    log_total = np.where(among, log_others, np.logaddexp(log_others, logits))
+    log_softmax = np.minimum(logits - log_total, 0.0)
     columns = {
-        "score": asked / temperature,
+        "score": logits,
         "log_softmax": log_softmax,
         "margin": (asked - rival) / temperature,
         "log_rank": np.log(rank),
@@ -167,7 +166,7 @@ class Negatives:
         queries, answers = both_sides(triples)
         which = np.arange(len(triples)) + np.where(tail_B, len(triples), 0)
         asked, true = queries[which], answers[which]
-        taken = _by_row(self.known.lookup(asked), true)
+        taken = _Taken(self.known, asked, true)
         allowed = np.zeros(self.entities, np.bool_)
         allowed[self.among] = True
 
@@ -177,7 +176,8 @@ class Negatives:
             return there[allowed[there]]
 
         drawn = np.full((len(KINDS_OF_NEGATIVES), len(triples)), -1)
-        for b, (query, never) in enumerate(zip(asked, taken, strict=True)):
+        for b, query in enumerate(asked):
+            never = taken[b]
             drawn[0, b] = self._one(rng, self.among, never)
             of_type = typed(query.relation, 2 if query.target == "tail" else 0)
             drawn[1, b] = self._one(rng, of_type if len(of_type) else self.among, never)
@@ -217,8 +217,14 @@ def _high(rng: np.random.Generator, scores_N: FloatArray, never: IntArray, allow
     return int(rng.choice(best))
 
 
-def _by_row(known: tuple[IntArray, IntArray], true: IntArray) -> list[IntArray]:
-    """Of each query what may not be drawn."""
-    rows, ids = known
-    bounds = np.searchsorted(rows, np.arange(len(true) + 1))
-    return [np.append(ids[bounds[b] : bounds[b + 1]], true[b]) for b in range(len(true))]
+class _Taken:
+    """Of each query what may not be drawn: what is known, once for all queries alike, and its own answer."""
+
+    def __init__(self, known: FilterIndex, queries: Queries, true: IntArray) -> None:
+        _, first, self.which = np.unique(known.keys(queries), return_index=True, return_inverse=True)
+        rows, self.ids = known.lookup(queries[first])
+        self.bounds, self.true = np.searchsorted(rows, np.arange(len(first) + 1)), true
+
+    def __getitem__(self, b: int) -> IntArray:
+        start, end = self.bounds[self.which[b] :][:2]
+        return np.append(self.ids[start:end], self.true[b])

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from kgmlm import digests, files
+from kgmlm.arrays import spreads
 from kgmlm.calibration import ASKED, FEATURES, FITTED_AT, Calibration, Examples, fit
 from kgmlm.chosen import WEIGHTS, fingerprints, of_weights
 from kgmlm.filters import FilterIndex, distinct_triples
@@ -99,12 +100,14 @@ class Sample:
         rng = np.random.default_rng(seed)
         answers = FilterIndex(graph.splits["train"], len(graph.entities))
         true = _some(_new(graph.triples(split), answers), most, rng)
+        of_any = dict.fromkeys(("train", "valid", split))
         if split in graph.negatives:
-            false = _some(_new(graph.negatives[split], answers), most, rng)
+            true_ones = np.concatenate([graph.splits[s] for s in of_any if s in graph.splits])
+            false = _new(graph.negatives[split], FilterIndex(true_ones, len(graph.entities)))
+            false = _some(false, most, rng)
             of, kinds = np.arange(len(false)), np.full(len(false), -1)
         else:
-            names = ("train",) if blind else dict.fromkeys(("train", "valid", split))
-            splits = [graph.splits[s] for s in names if s in graph.splits]
+            splits = [graph.splits[s] for s in (("train",) if blind else of_any) if s in graph.splits]
             draws = Negatives(np.concatenate(splits), graph.splits["train"], len(graph.entities), seed)
             false, of, kinds = draws.draw(true, scorer, batch_size, partial(advance, "drawing negatives"))
         return cls(
@@ -119,18 +122,7 @@ class Sample:
 def _new(triples: IntArray, known: FilterIndex) -> IntArray:
     """Distinct triples that training has not."""
     triples = distinct_triples(triples)
-    return triples[~is_known(triples, known)]
-
-
-def is_known(triples: IntArray, known: FilterIndex) -> BoolArray:
-    """Which triples ``(n, 3)`` an index of known answers has."""
-    from kgmlm.kg import Queries
-
-    queries = Queries(triples[:, 0], triples[:, 1], np.ones(len(triples), np.bool_))
-    rows, ids = known.lookup(queries)
-    found = np.zeros(len(triples), np.bool_)
-    found[rows[ids == triples[rows, 2]]] = True
-    return found
+    return triples[~known.has(triples)]
 
 
 def _some(triples: IntArray, most: int, rng: np.random.Generator) -> IntArray:
@@ -174,7 +166,7 @@ def calibrate(
         graph, "valid", scorer, most=most, seed=seed, blind=True, batch_size=batch_size, advance=advance
     )
     found = _features(scorer, sample, graph, batch_size, partial(advance, "scoring validation"))
-    hit = ~sample.labels & is_known(sample.triples, FilterIndex(graph.splits["valid"], len(graph.entities)))
+    hit = ~sample.labels & FilterIndex(graph.splits["valid"], len(graph.entities)).has(sample.triples)
     sample.weights[:] = _trusted(found, sample, hit, missing)
     sample, found = sample[~hit], found[~hit]
     examples = Examples(found, sample.triples[:, 1], sample.labels, sample.weights, sample.halves)
@@ -199,14 +191,15 @@ def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) 
     if not hit.any() or not missing:
         return weights
     columns = found.reshape(len(found), -1)
-    scale = columns[drawn].std(0)
-    columns = (columns - columns[drawn].mean(0)) / np.where(scale > 0, scale, 1.0)
+    columns = (columns - columns[drawn].mean(0)) / spreads(columns[drawn])
     model = LogisticRegression(max_iter=1000).fit(columns[drawn], hit[drawn])
     odds = np.exp(model.decision_function(columns[drawn]))
     weights[drawn] = np.clip(1 - missing * odds, 0.0, 1.0)
     for kind in np.unique(sample.kinds[drawn]):
         own = drawn & ~hit & (sample.kinds == kind)
         weights[own] *= own.sum() / max(weights[own].sum(), 1.0)
+    if not weights[drawn & ~hit].any():
+        raise RunError(f"no negative counts with {missing:g} missing triples per validation triple")
     return weights
 
 

@@ -27,6 +27,7 @@ from kgmlm.tokenization import Encoded, SpanTokenizer
 
 WORDS = ("yes", "no")
 _CACHED = 200_000  # candidates' tokens that are kept
+_ENCODED = 2**16  # pairs whose tokens are there at once: 64 MB
 
 
 class Reranker:
@@ -136,14 +137,16 @@ class Reranker:
             advance: called with the number of pairs done.
         """
         self.model.eval()
-        rows = [row[row >= 0] for row in ids_BK]
-        pairs = [pair for row in self.encode(queries, rows) for pair in row]
-        scores_P = torch.zeros(len(pairs), device=self.model.device)
-        for at, batch in padded(self.tokenizer, pairs, batch_size, self.model.device):
-            scores_P[torch.from_numpy(at).to(scores_P.device)] = self.read(self.model(batch))
-            advance(len(at))
+        row_P, column_P = np.nonzero(ids_BK >= 0)
         scores_BK = torch.zeros(ids_BK.shape, device=self.model.device)
-        scores_BK[torch.from_numpy(ids_BK >= 0).to(scores_BK.device)] = scores_P
+        for start in range(0, len(row_P), _ENCODED):
+            row_p, column_p = row_P[start : start + _ENCODED], column_P[start : start + _ENCODED]
+            own, first = np.unique(row_p, return_index=True)
+            told = self.encode(queries[own], np.split(ids_BK[row_p, column_p], first[1:]))
+            pairs = [pair for row in told for pair in row]
+            for at, batch in padded(self.tokenizer, pairs, batch_size, self.model.device):
+                scores_BK[row_p[at], column_p[at]] = self.read(self.model(batch))
+                advance(len(at))
         return scores_BK
 
 

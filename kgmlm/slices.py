@@ -9,6 +9,7 @@ import numpy as np
 
 from kgmlm.config import Protocol
 from kgmlm.constraints import MISSED, Possible
+from kgmlm.first_stage import MAX_SCORES
 from kgmlm.kg import BoolArray, EntityTable, IntArray, Queries, RelationTable
 from kgmlm.metrics import HITS_AT, Ranks, expected_hits, flat_metrics, headline, sides, summarize
 from kgmlm.scorer import Scorer
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from kgmlm.evaluation import Ranking
 
 Figures = Callable[[Ranks], dict[str, float]]
-_AT_ONCE = 256  # queries whose candidates are counted at once
 
 
 def brief(protocol: Protocol) -> Figures:
@@ -148,17 +148,23 @@ def about_own_entity(possible: Possible, queries: Queries, answers: IntArray) ->
     }
 
 
-def about_constraints(possible: Possible, queries: Queries, answers: IntArray) -> dict[str, Any]:
+def about_constraints(
+    possible: Possible, queries: Queries, answers: IntArray, member_N: BoolArray
+) -> dict[str, Any]:
     """What further constraints keep of the candidates, and how many true answers they forbid: those rank
     last.
+
+    Args:
+        member_N: which entities are candidates.
     """
     found: dict[str, Any] = {}
+    step = max(1, MAX_SCORES // len(member_N))
     for constraint in possible.further:
         kept, forbidden = 0.0, 0
-        for start in range(0, len(queries), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
             allowed_bN = constraint.allowed(queries[part])
-            kept += float(allowed_bN.mean(1).sum())
+            kept += float((allowed_bN & member_N).sum()) / member_N.sum()
             forbidden += int((~allowed_bN[np.arange(len(allowed_bN)), answers[part]]).sum())
         found[constraint.name] = {
             "candidates_kept": kept / len(queries),
@@ -227,7 +233,9 @@ def report_of(
         "breakdown": breakdown(ranks, triples, tail_B, scope.seen_N, scope.half_links(triples), figures),
     }
     if ranker.possible.further:
-        report["constraints"] = about_constraints(ranker.possible, asked.queries, asked.answers)
+        report["constraints"] = about_constraints(
+            ranker.possible, asked.queries, asked.answers, main.column_N >= 0
+        )
     if comparable is not None:
         report["pykeen_comparable"] = {
             "candidates": len(comparable.ids),

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kgmlm.arrays import spreads
 from kgmlm.contest import Contest, Group
 from kgmlm.first_stage import Said
 from kgmlm.kg import BoolArray, FloatArray, IntArray, Queries
@@ -31,7 +32,6 @@ BEST = 64  # candidates of each signal; the others have next to no share of the 
 SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in nats per squared logarithm
 LEAN = 1.0  # how strongly weights are drawn to those under which all signals vary alike
 FAR = 10.0  # no weight is farther from that than this, as a logarithm
-CONSTANT = 1e-6  # of a signal's mean, below which its spread is rounding
 
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
 _Floats = npt.NDArray[np.float32]
@@ -99,7 +99,7 @@ class Sample:
         kinds_G, kind_B = np.unique(2 * queries.relation_B + queries.side_B, return_inverse=True)
         columns = [self.names.index(name) for name in names]
         scores_BCS, there_BC = self.scores_BCS[rows][:, :, columns], self.there_BC[rows]
-        spread_S = _spread(scores_BCS[there_BC])
+        spread_S = spreads(scores_BCS[there_BC])
         log_S, own_GS = _most_likely(
             (scores_BCS / spread_S).astype(np.float32), there_BC, kind_B, len(kinds_G) if by_relation else 0
         )
@@ -109,17 +109,6 @@ class Sample:
             table_R2S[kinds_G // 2, kinds_G % 2] *= np.exp(own_GS)
         tables = {name: table_R2S[:, :, s].astype(np.float32) for s, name in enumerate(names)}
         return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
-
-
-def _spread(scores_TS: _Floats) -> FloatArray:
-    """How much each signal varies over T candidates; 1 where it says the same of all, but for rounding."""
-    spread_S = np.ones(scores_TS.shape[1])
-    for s, scores_T in enumerate(scores_TS.T if len(scores_TS) else ()):
-        exact_T = scores_T.astype(np.float64)
-        spread = float(exact_T.std())
-        if spread > CONSTANT * max(1.0, abs(float(exact_T.mean()))):
-            spread_S[s] = spread
-    return spread_S
 
 
 def _best(ranker: Ranker, contest: Contest, group: Group, said: Said) -> tuple[_Floats, BoolArray]:

@@ -104,6 +104,23 @@ def test_calibrators_are_monotone_and_never_certain(kind: str) -> None:
         assert probabilities.max() < 1
 
 
+def test_a_sum_that_says_nothing_gives_the_share() -> None:
+    labels = np.arange(400) % 4 == 0
+    found = Calibrator.fit("platt", np.where(labels, 2.5, 3.5), labels, np.where(labels, 3.0, 1.0))
+    assert found.x == (0.0,)
+    assert found.probability(np.array([-5.0, 3.0, 9.0])) == pytest.approx(0.5)
+
+
+def test_a_feature_that_is_constant_moves_nothing() -> None:
+    examples, _ = made(400)
+    examples.features[:, 0, 0] = 0.1
+    found, _ = fit(examples, 4, of={}, by={})
+    moved = examples.features.copy()
+    moved[:, 0, 0] = 0.1001
+    before, after = (found.probability(x, examples.relations) for x in (examples.features, moved))
+    assert after == pytest.approx(before, abs=1e-3)
+
+
 def test_a_threshold_of_a_relation_is_chosen_where_there_are_triples_for_it() -> None:
     examples, true = made(3000, relations=2)
     always = examples.relations == 1

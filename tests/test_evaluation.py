@@ -23,7 +23,7 @@ from kgmlm.indexing import build_index
 from kgmlm.interop import to_factory, to_pykeen
 from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Target
 from kgmlm.ranker import Ranker
-from kgmlm.ranks_file import MADE_BY
+from kgmlm.ranks_file import MADE_BY, read_ranks
 from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval
 
@@ -361,10 +361,29 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
         evaluate(ranker, toy, Protocol(negatives=5), retrieval=Retrieval(index, 6))
 
 
+@pytest.mark.parametrize("by", ["drawing", "grail"])
+def test_a_triple_that_is_there_twice_is_ranked_among_the_same_negatives(
+    toy: KnowledgeGraph, by: Any, tmp_path: Path
+) -> None:
+    test = toy.splits["test"]
+    graph = replace(toy, splits={**toy.splits, "test": np.concatenate([test, test[:3]])})
+    found = run(graph, negatives=5, negatives_by=by)
+    once = run(toy, negatives=5, negatives_by=by)
+    count = len(test)
+    for ranks_B, single_B in zip(vars(found.ranks).values(), vars(once.ranks).values(), strict=True):
+        heads, tails = np.split(ranks_B, 2)
+        assert heads[count:].tolist() == heads[:3].tolist()
+        assert tails[count:].tolist() == tails[:3].tolist()
+        assert heads[:count].tolist() == np.split(single_B, 2)[0].tolist(), "drawn as ever"
+    found.write_ranks(tmp_path / "ranks.parquet")
+    assert len(read_ranks(tmp_path / "ranks.parquet")) == 2 * (count + 3)
+
+
 def drawing(**protocol: Any) -> _Drawn:
     """Of twelve entities, for one query of entity 5."""
     view = View.of(np.ones(12, np.bool_), np.array([[5, 0, 7]]))
-    return _Drawn(**vars(view), own_B=np.array([5, 5]), protocol=Protocol.model_validate(protocol))
+    own_B, first_B = np.array([5, 5]), np.arange(2)
+    return _Drawn(**vars(view), own_B=own_B, first_B=first_B, protocol=Protocol.model_validate(protocol))
 
 
 def negatives(view: _Drawn, known: list[int], answer: int = 7) -> list[list[int]]:

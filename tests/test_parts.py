@@ -46,6 +46,9 @@ def test_the_same_work_goes_on_and_other_work_is_refused(tmp_path: Path) -> None
         (tmp_path / "p" / MANIFEST).write_text(damaged)
         with pytest.raises(RunError, match="remove"):
             Parts.open(tmp_path / "p", 3, {"top": 5})
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / f".{MANIFEST}.x1y2z3.kgmlm-part").write_text("{")
+    assert Parts.open(tmp_path / "new", 1, {"top": 5}).missing() == [0], "another shard was writing it"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("x")
     with pytest.raises(RunError, match="has no parts"):

@@ -55,6 +55,14 @@ def test_features_are_as_their_definitions_say(
     assert found[0] == pytest.approx(by_hand(list(map(float, scores)), asked, answers, temperature))
 
 
+def test_an_answer_far_above_all_others_leaves_probabilities_finite() -> None:
+    scores_BN, rows = torch.tensor([[0.0, -200.0, -201.0, -202.0]]), np.zeros(3, np.int64)
+    known = (np.zeros(1, np.int64), np.zeros(1, np.int64))
+    found = side_features(scores_BN, rows, np.array([0, 1, 2]), known, temperature=0.25)
+    log_softmax = found[:, FEATURES.index("log_softmax")]
+    assert log_softmax == pytest.approx([0.0, -np.log1p(np.exp(-4) + np.exp(-8)), -4.01848], abs=1e-4)
+
+
 @given(st.integers(0, 1000))
 def test_a_triples_own_label_changes_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)

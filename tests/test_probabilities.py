@@ -16,7 +16,7 @@ from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError, EntityTable, Queries, RelationTable, RunError
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, features
-from kgmlm.probabilities import Sample, calibrate, figures, is_known, temperature_of
+from kgmlm.probabilities import Sample, calibrate, figures, temperature_of
 from kgmlm.ranker import Ranker
 from kgmlm.reliability import binned, reweighted
 
@@ -41,7 +41,7 @@ def test_a_sample_is_new_to_training_and_halves_keep_negatives_with_their_triple
     graph = replace(more, splits=repeated)
     scorer = FakeRanker(len(graph.entities), "tied")
     sample = Sample.of(graph, "valid", scorer, most=0)
-    assert not is_known(sample.triples, graph.context.answers).any()
+    assert not graph.context.answers.has(sample.triples).any()
     true = sample.triples[sample.labels]
     assert len(true) == len(np.unique(true, axis=0)) == len(np.unique(more.splits["valid"], axis=0))
     valid = set(map(tuple, repeated["valid"].tolist()))
@@ -60,6 +60,19 @@ def test_negatives_of_the_files_go_before_corrupted_ones(more: KnowledgeGraph) -
     sample = Sample.of(graph, "valid", FakeRanker(len(graph.entities), "tied"), most=0)
     assert sample.triples[~sample.labels].tolist() == [[0, 0, 1], [1, 0, 2]]
     assert (sample.kinds == -1).all()
+
+
+def test_a_triple_that_is_true_elsewhere_is_no_negative(more: KnowledgeGraph) -> None:
+    true = [more.splits[split][:3] for split in ("train", "valid", "test")]
+    graph = replace(more, negatives={"test": np.concatenate([[[0, 0, 1]], *true])})
+    sample = Sample.of(graph, "test", FakeRanker(len(graph.entities), "tied"), most=0)
+    assert sample.triples[~sample.labels].tolist() == [[0, 0, 1]]
+
+
+def test_more_missing_triples_than_negatives_are_refused() -> None:
+    graph = dense(0)
+    with pytest.raises(RunError, match=r"no negative counts with 1e\+09 missing"):
+        calibrate(Knowing(graph), graph, missing=1e9)
 
 
 def test_it_is_fitted_to_what_the_run_says_without_its_reranker(
@@ -116,7 +129,7 @@ def test_missing_triples_among_negatives_are_told_by_what_hits_validation() -> N
     errors = {}
     for missing in (0.0, 1.0):
         calibration, sample, _ = calibrate(scorer, graph, missing=missing)
-        assert not is_known(sample.triples[~sample.labels], FilterIndex(graph.splits["valid"], 40)).any()
+        assert not FilterIndex(graph.splits["valid"], 40).has(sample.triples[~sample.labels]).any()
         hidden = np.array([tuple(t) in test for t in sample.triples.tolist()])
         assert hidden.sum() > 30, "there are some"
         if missing:
@@ -147,7 +160,10 @@ def test_nothing_to_fit_to_is_one_sentence(toy: KnowledgeGraph) -> None:
 
 def test_known_triples_are_those_of_the_index(toy: KnowledgeGraph) -> None:
     triples = np.concatenate([toy.triples("valid"), toy.triples("train")])
-    known = is_known(triples, toy.context.answers)
+    known = toy.context.answers.has(triples)
     train = set(map(tuple, toy.triples("train").tolist()))
     assert known.tolist() == [tuple(t) in train for t in triples.tolist()]
-    assert not is_known(triples[:0], toy.context.answers).any()
+    assert not toy.context.answers.has(triples[:0]).any()
+    hub = np.array([(0, 0, t) for t in range(30)] + [(1, 0, 2)])
+    index = FilterIndex(hub[::2], 31)
+    assert index.has(hub).tolist() == [i % 2 == 0 for i in range(31)]

@@ -16,6 +16,7 @@ from conftest import TINY_SETTINGS, Cli, refused, without_digests
 
 import kgmlm
 from kgmlm import digests
+from kgmlm import reranker as module
 from kgmlm.config import RerankingSettings, Settings, TextSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, Queries, Query, RunError
@@ -90,6 +91,16 @@ def test_scores_are_the_log_odds_of_two_words(
         with torch.inference_mode():
             logits = ranker.reader.model.mlm(torch.tensor([pair.input_ids])).logits[0, pair.span_start]
         torch.testing.assert_close(found[b, k], logits[yes] - logits[no], atol=1e-5, rtol=1e-4)
+
+
+def test_pairs_are_encoded_some_at_a_time(
+    reranker: Reranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = toy.queries("test")[0][np.arange(3)]
+    ids_BK = np.array([[0, 3, 9, 4], [5, -1, -1, -1], [7, 8, 2, -1]])
+    whole = reranker.score(queries, ids_BK)
+    monkeypatch.setattr(module, "_ENCODED", 3)
+    torch.testing.assert_close(reranker.score(queries, ids_BK), whole, atol=1e-5, rtol=1e-4)
 
 
 def test_a_tokenizer_that_cannot_say_no_is_refused(ranker: Ranker, monkeypatch: pytest.MonkeyPatch) -> None:

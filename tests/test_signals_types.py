@@ -151,6 +151,12 @@ def test_what_is_forbidden_stays_a_candidate_with_a_finite_score_and_true_answer
     # The town has its inhabitant, and the person a town: neither query of the two triples has another answer.
     assert said["functional"]["answers_forbidden"] == 4
     assert 0 < said["typed"]["candidates_kept"] < 1
+    few = evaluate(bound, TOWNS, Protocol(candidates="split"))
+    members = np.unique(TOWNS.splits["test"][:, [0, 2]])
+    allowed_BN = typed(TOWNS).allowed(both_sides(TOWNS.splits["test"])[0])
+    assert few.report["constraints"]["typed"]["candidates_kept"] == pytest.approx(
+        allowed_BN[:, members].mean()
+    )
     assert json.loads(json.dumps(said)) == said
     tails = np.flatnonzero(found.tail_B)
     odd = tails[found.triples[:, 2] == TOWNS.entities.index["country0"]]

@@ -12,9 +12,10 @@ import numpy as np
 
 from kgmlm import runs
 from kgmlm.asking import Runtime, Way, read_entities
+from kgmlm.cards import card_names
 from kgmlm.datasets import load_graph
 from kgmlm.jobs.writing import writes_run
-from kgmlm.kg import ConfigError, EntityTable, QueryError, check_whole
+from kgmlm.kg import ConfigError, EntityTable, QueryError, check_numbers, check_whole
 from kgmlm.labeled import labeled
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run, path_of
@@ -61,7 +62,7 @@ def calibrate(
     Raises:
         RunError: when there are too few validation triples.
     """
-    check_whole("--max-triples", max_triples, 0)
+    check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
     if not 0 <= missing < float("inf"):
         raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
     folder = runs.open_run(path_of(run))
@@ -110,7 +111,7 @@ def measure_probabilities(
         ConfigError: for options that do not go together, and for the split that was fitted to.
         DataError: when the graph has no such split, or the run knows its answers.
     """
-    check_whole("--max-triples", max_triples, 0)
+    check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
     if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
         raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
     if graph is None and split in ("train", "valid"):
@@ -178,11 +179,13 @@ def classify(
     from kgmlm.judging import said
 
     _check_prior(prior)
+    check_numbers(batch_size=(batch_size, 1))
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
     if graph is not None:
-        opened = Run(folder, opened.way, load_graph(graph, skip_header=skip_header))
+        other = load_graph(graph, skip_header=skip_header and str(graph) not in card_names())
+        opened = Run(folder, opened.way, other)
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or len(labeled(entity_triples)):
@@ -266,6 +269,7 @@ def rank_relations(
     from kgmlm.judging import said
 
     _check_prior(prior)
+    check_numbers(batch_size=(batch_size, 1))
     check_whole("k", k, 1)
     opened = run if isinstance(run, Run) else open_run(run)
     find, graph = opened.resolver, opened.graph
@@ -274,9 +278,7 @@ def rank_relations(
         [np.full(count, find.entity(head)), np.arange(count), np.full(count, find.entity(tail))], 1
     )
     if novel:
-        from kgmlm.probabilities import is_known
-
-        ids = ids[~is_known(ids, graph.filter_index)]
+        ids = ids[~graph.filter_index.has(ids)]
     watch = watcher_of(progress)
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
     way = _way(opened, precision, device, None)
@@ -338,9 +340,8 @@ def _features(
     """
     from kgmlm.calibration import FEATURES, SIDES
     from kgmlm.judging import features_of
-    from kgmlm.probabilities import is_known
 
-    known = is_known(triples, graph.context.answers)
+    known = graph.context.answers.has(triples)
     known = known if learned is None else known | learned
     found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
     if not known.all():

@@ -15,7 +15,7 @@ from kgmlm.config import load_protocol
 from kgmlm.datasets import load_graph
 from kgmlm.jobs.scoring import EvaluationWork, OpenedRun, open_ranker, scope_of
 from kgmlm.jobs.writing import as_path
-from kgmlm.kg import ConfigError, counted
+from kgmlm.kg import ConfigError, check_numbers, counted
 from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
@@ -62,7 +62,9 @@ class Report:
         """MRR, Hits@1, 3, 10 and MR of tails, heads and both, and the number of ranks."""
         import pandas as pd
 
-        kind = "expected" if self.values["protocol"]["negatives_by"] == "expectation" else "realistic"
+        protocol = self.values["protocol"]
+        expected = protocol["negatives"] and protocol["negatives_by"] == "expectation"
+        kind = "expected" if expected else "realistic"
         rows = {
             side: {name: self.metrics.get(f"{side}.{kind}.{key}") for name, key in _SHOWN.items()}
             for side in ("tail", "head", "both")
@@ -144,6 +146,7 @@ def evaluate(
         retrieve=retrieve, index=index, effort=effort, precision=precision, device=device,
     )  # fmt: skip
     crew = Crew(workers, engine, address)
+    check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
     world, for_graph = join(way.device), skip_header or any(allowed.values())
     _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks), world)
@@ -202,6 +205,7 @@ def compare(
     """
     from kgmlm import comparison, ranks_file
 
+    check_numbers(draws=(draws, 100), seed=(seed, 0))
     paths = [unpack(pack) if (pack := find_pack(path_of(run))) else path_of(run) for run in (a, b)]
     found_at = [ranks_file.find_ranks(path, split) for path in paths]
     one, other = (ranks_file.read_ranks(path) for path in found_at)
