@@ -47,9 +47,9 @@ class Part(NamedTuple):
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules
-    and reranking, those that the run ranks by. The likelihood is told where it counts nothing, too. Where
-    rules count, ``because`` has a sentence for each of the best that predict the candidate.
+    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
+    types and reranking, those that the run ranks by. The likelihood is told where it counts nothing, too.
+    Where rules count, ``because`` has a sentence for each of the best that predict the candidate.
     """
 
     rank: int

@@ -55,6 +55,7 @@ class Resolver:
             QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
                 the nearest).
         """
+        _check_text(text)
         entities = self.graph.entities
         if (labeled := entities.find(text)) is not None:
             return labeled
@@ -76,6 +77,7 @@ class Resolver:
         Raises:
             QueryError: when it is unknown or ambiguous.
         """
+        _check_text(text)
         relations = self.graph.relations
         if text in relations.index:
             return relations.index[text]
@@ -112,6 +114,12 @@ class Resolver:
         known = head if head is not None else tail
         assert known is not None
         return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
+
+
+def _check_text(text: object) -> None:
+    """Refuse what is no text, such as an id."""
+    if not isinstance(text, str):
+        raise QueryError(f"{text!r:.80} is no label or name")
 
 
 def _nearest(text: str, among: Iterable[str]) -> list[str]:

@@ -89,7 +89,8 @@ class Run:
         trained.
 
         Args:
-            more: a table, a DataFrame or a file with columns label, name and description.
+            more: a table, a DataFrame or a file with columns label, name and, if you like, description,
+                surface and types.
             triples: (head, relation, tail) of the new entities, by labels or names, or a file of them: what
                 training triples are of other entities. Texts tell them as neighbors, rules and types go by
                 them, and they are known answers.
@@ -133,8 +134,8 @@ class Run:
 
         Returns:
             A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
-            ``head_...``), then name, rank and whether the triple is known. Of many, the query's columns
-            first.
+            ``head_...``), then name, rank and whether the triple is known. Of many, the query's ``head``,
+            ``relation`` and ``tail``, then ``rank``, ``entity``, ``name``, ``score`` and ``known``.
 
         Raises:
             QueryError: for an unknown or ambiguous entity or relation.

@@ -18,6 +18,7 @@ from kgmlm import cli, jobs
 from kgmlm.config import Settings, VectorSettings
 from kgmlm.jobs import staging
 from kgmlm.jobs.running import Interrupted, as_assignments
+from kgmlm.jobs.serving import service
 from kgmlm.jobs.tuning import tune
 from kgmlm.kg import ConfigError, EntityTable, KgmlmError, RunError
 from kgmlm.modeling import SpanModel, load_model
@@ -489,6 +490,28 @@ def test_two_runs_are_compared(trained: Run, tmp_path: Path) -> None:
     assert found.to_frame()["difference"].eq(0).all()
     assert found.queries == found.as_json()["queries"] > 0
     assert "<table" in found._repr_html_()
+
+
+def test_numbers_that_the_command_line_refuses_are_refused(trained: Run, tmp_path: Path) -> None:
+    new, quiet = tmp_path / "new", dict[str, Any](progress=False)
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: kgmlm.evaluate(trained, batch_size=0, **quiet), "--batch-size"),
+        (lambda: kgmlm.evaluate(trained, max_triples=0, **quiet), "--max-triples"),
+        (lambda: kgmlm.calibrate(trained, seed=-1, **quiet), "--seed"),
+        (lambda: kgmlm.measure_probabilities(trained, split="test", batch_size=0, **quiet), "--batch-size"),
+        (lambda: kgmlm.classify(trained, [("a", "b", "c")], batch_size=-1, **quiet), "--batch-size"),
+        (lambda: kgmlm.compare(trained, trained, draws=3, **quiet), "--draws"),
+        (lambda: kgmlm.tune(trained, max_triples=-1, **quiet), "--max-triples"),
+        (lambda: kgmlm.rerank(trained, candidates=0, **quiet), "--candidates"),
+        (lambda: kgmlm.report(trained, new, max_triples=0, **quiet), "--max-triples"),
+        (lambda: kgmlm.data.split("toy", new, random=True, seed=-1, **quiet), "--seed"),
+        (lambda: kgmlm.pack(trained, new.with_suffix(".kgmlm"), batch_size=0, **quiet), "--batch-size"),
+        (lambda: service(trained, queue=0), "--queue"),
+    ]
+    for call, option in refused:
+        with pytest.raises(ConfigError, match=f"{option} is a whole number"):
+            call()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

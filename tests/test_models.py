@@ -31,7 +31,8 @@ def test_a_pack_answers_by_its_name(cli: Cli, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("KGMLM_CACHE", str(tmp_path))
     monkeypatch.setenv("KGMLM_MODELS", str(MODELS))
     done = cli(
-        "rank", "wn18rr", "--head", "dog", "--relation", "hypernym", "-k", "3", "--rerank", "0", "--json"
+        "rank", "wn18rr", "--head", "guitar", "--relation", "hypernym", "-k", "3", "--rerank", "0", "--json"
     )
     assert done.returncode == 0, done.stderr
-    assert len([json.loads(line) for line in done.stdout.splitlines()]) == 3
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [found[0]["name"], len(found)] == ["stringed instrument noun", 3]

@@ -29,6 +29,12 @@ def test_an_ambiguous_name_lists_its_candidates(toy: KnowledgeGraph) -> None:
         Resolver(toy).entity("Georgia")
 
 
+def test_what_is_no_text_is_refused(toy: KnowledgeGraph) -> None:
+    for find in (Resolver(toy).entity, Resolver(toy).relation):
+        with pytest.raises(QueryError, match="3 is no label or name"):
+            find(3)  # type: ignore[arg-type]
+
+
 def test_an_unknown_name_suggests_the_nearest(toy: KnowledgeGraph) -> None:
     with pytest.raises(QueryError, match="did you mean 'portugal'"):
         Resolver(toy).entity("Portugl")

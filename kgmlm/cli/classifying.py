@@ -58,7 +58,7 @@ def classify(
         Path | None,
         typer.Option(
             help="New entities that triples may have, read by their text: a table with the columns label, "
-            "name and, if you like, description and surface."
+            "name and, if you like, description, surface and types."
         ),
     ] = None,
     entity_triples: EntityTriples = None,
@@ -69,7 +69,11 @@ def classify(
         bool, typer.Option("--explain", help="Show what each probability is made of.")
     ] = False,
     skip_header: Annotated[
-        bool, typer.Option("--skip-header", help="Leave out the first line of the triples.")
+        bool,
+        typer.Option(
+            "--skip-header",
+            help="Leave out the first line of the triples; with --graph, also of that folder's.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -160,7 +164,7 @@ def calibrate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit on validation what `classify` makes of a run's scores: probabilities.
+    """Fit the probabilities that `classify` reports, on validation triples.
 
     They tell validation triples from negatives: those that the dataset's valid file has, or else corrupted
     triples. `kgmlm tune` or further training makes them out of date, and this fits them again.

@@ -30,8 +30,8 @@ Lacking = Annotated[
     float,
     typer.Option(
         min=0.0,
-        help="How many true triples are taken to be in no known split, in times validation's: with more, all "
-        "probabilities are higher.",
+        help="How many true triples are in no known split, as a multiple of validation's; above 0. The more, "
+        "the higher are all probabilities.",
     ),
 ]
 Relations = Annotated[
@@ -188,9 +188,7 @@ def export(
         ),
     ] = None,
     min_probability: Least = 0.0,
-    base: Annotated[
-        str, typer.Option(help="What the IRIs of labels begin with that are none.")
-    ] = "urn:kgmlm:",
+    base: Annotated[str, typer.Option(help="Prefix of labels that are no IRIs.")] = "urn:kgmlm:",
     as_json: Json = False,
 ) -> None:
     """Write a list of new triples for other programs: RDF, CSV, JSON Lines, Neo4j.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kgmlm.cli.options import RunArgument
+from kgmlm.cli.options import FolderArgument
 from kgmlm.terminal import handled
 
 
 @handled
-def convert(run: RunArgument) -> None:
+def convert(run: FolderArgument) -> None:
     """Convert a run folder that an older kgmlm wrote, in its place, with its reranker and checkpoints.
 
     It ranks as before, and an interrupted training can be continued.

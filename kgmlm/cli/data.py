@@ -37,7 +37,8 @@ def data_list(as_json: Json = False) -> None:
 @data_app.command("prepare")
 @handled
 def data_prepare(
-    name: Annotated[str, typer.Argument(help="A built-in dataset, or `all`.")], quiet: Quiet = False
+    name: Annotated[str, typer.Argument(help="A built-in dataset, or `all` but the large ones.")],
+    quiet: Quiet = False,
 ) -> None:
     """Fetch and verify a dataset's files, from $KGMLM_MIRROR where it has them."""
     from kgmlm.jobs.data import prepare as job
@@ -101,7 +102,7 @@ def data_show(
 @data_app.command("split")
 @handled
 def data_split(
-    dataset: Annotated[str, typer.Argument(help="A dataset folder.")],
+    dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
     random: Annotated[bool, typer.Option("--random", help="Draw triples at random.")] = False,
     unseen_entities: Annotated[

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import Json, RunArgument
+from kgmlm.cli.options import FolderArgument, Json
 from kgmlm.terminal import handled, print_json, tell
 
 
 @handled
 def feedback(
-    run: RunArgument,
+    run: FolderArgument,
     output: Annotated[Path, typer.Option(help="The TSV file to write.", show_default=False)],
     as_json: Json = False,
 ) -> None:

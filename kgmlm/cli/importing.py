@@ -30,8 +30,8 @@ def data_import(
     language: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of names and descriptions, by default en. Of several, the best first, an entity "
-            "has the first that it has a text in.",
+            help="Of names and descriptions, by default en. Give several in order of preference: an entity "
+            "has its text in the first that there is.",
             show_default=False,
         ),
     ] = None,

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import MOST, Device, Json, Kind, Quiet, RunArgument
+from kgmlm.cli.options import MOST, Device, FolderArgument, Json, Kind, Quiet
 from kgmlm.terminal import handled, print_json, tell
 
 
 @handled
 def index(
-    run: RunArgument,
+    run: FolderArgument,
     kind: Annotated[
         Kind | None,
         typer.Option(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kgmlm.cli.options import RunArgument
+from kgmlm.cli.options import FolderArgument
 from kgmlm.terminal import handled
 
 
 @handled
-def onnx(run: RunArgument) -> None:
+def onnx(run: FolderArgument) -> None:
     """Make a run ready for ONNX Runtime: then it ranks and is served without torch, and starts in less time.
 
-    Written is the structure of its model, not its weights; once both give the same scores.
+    It writes the structure of the model, not its weights, if torch and ONNX Runtime give the same scores.
     """
     from kgmlm.jobs.onnx import onnx as job
 

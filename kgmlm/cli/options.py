@@ -14,6 +14,10 @@ Kind = Literal["likelihood", "entity"]
 RunArgument = Annotated[
     Path, typer.Argument(help="A run folder, made by `kgmlm train`, or a pack.", show_default=False)
 ]
+FolderArgument = Annotated[  # of commands that write the run
+    Path,
+    typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False),
+]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
 
 
@@ -127,15 +131,16 @@ Typed = Annotated[
     bool,
     typer.Option(
         "--typed",
-        help="Rank last the entities whose types do not fit: what training has of a relation's heads and "
-        "tails, and given types.",
+        help="Leave out (`evaluate`: rank last) the entities whose types do not fit: what training has of a "
+        "relation's heads and tails, and given types.",
     ),
 ]
 Functional = Annotated[
     bool,
     typer.Option(
         "--functional",
-        help="Where training has one answer per entity, rank last what would be a second one.",
+        help="Where training has one answer per entity, leave out (`evaluate`: rank last) what would be a "
+        "second one.",
     ),
 ]
 Verify = Annotated[

@@ -59,7 +59,7 @@ def rank(
         Path | None,
         typer.Option(
             help="New entities that join the candidates and may be asked about: a table with the columns "
-            "label, name and, if you like, description and surface."
+            "label, name and, if you like, description, surface and types."
         ),
     ] = None,
     entity_triples: EntityTriples = None,

@@ -54,7 +54,11 @@ def serve(
     ] = False,
     writable: Annotated[
         bool,
-        typer.Option("--writable", help="Let clients add entities, which are kept until the process ends."),
+        typer.Option(
+            "--writable",
+            help="Let clients add entities, which are kept until the process ends; with --no-token, write "
+            "everybody's judgments to the run, too.",
+        ),
     ] = False,
     batch_size: BatchSize = 64,
     window: Window = 5.0,

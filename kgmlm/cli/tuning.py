@@ -12,18 +12,18 @@ from kgmlm.cli.options import (
     Candidates,
     ChosenOn,
     Device,
+    FolderArgument,
     Json,
     MaxSteps,
     Precision,
     Quiet,
-    RunArgument,
 )
 from kgmlm.terminal import handled, print_json, tell
 
 
 @handled
 def tune(
-    run: RunArgument,
+    run: FolderArgument,
     add: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +90,7 @@ def tune(
 
 @handled
 def rerank(
-    run: RunArgument,
+    run: FolderArgument,
     config: Annotated[
         Path | None, typer.Option(help="Settings as TOML; by default those of the run, for one epoch.")
     ] = None,

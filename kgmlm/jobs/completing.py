@@ -20,7 +20,7 @@ from kgmlm.asking import Way, read_entities
 from kgmlm.enumerating import asked_queries, sampled
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Query, RunError, Target, check_whole
+from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Query, RunError, Target, check_numbers
 from kgmlm.listing import check_validation, estimate, listed, measured, read_list, write_list
 from kgmlm.locks import locked
 from kgmlm.packs import find_pack
@@ -263,9 +263,7 @@ def complete(
     """
     target = Path(output)
     crew = Crew(workers, engine, address)
-    check_whole("--sample", sample, 0)
-    for option, value in (("--top", top), ("--part-size", part_size), ("--batch-size", batch_size)):
-        check_whole(option, value, 1)
+    check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
     files.check_writable(target)
     _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)

@@ -15,7 +15,7 @@ from kgmlm.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.checks import LISTED, check_graph, lines_of
 from kgmlm.datasets import load_graph, write_folder
 from kgmlm.filters import repeated
-from kgmlm.kg import SPLITS, ConfigError, Entity, counted
+from kgmlm.kg import SPLITS, ConfigError, Entity, check_numbers, counted
 from kgmlm.sizing import CHECKING, check_dataset
 from kgmlm.splits import describe_split, split_random, split_unseen
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -289,6 +289,7 @@ def split(
         ConfigError: when options do not go together.
         DataError: when the dataset cannot be split so, or the folder is taken.
     """
+    check_numbers(seed=(seed, 0))
     if random == (unseen_entities is not None):
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
     if unseen_entities is not None and (valid, test) != (None, None):

@@ -10,7 +10,7 @@ from kgmlm import runs
 from kgmlm.chosen import fingerprints
 from kgmlm.files import check_writable
 from kgmlm.jobs.onnx import structure_of
-from kgmlm.kg import ConfigError, ModelError, RunError
+from kgmlm.kg import ConfigError, ModelError, RunError, check_numbers
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.packs import unpack as unpack_into
 from kgmlm.run import Run, open_run, path_of
@@ -70,6 +70,7 @@ def pack(
         target = Path(output)
     if target.suffix != SUFFIX:
         raise RunError(f"a pack ends in {SUFFIX}, not as {target}")
+    check_numbers(batch_size=(batch_size, 1))
     check_writable(target)
     watch = watcher_of(progress)
     with TemporaryDirectory() as scratch:

@@ -14,7 +14,7 @@ from kgmlm import __version__, files, ranks_file, runs
 from kgmlm.checks import check_graph, lines_of
 from kgmlm.jobs.evaluating import evaluate, ranks_name
 from kgmlm.jobs.writing import as_path
-from kgmlm.kg import DataError, RunError, counted
+from kgmlm.kg import DataError, RunError, check_numbers, counted
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -74,6 +74,7 @@ def report(
     output, given = Path(output), as_path(ranks)
     if given is not None and (split or max_triples):
         raise DataError("--ranks says which triples were asked; it goes without --split and --max-triples")
+    check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
     files.check_writable(output)
     opened = _opened(run, device)
     other = None if compare is None else _opened(compare, device)

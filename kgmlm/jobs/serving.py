@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm.jobs.information import info
-from kgmlm.kg import ConfigError, RunError
+from kgmlm.kg import ConfigError, RunError, check_numbers
 from kgmlm.packs import is_unpacked
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -52,6 +52,7 @@ def service(
         ConfigError: when what `pip install 'kgmlm[serve]'` installs is not there.
         RunError: when the run cannot rank.
     """
+    check_numbers(batch_size=(batch_size, 1), queue=(queue, 1))
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise ConfigError(

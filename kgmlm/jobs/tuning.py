@@ -15,7 +15,7 @@ from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.jobs.adding import Addition, add_signal, drop_part, take_reranker
 from kgmlm.jobs.running import as_assignments, settings_of, train_watched
 from kgmlm.jobs.writing import as_path, writes_run
-from kgmlm.kg import RunError
+from kgmlm.kg import RunError, check_numbers
 from kgmlm.processes import ALONE, World, join, shared_by
 from kgmlm.records import read_record
 from kgmlm.run import Run, path_of
@@ -67,6 +67,7 @@ def tune(
     Raises:
         RunError: when there is nothing to choose on, or options do not go together.
     """
+    check_numbers(candidates=(candidates, 1), max_triples=(max_triples, 0), batch_size=(batch_size, 1))
     world = join(device)
     folder = runs.open_run(path_of(run))
     if world.main:
@@ -129,6 +130,7 @@ def rerank(
         RunError: when there is nothing to choose on, or a reranker already.
         Interrupted: when a signal stopped it; ``resume=True`` continues.
     """
+    check_numbers(max_steps=(max_steps, 1), candidates=(candidates, 1), max_triples=(max_triples, 0))
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
     if resume and model is not None:
