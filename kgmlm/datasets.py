@@ -320,6 +320,8 @@ def load_graph(
         return dataset
     if not isinstance(dataset, str | Path):
         raise DataError(f"a dataset is a name, the path of a folder or a graph, not {type(dataset).__name__}")
+    if dataset == "":
+        raise DataError("the dataset's name is empty")
     folder = Path(dataset)
     named = str(dataset) in card_names()
     if folder.is_dir() and (isinstance(dataset, Path) or not named):

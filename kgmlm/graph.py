@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kgmlm.filters import FilterIndex, GroupedAnswers, Links, answered
 from kgmlm.kg import (
+    SPLITS,
     BoolArray,
     DataError,
     EntityTable,
@@ -60,8 +61,8 @@ class KnowledgeGraph:
         if split not in self.splits:
             have = ", ".join(self.splits)
             raise DataError(
-                f"the graph '{self.name}' has no split '{split}' (it has: {have}); "
-                "`kgmlm data split --random` makes the missing ones"
+                f"the graph '{self.name}' has no split '{split}' (it has: {have})"
+                + ("; `kgmlm data split --random` makes the missing ones" if split in SPLITS else "")
             )
         return self.splits[split]
 

@@ -38,8 +38,11 @@ def name_of(label: str) -> str:
 
     >>> name_of("http://dbpedia.org/resource/S%C3%A3o_Paulo"), name_of("http://schema.org/birthPlace")
     ('São Paulo', 'birthPlace')
+    >>> name_of("urn:kgmlm:S%C3%A3o_Paulo"), name_of("_:b1")
+    ('São Paulo', 'b1')
     """
     last = re.split(r"[/#]", label.rstrip("/#"))[-1]
+    last = last if last != label else label.rsplit(":", 1)[-1]
     return " ".join(unquote(last).replace("_", " ").split()) or label
 
 

@@ -42,10 +42,20 @@ LONGEST = 1000  # characters of a sentence
 _ODD = 10_000  # labels that are Python strings at one time
 
 
+def printable(text: str) -> str:
+    """The same with what is not printable escaped, such as a line break or what colors a terminal.
+
+    >>> print(printable("\\x1b[31mred"))
+    \\x1b[31mred
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def readable(message: str) -> str:
     """One line of what can be read, whatever a file or an argument has put into it; its end is kept."""
-    if not message.isprintable():
-        message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    message = printable(message)
     half = LONGEST // 2
     return message if len(message) <= LONGEST else f"{message[:half]}…{message[-half:]}"
 

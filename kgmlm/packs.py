@@ -404,7 +404,10 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
         if isinstance(version, int) and version != FORMAT:
             raise RunError(f"{pack} is a pack of format {version}; this kgmlm opens format {FORMAT}")
         contents = _Contents.model_validate(found)
-    except (ValueError, ValidationError, RecursionError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _damaged(pack, f"{CONTENTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
     if missing := {"run.json", "config.toml", _CHOSEN, _MODEL} - contents.files.keys():
         raise _damaged(pack, f"it has no {min(missing)}")

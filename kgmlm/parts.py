@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,14 +110,29 @@ class Parts:
             DataError: when one is missing or damaged.
         """
         for number in range(self.count):
-            try:
-                yield pq.read_table(self.path(number))
-            except FileNotFoundError:
-                raise DataError(f"{self.path(number)} is missing; the same command makes it") from None
-            except (OSError, pa.ArrowException):
-                raise DataError(
-                    f"{self.path(number)} is damaged; remove it, and the same command makes it again"
-                ) from None
+            with self._reading(number):
+                table = pq.read_table(self.path(number))
+            yield table
+
+    def columns(self) -> list[str]:
+        """The names of the columns, as the first part has them.
+
+        Raises:
+            DataError: when it is missing or damaged.
+        """
+        with self._reading(0):
+            return list(pq.read_schema(self.path(0)).names)
+
+    @contextmanager
+    def _reading(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise DataError(f"{self.path(number)} is missing; the same command makes it") from None
+        except (OSError, pa.ArrowException):
+            raise DataError(
+                f"{self.path(number)} is damaged; remove it, and the same command makes it again"
+            ) from None
 
     def rows(self) -> int:
         """How many rows all parts have together; those that cannot be read have none."""

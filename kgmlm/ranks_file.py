@@ -123,6 +123,13 @@ def _fits(column: pd.Series[Any], *, number: bool) -> bool:
 
 
 def made_by(path: Path) -> str:
-    """Which scores of its run a file of ranks is of, as the evaluation noted it; empty where it did not."""
-    metadata = pq.read_schema(path).metadata or {}
+    """Which scores of its run a file of ranks is of, as the evaluation noted it; empty where it did not.
+
+    Raises:
+        DataError: when it is no Parquet file.
+    """
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     return str(metadata.get(MADE_BY, b""), "utf-8", "replace")

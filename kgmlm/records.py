@@ -76,7 +76,8 @@ class Record(_Known):
     command: str = ""
     status: Literal["started", "finished", "stopped early", "max steps", "interrupted"]
     step: int = Field(0, ge=0)
-    minutes: float = 0
+    minutes: float = Field(0, ge=0, allow_inf_nan=False)
+    best_valid_mrr: float | None = None
     teacher: dict[str, Any] | None = None
     recipe: RecipeRecord | None = None
     signals: dict[str, dict[str, Any]] = {}

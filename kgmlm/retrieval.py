@@ -272,7 +272,7 @@ class Retriever:
             for i, part in enumerate(self.parts):
                 np.save(temporary / f"ids-{i}.npy", part.ids)
                 if part.index is not None:
-                    faiss.write_index(part.index, str(temporary / f"part-{i}.faiss"))
+                    _write(faiss, part.index, temporary / f"part-{i}.faiss")
             if self.reduction is not None and not self.reduction.whole:
                 np.savez(
                     temporary / "reduction.npz",
@@ -413,3 +413,15 @@ def fingerprint(*arrays: npt.NDArray[Any]) -> str:
         digest.update(str((array.dtype, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def _write(faiss: Any, index: Any, path: Path) -> None:
+    """Write an index of FAISS, which says with a RuntimeError of its own that a disk is full.
+
+    Raises:
+        OSError: naming the file.
+    """
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise OSError(f"{path} cannot be written: {cause(error)}") from None

@@ -29,7 +29,7 @@ from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
-from kgmlm.upkeep import ENDED, check_output
+from kgmlm.upkeep import ENDED, check_output, is_blank
 from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 
@@ -173,6 +173,9 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
         raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
-        raise RunError(f"{path} has no checkpoint to resume from; start it again with --overwrite")
+        how = "leave out --resume" if is_blank(path) else "start it again with --overwrite"
+        raise RunError(f"{path} has no checkpoint to resume from; {how}")
+    if not (checkpoint / digests.MANIFEST).is_file():
+        raise RunError(f"{checkpoint} is damaged; remove it to resume from one before")
     digests.check_folder(checkpoint, contents=True)
     return run, run.text_ranker(device, checkpoint / "model")

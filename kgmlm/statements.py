@@ -237,7 +237,7 @@ def _documents(file: IO[bytes], path: Path) -> Iterator[Mapping[str, Any]]:
         elif text:
             try:
                 document = json.loads(text)
-            except ValueError as error:  # of JSON and of UTF-8
+            except (ValueError, RecursionError) as error:  # of JSON and of UTF-8
                 raise DataError(
                     f"{path}:{number} is cut off or not a Wikidata dump with an entity on each line ({error})"
                 ) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,11 +24,14 @@ def find_table(folder: Path, stem: str) -> Path | None:
     """The one file ``stem`` with a known suffix in a folder, or None.
 
     Raises:
-        DataError: when two files claim the same table.
+        DataError: when two files claim the same table, or it is no file.
     """
-    found = [p for s in SUFFIXES if (p := folder / f"{stem}{s}").is_file()]
+    found = [p for s in SUFFIXES if os.path.lexists(p := folder / f"{stem}{s}")]
     if len(found) > 1:
         raise DataError(f"{folder} has both {found[0].name} and {found[1].name}; keep one")
+    if found and not found[0].is_file():
+        broken = found[0].is_symlink() and not found[0].exists()
+        raise DataError(f"{found[0]} is {'a link to nothing' if broken else 'no file'}")
     return found[0] if found else None
 
 
@@ -117,10 +121,11 @@ def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") ->
     kind = "tab" if separator == "\t" else "comma"
     number = 0
     for number, fields in parse_lines(data, origin, separator):
+        if fields == [""]:
+            raise DataError(f"{origin}:{number}: the line is blank")
         if len(fields) != columns:
-            raise DataError(
-                f"{origin}:{number}: expected {columns} {kind}-separated columns, found {len(fields)}"
-            )
+            found = f"found {len(fields)}" if len(fields) > 1 else f"found no {kind}"
+            raise DataError(f"{origin}:{number}: expected {columns} {kind}-separated columns, {found}")
         if "" in fields:
             raise DataError(f"{origin}:{number}: column {fields.index('') + 1} is empty")
         yield fields

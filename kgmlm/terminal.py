@@ -274,6 +274,8 @@ def print_predictions(
     from rich.markup import escape
     from rich.table import Table
 
+    from kgmlm.kg import printable
+
     for position in range(len(asked)):
         query = asked[position]
         name = graph.entities[query.entity].surface
@@ -292,7 +294,7 @@ def print_predictions(
                 parts.append(f"{part} {weight * value:+.3f} ({weight:.3g} × {value:.3f}{of})")
             parts += [f"because {reason}" for reason in p.because]
             cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
-            table.add_row(*(escape(c) for c in cells + (["; ".join(parts)] if explained else [])))
+            table.add_row(*(escape(printable(c)) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)
 
 
@@ -301,11 +303,13 @@ def print_table(title: str, rows: pd.DataFrame) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from kgmlm.kg import printable
+
     table = Table(title=escape(title))
     for column in rows.columns:
         table.add_column(column, justify="right" if rows[column].dtype.kind in "if" else "left")
     for row in rows.itertuples(index=False):
-        table.add_row(*(escape(f"{x:,}" if isinstance(x, int) else str(x)) for x in row))
+        table.add_row(*(escape(f"{x:,}" if isinstance(x, int) else printable(str(x))) for x in row))
     stdout().print(table)
 
 
@@ -332,6 +336,8 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
     from rich.markup import escape
     from rich.table import Table
 
+    from kgmlm.kg import printable
+
     table = Table(title=f"at a share of {found.prior:g} true triples")
     labeled = found.labels is not None
     columns = ["head", "relation", "tail", "probability", "true", *(["label"] if labeled else [])]
@@ -350,13 +356,15 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
                 if side in ("tail", "head")
             ]
             cells.append("; ".join([*told, f"relation {parts['relation']['adds']:+.2f}"]) if parts else "")
-        table.add_row(*map(escape, cells))
+        table.add_row(*(escape(printable(cell)) for cell in cells))
     stdout().print(table)
 
 
 def print_lines(lines: Mapping[str, Sequence[str]], indent: str = "") -> None:
     """Lines for people, beside their headings."""
+    from kgmlm.kg import printable
+
     width = max(map(len, lines))
     for heading, values in lines.items():
         for number, line in enumerate(values):
-            print(f"{indent}{'' if number else heading:<{width}}  {line}")
+            print(f"{indent}{'' if number else heading:<{width}}  {printable(line)}")

@@ -50,6 +50,26 @@ def discard_checkpoints(path: Path, but: str = "") -> None:
             (path / "checkpoints").rmdir()
 
 
+_OWN = {
+    "run.json", "config.toml", "metrics.jsonl", "teacher.safetensors", "feedback.jsonl", "graph", "model",
+    "signals", "checkpoints", "index", "reranker",
+}  # fmt: skip
+
+
+def check_result(path: Path) -> None:
+    """See, before long work, that results can be written there, and that it is no file of a run's own.
+
+    Raises:
+        DataError: when it cannot be written.
+        RunError: when a run has its own files there.
+    """
+    files.check_writable(path)
+    whole = path.resolve()
+    for folder in whole.parents:
+        if (folder / "run.json").is_file() and whole.relative_to(folder).parts[0] in _OWN:
+            raise RunError(f"{path} belongs to the run {folder}; choose another --output")
+
+
 def is_blank(path: Path) -> bool:
     """Whether a run was laid and has learned nothing, as when its training was refused.
 

@@ -514,6 +514,29 @@ def test_numbers_that_the_command_line_refuses_are_refused(trained: Run, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_damaged_ranks_are_told_and_made_again(trained: Run, tmp_path: Path) -> None:
+    run, told = shutil.copytree(trained.path, tmp_path / "run"), list[str]()
+    kgmlm.evaluate(run, progress=False)
+    kept = run / "ranks" / "test.parquet"
+    kept.write_bytes(b"garbage")
+    information = kgmlm.info(run)
+    assert information.ranks["test"] == {}
+    assert "test: damaged" in information.lines()["ranks"]
+    kgmlm.report(run, tmp_path / "report.html", progress=Hears(told))
+    assert any("cannot be read as Parquet" in line and "made again" in line for line in told), told
+
+
+def test_a_record_without_steps_is_shown(trained: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.path, tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    del record["step"], record["minutes"]
+    (run / "run.json").write_text(json.dumps(record))
+    assert "at step 0 after 0.0 minutes" in kgmlm.info(run).lines()["trained"][0]
+    (run / "run.json").write_text(json.dumps(record | {"best_valid_mrr": "x"}))
+    with pytest.raises(RunError, match="best_valid_mrr"):
+        kgmlm.info(run)
+
+
 @pytest.mark.slow
 def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")

@@ -248,6 +248,8 @@ def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_
         shutil.rmtree(f"{new}.parts", ignore_errors=True)
     with pytest.raises(DataError, match="is a folder"):
         completed(toy_run, tmp_path)
+    with pytest.raises(ConfigError, match=r"new.csv does not end in .parquet; `kgmlm export`"):
+        completed(toy_run, tmp_path / "new.csv")
 
 
 def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def test_parts_are_read_in_order_and_missing_ones_are_named(tmp_path: Path) -> N
         list(parts.read())
     parts.write(1, pa.table({"x": [1]}))
     assert [t.column("x").to_pylist() for t in parts.read()] == [[0], [1], [2]]
+    assert parts.columns() == ["x"]
+    parts.path(0).write_bytes(b"")
+    with pytest.raises(DataError, match=r"part-0000000\.parquet is damaged; remove it"):
+        parts.columns()
+    parts.write(0, pa.table({"x": [0]}))
     parts.path(1).write_bytes(parts.path(1).read_bytes()[:-9])
     with pytest.raises(DataError, match=r"part-0000001\.parquet is damaged; remove it"):
         list(parts.read())

@@ -14,6 +14,7 @@ from kgmlm.pairs import PairTable
 from kgmlm.retrieval import (
     Reduction,
     Retriever,
+    _write,
     automatic_factory,
     entity_parts,
     entity_queries,
@@ -27,6 +28,11 @@ from kgmlm.tokenization import Candidates, SpanTokenizer
 faiss = pytest.importorskip("faiss")
 
 SPAN = 6
+
+
+def test_a_full_disk_is_told_by_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"part-0\.faiss cannot be written"):
+        _write(faiss, faiss.IndexFlatL2(2), tmp_path / "nowhere" / "part-0.faiss")
 
 
 def random_names(n: int, vocabulary: int, seed: int = 0) -> Candidates:

@@ -342,9 +342,11 @@ def test_metrics_count(client: TestClient) -> None:
         ("/rank", {"queries": [{"head": "x" * 1001, "relation": "capital"}]}, "queries.0.head: "),
         ("/rank", {"queries": [{"head": "\x00" * 9, "relation": "capital"}]}, "no entity has"),
         ("/rank", {"queries": [CAPITAL], "entities": [{"name": ""}]}, "entities.0.name: "),
+        ("/rank", {"queries": [CAPITAL], "entities": [{"name": " "}]}, "entities.0.name: it is one line"),
+        ("/rank", {"queries": [CAPITAL], "entities": [{"name": "a\nb"}]}, "entities.0.name: it is one line"),
         ("/rank", {"queries": [CAPITAL], "entities": [{"name": "x", "label": "paris"}]}, "exists already"),
         ("/rank", {"queries": [CAPITAL], "entities": [{"name": "x"}, {"name": "x"}]}, "occurs twice"),
-        ("/rank", [1], "valid dictionary"),
+        ("/rank", [1], "send a JSON object as the body"),
         ("/explain", {"queries": [{"head": HOSTILE, "relation": "capital"}]}, "no entity has"),
         ("/classify", {"triples": [CAPITAL]}, "triples.0.tail: "),
         ("/classify", {"triples": [CAPITAL | {"tail": "nowhere"}]}, "no entity has"),
@@ -365,7 +367,15 @@ def test_what_is_no_request_is_refused(client: TestClient) -> None:
         told(answer)
     surrogate = b'{"queries": [{"head": "\\ud800", "relation": "capital"}]}'
     assert client.post("/rank", content=surrogate, headers=typed).status_code == 422
-    assert client.post("/rank", content=b"{}", headers={"content-type": "text/plain"}).status_code == 422
+    for content, headers, sentence in (
+        (b"{}", {"content-type": "text/plain"}, "with Content-Type: application/json"),
+        (b"", typed, "with Content-Type: application/json"),
+        (b"{", typed, "the body is no JSON"),
+    ):
+        answer = client.post("/rank", content=content, headers=headers)
+        assert answer.status_code == 422
+        assert sentence in told(answer)
+    assert [client.head(path).status_code for path in ("/", "/healthz")] == [200, 200]
     large = b'{"queries": "' + b"x" * models.MOST_BYTES + b'"}'
     parts: tuple[Any, ...] = (large, iter([large[: 2**19], large[2**19 :]]))  # whose length is told, or not
     for content in parts:

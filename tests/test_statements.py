@@ -151,7 +151,10 @@ class TestEveryFormat:
                 read_statements(path, Told(), format)
 
     def test_another_format_is_refused(self, format: str, tmp_path: Path) -> None:
-        for n, data in enumerate((b"\x89PNG\r\n\x1a\n", b"head,relation,tail\na,b,c\n", b'{"a": [1]}\n')):
+        deep = b'{"a":' * 100_000
+        for n, data in enumerate(
+            (b"\x89PNG\r\n\x1a\n", b"head,relation,tail\na,b,c\n", b'{"a": [1]}\n', deep)
+        ):
             path = tmp_path / f"{n}"
             path.write_bytes(data)
             with pytest.raises(DataError, match=r"cut off|no id"):

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 import typer
@@ -19,8 +20,10 @@ from kgmlm.prediction import Part, Prediction
 from kgmlm.scorer import PlainScorer
 from kgmlm.terminal import (
     handled,
+    print_lines,
     print_metrics,
     print_predictions,
+    print_table,
 )
 
 
@@ -126,6 +129,14 @@ def test_a_table_says_which_candidates_its_figures_are_of(
     assert title in printed
     for side in ("tail", "head", "both"):
         assert side in printed
+
+
+def test_what_a_graph_has_does_not_color_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines({"odd": ["\x1b[31mred\x07"]})
+    print_table("odd", pd.DataFrame({"name": ["\x1b[31mred"]}))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count(r"\x1b[31mred") == 2
 
 
 def test_a_name_with_brackets_is_no_markup(toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]) -> None:

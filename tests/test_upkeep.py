@@ -12,7 +12,7 @@ from kgmlm.kg import Queries, Query, RunError
 from kgmlm.modeling import SpanModel, load_model
 from kgmlm.ranker import Ranker
 from kgmlm.runs import open_run
-from kgmlm.upkeep import ENDED, check_output, steady, writing
+from kgmlm.upkeep import ENDED, check_output, check_result, steady, writing
 
 
 def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
@@ -28,6 +28,16 @@ def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path
         write()  # a job that this one does
         with pytest.raises(RunError, match="in use"):
             others.submit(write).result()
+
+
+@pytest.mark.parametrize("own", ["run.json", "config.toml", "model/model.safetensors", "graph/new.json"])
+def test_results_never_replace_a_runs_own_files(toy_run: Path, tmp_path: Path, own: str) -> None:
+    (tmp_path / "link").symlink_to(toy_run)
+    for path in (toy_run / own, tmp_path / "link" / own):
+        with pytest.raises(RunError, match="belongs to the run"):
+            check_result(path)
+    check_result(toy_run / "test.json")
+    check_result(tmp_path / "new" / own)
 
 
 @pytest.mark.parametrize("suffix", ["new", "old"])

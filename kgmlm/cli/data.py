@@ -83,6 +83,7 @@ def data_show(
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
     from kgmlm.jobs.data import show as job
+    from kgmlm.kg import printable
 
     shown = job(dataset, entity=entity, skip_header=skip_header).as_json()
     if as_json:
@@ -92,11 +93,11 @@ def data_show(
         if isinstance(value, list):
             print(f"{key}:")
             for row in value[:20]:
-                print("  " + (row if isinstance(row, str) else " | ".join(row)))
+                print("  " + printable(row if isinstance(row, str) else " | ".join(row)))
             if len(value) > 20:
                 print(f"  and {len(value) - 20:,} more")
         else:
-            print(f"{key}: {value}")
+            print(printable(f"{key}: {value}"))
 
 
 @data_app.command("split")

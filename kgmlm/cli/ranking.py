@@ -244,6 +244,7 @@ def linearize(
 ) -> None:
     """Print the exact text and tokens that the model sees for a query."""
     from kgmlm.jobs.showing import linearize as job
+    from kgmlm.kg import printable
 
     shown = job(
         source, relation, head=head, tail=tail, model=model, template=template, skip_header=skip_header
@@ -251,8 +252,8 @@ def linearize(
     if as_json:
         print_json(shown.as_json())
         return
-    print(shown.text)
-    print(" ".join(piece.strip() for piece in shown.pieces))
+    print(printable(shown.text))
+    print(printable(" ".join(piece.strip() for piece in shown.pieces)))
     tell(
         f"{len(shown.tokens)} tokens, a span of {shown.span_length} from token {shown.span_start} on"
         + (" and a mask for the query's vector" if shown.vector else "")

@@ -24,13 +24,13 @@ def rules(
     as_json: Json = False,
 ) -> None:
     """Show the rules that a run has mined (`kgmlm tune RUN --add rules`), the most confident first."""
-    from kgmlm import files
     from kgmlm.rules import as_rows
     from kgmlm.run import open_run
     from kgmlm.tables import write_tsv
+    from kgmlm.upkeep import check_result
 
     if output is not None:
-        files.check_writable(output)
+        check_result(output)
     found = open_run(run).rules(relation)
     if output is not None:
         write_tsv(output, as_rows(found))

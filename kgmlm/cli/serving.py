@@ -30,6 +30,15 @@ Window = Annotated[
     typer.Option(min=0, max=1000, help="Milliseconds that the first query of a batch waits for others."),
 ]
 
+Writable = Annotated[
+    bool,
+    typer.Option(
+        "--writable",
+        help="Let clients add entities, which are kept until the process ends; with --no-token, write "
+        "everybody's judgments to the run, too.",
+    ),
+]
+
 
 @handled
 def serve(
@@ -52,14 +61,7 @@ def serve(
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Let everybody in who reaches the address.")
     ] = False,
-    writable: Annotated[
-        bool,
-        typer.Option(
-            "--writable",
-            help="Let clients add entities, which are kept until the process ends; with --no-token, write "
-            "everybody's judgments to the run, too.",
-        ),
-    ] = False,
+    writable: Writable = False,
     batch_size: BatchSize = 64,
     window: Window = 5.0,
     queue: Annotated[

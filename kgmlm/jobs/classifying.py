@@ -163,9 +163,8 @@ def classify(
             compared with.
         graph: another dataset or folder that the triples are of: its entities compete, its training triples
             are context and count as known, as do those of the run. None is the run's own.
-        entities: further entities that triples may have, a table or a file with columns label, name,
-            description; they are read by their text.
-        entity_triples: what is known of those, as of :meth:`kgmlm.run.Run.with_entities`.
+        entities, entity_triples: further entities that triples may have, and what is known of them, as of
+            :meth:`kgmlm.run.Run.with_entities`.
         allow_new_relations: read relations that the run does not have from their names.
         prior: the share of true triples among those that are asked about.
         relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
@@ -178,14 +177,12 @@ def classify(
     """
     from kgmlm.judging import said
 
-    _check_prior(prior)
-    check_numbers(batch_size=(batch_size, 1))
+    _check_asked(prior, batch_size)
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
     if graph is not None:
-        other = load_graph(graph, skip_header=skip_header and str(graph) not in card_names())
-        opened = Run(folder, opened.way, other)
+        opened = Run(folder, opened.way, _other(graph, skip_header))
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or len(labeled(entity_triples)):
@@ -200,6 +197,11 @@ def classify(
     way = _way(opened, precision, device, runtime)
     known, features = _features(folder, way, asked, ids, batch_size, watch, learned)
     return said(calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers)
+
+
+def _other(graph: KnowledgeGraph | str | Path, skip_header: bool) -> KnowledgeGraph:
+    """Another graph; a built-in one has no headers."""
+    return load_graph(graph, skip_header=skip_header and str(graph) not in card_names())
 
 
 def _numbers(trained: KnowledgeGraph, graph: KnowledgeGraph) -> IntArray:
@@ -268,8 +270,7 @@ def rank_relations(
     """
     from kgmlm.judging import said
 
-    _check_prior(prior)
-    check_numbers(batch_size=(batch_size, 1))
+    _check_asked(prior, batch_size)
     check_whole("k", k, 1)
     opened = run if isinstance(run, Run) else open_run(run)
     find, graph = opened.resolver, opened.graph
@@ -352,7 +353,8 @@ def _features(
     return known, found
 
 
-def _check_prior(prior: float) -> None:
+def _check_asked(prior: float, batch_size: int) -> None:
+    check_numbers(batch_size=(batch_size, 1))
     if not isinstance(prior, int | float) or not 0 < prior < 1:
         raise ConfigError(f"--prior is a share above 0 and below 1, not {prior}")
 

@@ -27,6 +27,7 @@ from kgmlm.packs import find_pack
 from kgmlm.parts import MANIFEST, Parts, Shard
 from kgmlm.resolver import Resolver
 from kgmlm.run import Run, path_of
+from kgmlm.upkeep import check_result
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.workers import Crew, Engine, Make
 
@@ -264,7 +265,7 @@ def complete(
     target = Path(output)
     crew = Crew(workers, engine, address)
     check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
-    files.check_writable(target)
+    check_result(target)
     _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
@@ -284,7 +285,7 @@ def complete(
 
 
 def _check_replaced(target: Path) -> None:
-    """Refuse to replace a file that is no list of new triples."""
+    """Refuse to replace a file that is no list of new triples, and names of other formats."""
     if target.is_file() and target.stat().st_size:
         try:
             read_list(target)
@@ -292,6 +293,10 @@ def _check_replaced(target: Path) -> None:
             raise RunError(
                 f"{target} exists and is no list of new triples; choose another --output"
             ) from None
+    if target.suffix not in ("", ".parquet") and (target.is_file() or not target.exists()):
+        raise ConfigError(
+            f"{target} does not end in .parquet; `kgmlm export` makes other formats of the Parquet file"
+        )
 
 
 def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
@@ -371,13 +376,13 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
 
 def _signals(plan: Plan) -> tuple[str, ...]:
     """The signals of the parts, as the first one has them."""
-    import pyarrow.parquet as pq
-
     from kgmlm.merging import FEATURES
 
     if not plan.parts.count:
         return ()
-    names = pq.read_schema(plan.parts.path(0)).names
+    names = plan.parts.columns()
+    if FEATURES[-1] not in names:
+        raise DataError(f"{plan.parts.path(0)} is no part of a completion; remove it, and try again")
     return tuple(names[names.index(FEATURES[-1]) + 1 :])
 
 

@@ -196,6 +196,8 @@ def check(
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
     """
+    if model == "scratch":
+        raise ConfigError("'scratch' has no tokens before it is trained; name a model that has")
     check_dataset(dataset, CHECKING, watcher_of(True).tell)
     graph = load_graph(dataset, skip_header=skip_header)
     card = _card_of(dataset)

@@ -20,7 +20,7 @@ from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
 from kgmlm.sizing import TRAINING, check_dataset, check_run
-from kgmlm.upkeep import RERANKER, has_reranker, steady
+from kgmlm.upkeep import RERANKER, check_result, has_reranker, steady
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.workers import Crew, Engine
 
@@ -125,8 +125,7 @@ def evaluate(
     """Filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
 
     Args:
-        graph: evaluate on another dataset or folder, whose entities the run has never seen; its training
-            triples are context, all its splits the filter.
+        graph: evaluate on another dataset or folder: its training triples are context, its splits the filter.
         split, protocol: whose triples to ask (None is test), and a protocol as TOML.
         candidates: whose entities compete; None is all, with ``graph`` those of that graph.
         output, ranks: where to write the report as JSON, and per-query ranks as Parquet (None: in the run).
@@ -145,8 +144,8 @@ def evaluate(
         scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
         retrieve=retrieve, index=index, effort=effort, precision=precision, device=device,
     )  # fmt: skip
-    crew = Crew(workers, engine, address)
     check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
+    crew = Crew(workers, engine, address)
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
     world, for_graph = join(way.device), skip_header or any(allowed.values())
     _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks), world)
@@ -266,7 +265,7 @@ def _check(
         raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
     for path in (output, ranks):
         if path is not None and world.main:
-            files.check_writable(path)
+            check_result(path)
     if ranks is None:
         files.refuse_link(run / "ranks")
 

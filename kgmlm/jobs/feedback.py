@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kgmlm import files, judgments
+from kgmlm import judgments
 from kgmlm.kg import DataError, RunError
 from kgmlm.run import Run, path_of
 from kgmlm.tables import write_tsv
+from kgmlm.upkeep import check_result
 
 
 def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
     path, target = path_of(run), Path(output)
     if not (path / "run.json").is_file():
         raise RunError(f"{path} is not a run folder, and only these keep judgments")
-    files.check_writable(target)
+    check_result(target)
     said = judgments.read(path / judgments.FILE)
     counting = list(said.latest().values())
     if not counting:

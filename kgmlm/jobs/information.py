@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kgmlm import ranks_file, runs
-from kgmlm.kg import RunError
+from kgmlm.kg import DataError, RunError
 from kgmlm.machine import installed
 from kgmlm.metrics import Ranks
 from kgmlm.provenance import ancestors
@@ -34,7 +34,7 @@ class Info:
         probabilities: when and by which command they were fitted, to how many validation triples, and how
             well each half's come true by what the other half gave (``ece``, ``auc``, ...); only ``refused``,
             a sentence, where they are damaged or of other scores; None where there are none.
-        ranks: MRR and Hits@10 of each kept file of ranks.
+        ranks: MRR and Hits@10 of each kept file of ranks; nothing of one that is damaged.
         bytes: on disk.
     """
 
@@ -76,7 +76,8 @@ class Info:
         lines["validation"] = lines["validation"] or ["none"]
         lines["probabilities"] = [self._said_of_probabilities()]
         lines["ranks"] = [
-            f"{name}: MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}"
+            f"{name}: "
+            + (f"MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}" if found else "damaged")
             for name, found in self.ranks.items()
         ] or ["none; `kgmlm evaluate` makes them"]
         lines["on disk"] = [f"{self.bytes / 2**20:.1f} MiB in {self.path}"]
@@ -141,10 +142,9 @@ def info(run: Run | str | Path) -> Info:
         signals=signals,
         reranking=chosen["reranking"] if has_reranker(path) else None,
         trained={
-            **{
-                key: record.get(key)
-                for key in ("status", "step", "minutes", "command", "versions", "hardware")
-            },
+            **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},
+            "step": record.get("step", 0),
+            "minutes": record.get("minutes", 0),
             "earlier": [{key: older.get(key) for key in keys} for _, older in ancestors(record)],
         },
         validation={
@@ -201,7 +201,11 @@ def _ranks(path: Path) -> dict[str, dict[str, float]]:
     if not installed("pandas"):  # an installation for ranking alone
         return found
     for file in sorted((path / "ranks").glob("*.parquet")):
-        table = ranks_file.read_ranks(file)
+        try:
+            table = ranks_file.read_ranks(file)
+        except DataError:
+            found[file.stem] = {}
+            continue
         columns = (table[c].to_numpy() for c in ("optimistic", "pessimistic", "candidates"))
         realistic = Ranks(*columns).of_type("realistic")
         found[file.stem] = {

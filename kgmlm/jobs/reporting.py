@@ -17,6 +17,7 @@ from kgmlm.jobs.writing import as_path
 from kgmlm.kg import DataError, RunError, check_numbers, counted
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run
+from kgmlm.upkeep import check_result
 from kgmlm.watching import Advance, Watcher, watcher_of
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def report(
     if given is not None and (split or max_triples):
         raise DataError("--ranks says which triples were asked; it goes without --split and --max-triples")
     check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
-    files.check_writable(output)
+    check_result(output)
     opened = _opened(run, device)
     other = None if compare is None else _opened(compare, device)
     if other is not None and not opened.graph.same(other.graph):
@@ -137,7 +138,7 @@ class _Work:
             return found
         kept = run.path / "ranks" / ranks_name(run.way, split, max_triples=self.max_triples)
         own = run.graph is run.folder.graph  # else it has further entities
-        if own and now and kept.is_file() and ranks_file.made_by(kept) == now:
+        if own and now and kept.is_file() and self._is_of(kept, now):
             self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
             return kept
         evaluated = evaluate(
@@ -145,6 +146,15 @@ class _Work:
         )
         evaluated.evaluation.write_ranks(spare, now)
         return spare
+
+    def _is_of(self, kept: Path, made_by: str) -> bool:
+        """Whether kept ranks are of these weights; damaged ones are of none, which is told."""
+        try:
+            ranks_file.read_ranks(kept)
+            return ranks_file.made_by(kept) == made_by
+        except DataError as error:
+            self.watch.tell(f"{error}; they are made again")
+            return False
 
     def contents(self, found: Path | None) -> Contents:
         """All that the page shows of this run."""

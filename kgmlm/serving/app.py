@@ -269,6 +269,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             "limits": models.Limits(),
         }
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=models.Health)
     async def healthz() -> Any:
         """Whether the process answers, whatever has become of the run's folder; needs no token."""
@@ -286,6 +287,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return problem(422, readable(f"the body is no JSON: {first.get('ctx', {}).get('error', '')}"))
+        if first["loc"] == ("body",):
+            return problem(422, "send a JSON object as the body, with Content-Type: application/json")
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         what = str(first["msg"]).removeprefix("Value error, ")
         return problem(422, readable(f"{where}: {what}" if where else what))

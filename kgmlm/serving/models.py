@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MOST_QUERIES = 256  # queries, or triples, of one request
 MOST_K = 1000  # candidates of a query, and rows of a page
@@ -58,12 +58,21 @@ class Given(OneSide):
         return "give the other entity, as head or as tail; the new entity is the other side"
 
 
+def _one_line(text: str) -> str:
+    if len(text.splitlines()) > 1 or not text.strip():
+        raise ValueError("it is one line, and not of blanks alone")
+    return text
+
+
+NewName = Annotated[Name, AfterValidator(_one_line)]
+
+
 class NewEntity(Body):
     """An entity that the graph has not; it is read by its text and the triples that it is given."""
 
-    name: Name = Field(description="What people call it.")
+    name: NewName = Field(description="What people call it.")
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
-    label: Name | None = Field(None, description="Its identifier; by default its name.")
+    label: NewName | None = Field(None, description="Its identifier; by default its name.")
     triples: list[Given] = Field(
         [],
         max_length=MOST_GIVEN,

@@ -80,6 +80,7 @@ def add_page(app: FastAPI) -> None:
         if path.suffix in KINDS
     }
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return Response(kept["index.html"][0], media_type=kept["index.html"][1])
