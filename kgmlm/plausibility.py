@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
-from scipy.special import logsumexp
 
 from kgmlm.arrays import Array, numpy
 from kgmlm.calibration import FEATURES
@@ -69,7 +68,9 @@ def _of_row(scores_N: FloatArray, ids: IntArray, answers: IntArray, temperature:
     rank = 1 + (len(others) - right) + (right - left - among) / 2
     top = np.concatenate([np.full(2, scores_N.min()), others])[-2:]  # there may be nobody else
     rival = np.where(among & (right == len(others)) & (right - left == 1), top[0], top[1])
-    logits, log_others = asked / temperature, logsumexp(others / temperature) if len(others) else -np.inf
+    logits, log_others = asked / temperature, -np.inf
+    if len(others):
+        log_others = others[-1] / temperature + np.log(np.exp((others - others[-1]) / temperature).sum())
     log_total = np.where(among, log_others, np.logaddexp(log_others, logits))
     log_softmax = np.minimum(logits - log_total, 0.0)
     columns = {

@@ -175,7 +175,7 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
     if checkpoint is None:
         how = "leave out --resume" if is_blank(path) else "start it again with --overwrite"
         raise RunError(f"{path} has no checkpoint to resume from; {how}")
-    if not (checkpoint / digests.MANIFEST).is_file():
+    if not (checkpoint / "model" / "config.json").is_file():
         raise RunError(f"{checkpoint} is damaged; remove it to resume from one before")
     digests.check_folder(checkpoint, contents=True)
     return run, run.text_ranker(device, checkpoint / "model")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -41,4 +41,6 @@ def test_unique_queries_hold_all_and_only_the_training_answers(toy: KnowledgeGra
 
 def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:
     with pytest.raises(DataError, match="kgmlm data split"):
+        replace(toy, splits={"train": toy.splits["train"]}).triples("valid")
+    with pytest.raises(DataError, match=r"has no split 'dev' \(it has: train, valid, test\)$"):
         toy.triples("dev")

@@ -154,15 +154,12 @@ def classify(
 ) -> Classified:
     """The probability that triples are true.
 
-    It goes by the run's scores of both sides, without its reranker, and by what :func:`calibrate` has fitted;
-    that is done first where it was not yet.
+    By the run's scores of both sides, without its reranker; :func:`calibrate` comes first where needed.
 
     Args:
-        triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them: three
-            columns without a header, and perhaps a fourth, 1 for true and -1 or 0 for false, which is only
-            compared with.
-        graph: another dataset or folder that the triples are of: its entities compete, its training triples
-            are context and count as known, as do those of the run. None is the run's own.
+        triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them without a
+            header, and perhaps a fourth column, 1 for true and -1 or 0 for false, to compare with.
+        graph: another dataset or folder, whose entities compete; its training triples, too, count as known.
         entities, entity_triples: further entities that triples may have, and what is known of them, as of
             :meth:`kgmlm.run.Run.with_entities`.
         allow_new_relations: read relations that the run does not have from their names.

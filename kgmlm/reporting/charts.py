@@ -86,7 +86,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     ([0.0, 0.25, 0.5, 0.75, 1.0], [3.0, 3.2, 3.4, 3.6, 3.8])
     """
     if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
-        high = low + (abs(low) or 1.0) / 4
+        high = low + max(abs(low), 1e-6) / 4 if low else 0.25
     power = 10.0 ** math.floor(math.log10((high - low) / about))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if (high - low) / (m * power) <= about)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
