@@ -34,6 +34,13 @@ Thresholds = Annotated[
     ),
 ]
 
+SkipTriples = Annotated[
+    bool,
+    typer.Option(
+        "--skip-header", help="Leave out the first line of the triples; with --graph, also of that folder's."
+    ),
+]
+
 
 @handled
 def classify(
@@ -68,13 +75,7 @@ def classify(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each probability is made of.")
     ] = False,
-    skip_header: Annotated[
-        bool,
-        typer.Option(
-            "--skip-header",
-            help="Leave out the first line of the triples; with --graph, also of that folder's.",
-        ),
-    ] = False,
+    skip_header: SkipTriples = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     precision: Precision = "fp32",

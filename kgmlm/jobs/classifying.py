@@ -178,8 +178,7 @@ def classify(
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
-    if graph is not None:
-        opened = Run(folder, opened.way, _other(graph, skip_header))
+    opened = opened if graph is None else Run(folder, opened.way, _other(graph, skip_header))
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or len(labeled(entity_triples)):
