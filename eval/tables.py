@@ -18,7 +18,11 @@ import store
 Line = dict[str, Any]
 MARKS = ("<!-- results: python eval/tables.py -->", "<!-- end of results -->")
 ALL = "text + KGE, rules, types"
-COLUMNS = ("likelihood", "text", "KGE", "text + KGE", ALL, "text, reranked", "text + KGE, reranked")
+RULES = "text, rules, types"
+COLUMNS = (
+    *("likelihood", "text", "KGE", "text + KGE", RULES, ALL),
+    *("text, reranked", "text + KGE, reranked", f"{RULES}, reranked"),
+)
 BIG, SMALL = ("wn18rr", "fb15k237"), ("wn18rr-v1", "fb237-v1", "umls")
 METRICS = {"MRR": "mrr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
 LONG = {
@@ -47,7 +51,7 @@ def column(line: Line) -> str:
     """By what an evaluation ranks."""
     scores = set(line["scores"])
     if scores & {"rules", "types"}:
-        found = ALL
+        found = ALL if "kge" in scores else RULES
     elif "kge" in scores:
         found = "KGE" if scores == {"kge"} else "text + KGE"
     else:
