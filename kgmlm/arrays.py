@@ -6,12 +6,13 @@ where there are tensors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Array = Any  # a tensor or a NumPy array; the suffix of its name says its shape
+_Float = TypeVar("_Float", np.float32, np.float64)
 Device = Any  # a torch.device or its name; None is NumPy
 CONSTANT = 1e-6  # of a column's mean, below which its spread is rounding
 _BLOCK = 1024  # scores of which only the best is looked at first
@@ -118,7 +119,7 @@ def logits(
     return logits_RV
 
 
-def logsumexp(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def logsumexp(values: npt.NDArray[_Float]) -> npt.NDArray[_Float]:
     """Logarithms of summed exponentials over the last axis of a NumPy array, which is overwritten.
 
     >>> logsumexp(np.zeros((1, 1), np.float32)).tolist()
@@ -126,7 +127,7 @@ def logsumexp(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """
     highest = values.max(-1, keepdims=True)
     values -= highest
-    found: npt.NDArray[np.float32] = np.log(np.exp(values, out=values).sum(-1)) + highest[..., 0]
+    found: npt.NDArray[_Float] = np.log(np.exp(values, out=values).sum(-1)) + highest[..., 0]
     return found
 
 

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from kgmlm.arrays import Array, numpy
+from kgmlm.arrays import Array, logsumexp, numpy
 from kgmlm.calibration import FEATURES
 from kgmlm.constraints import MISSED
 from kgmlm.filters import FilterIndex, Groups
@@ -70,7 +70,7 @@ def _of_row(scores_N: FloatArray, ids: IntArray, answers: IntArray, temperature:
     rival = np.where(among & (right == len(others)) & (right - left == 1), top[0], top[1])
     logits, log_others = asked / temperature, -np.inf
     if len(others):
-        log_others = others[-1] / temperature + np.log(np.exp((others - others[-1]) / temperature).sum())
+        log_others = float(logsumexp(others / temperature))
     log_total = np.where(among, log_others, np.logaddexp(log_others, logits))
     log_softmax = np.minimum(logits - log_total, 0.0)
     columns = {

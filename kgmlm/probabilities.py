@@ -100,15 +100,13 @@ class Sample:
         rng = np.random.default_rng(seed)
         answers = FilterIndex(graph.splits["train"], len(graph.entities))
         true = _some(_new(graph.triples(split), answers), most, rng)
-        of_any = dict.fromkeys(("train", "valid", split))
+        every = [graph.splits[s] for s in dict.fromkeys(("train", "valid", split)) if s in graph.splits]
         if split in graph.negatives:
-            true_ones = np.concatenate([graph.splits[s] for s in of_any if s in graph.splits])
-            false = _new(graph.negatives[split], FilterIndex(true_ones, len(graph.entities)))
-            false = _some(false, most, rng)
+            false = _some(_new(graph.negatives[split], FilterIndex(every, len(graph.entities))), most, rng)
             of, kinds = np.arange(len(false)), np.full(len(false), -1)
         else:
-            splits = [graph.splits[s] for s in (("train",) if blind else of_any) if s in graph.splits]
-            draws = Negatives(np.concatenate(splits), graph.splits["train"], len(graph.entities), seed)
+            true_ones = graph.splits["train"] if blind else np.concatenate(every)
+            draws = Negatives(true_ones, graph.splits["train"], len(graph.entities), seed)
             false, of, kinds = draws.draw(true, scorer, batch_size, partial(advance, "drawing negatives"))
         return cls(
             np.concatenate([true, false]),

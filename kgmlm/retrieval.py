@@ -416,12 +416,8 @@ def fingerprint(*arrays: npt.NDArray[Any]) -> str:
 
 
 def _write(faiss: Any, index: Any, path: Path) -> None:
-    """Write an index of FAISS, which says with a RuntimeError of its own that a disk is full.
-
-    Raises:
-        OSError: naming the file.
-    """
+    """Write an index of FAISS, which says with a RuntimeError of its own that a disk is full."""
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
-        raise OSError(f"{path} cannot be written: {cause(error)}") from None
+        raise OSError(f"the index cannot be written: {cause(error)}") from None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Cli, refused
 
 import kgmlm
 from kgmlm import cli, jobs
@@ -512,6 +513,25 @@ def test_numbers_that_the_command_line_refuses_are_refused(trained: Run, tmp_pat
         with pytest.raises(ConfigError, match=f"{option} is a whole number"):
             call()
     assert not list(tmp_path.iterdir())
+
+
+def test_no_output_replaces_a_runs_own_files(trained: Run, tmp_path: Path, cli: Cli) -> None:
+    run = shutil.copytree(trained.path, tmp_path / "run")
+    files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    weights, record = run / "model" / "model.safetensors", run / "run.json"
+    writing: list[Callable[[], Any]] = [
+        lambda: kgmlm.evaluate(run, output=record, progress=False),
+        lambda: kgmlm.evaluate(run, ranks=weights, progress=False),
+        lambda: kgmlm.report(run, run / "config.toml", progress=False),
+        lambda: kgmlm.feedback(run, weights),
+        lambda: kgmlm.complete(run, weights, progress=False),
+        lambda: kgmlm.export(tmp_path / "new.parquet", record, format="csv"),
+    ]
+    for write in writing:
+        with pytest.raises(RunError, match="belongs to the run"):
+            write()
+    refused(cli("rules", run, "--output", weights), "belongs to the run")
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == files
 
 
 def test_damaged_ranks_are_told_and_made_again(trained: Run, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kgmlm import files
 from kgmlm.exporting import BASE, FOLDER, format_for, write_export
 from kgmlm.kg import DataError
 from kgmlm.listing import read_list
+from kgmlm.upkeep import check_result
 
 
 def export(
@@ -26,7 +26,7 @@ def export(
         output: the file to write; of neo4j a folder.
         format: ntriples, rdf-star, trig, csv, jsonl or neo4j; None goes by the file's name.
         min_probability: leave out triples below it.
-        base: what the IRIs of labels begin with that are none.
+        base: prefix of labels that are no IRIs.
 
     Returns:
         What was written: ``output``, ``format``, ``triples``.
@@ -44,7 +44,7 @@ def export(
         raise DataError(f"{target} is the list itself; choose another --output")
     chosen = format_for(target, format)
     if chosen != FOLDER:
-        files.check_writable(target)
+        check_result(target)
     table, _ = read_list(Path(triples))
     table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
     write_export(table, target, chosen, base)

@@ -150,7 +150,6 @@ class _Work:
     def _is_of(self, kept: Path, made_by: str) -> bool:
         """Whether kept ranks are of these weights; damaged ones are of none, which is told."""
         try:
-            ranks_file.read_ranks(kept)
             return ranks_file.made_by(kept) == made_by
         except DataError as error:
             self.watch.tell(f"{error}; they are made again")
