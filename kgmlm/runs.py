@@ -160,18 +160,19 @@ class RunFolder:
             signal.save(temporary)
         return self.update(signals={**read_record(self.path).get("signals", {}), signal.name: how})
 
-    def drop_signal(self, name: str) -> RunFolder:
-        """Remove a signal that is beside the model.
+    def has_signal(self, name: str) -> bool:
+        """Whether there is a signal of this name beside the model, or there was and its file is gone."""
+        from kgmlm.signals import beside
 
-        Raises:
-            RunError: when there is none of this name.
-        """
+        file = beside()[name].file
+        return (self.path / file).is_file() or file in (read_record(self.path).get("files") or {})
+
+    def drop_signal(self, name: str) -> RunFolder:
+        """Remove a signal that is beside the model."""
         from kgmlm.signals import beside
 
         record = read_record(self.path)
         file = beside()[name].file
-        if not (self.path / file).is_file() and file not in (record.get("files") or {}):
-            raise RunError(f"{self.path} has no signal '{name}'")
         known = {k: v for k, v in (record.get("files") or {}).items() if k != file}
         how = {k: v for k, v in record.get("signals", {}).items() if k != name}
         run = self.update(files=known or None, signals=how)

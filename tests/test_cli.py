@@ -180,6 +180,8 @@ def test_linearize_shows_what_the_model_sees(cli: Cli, toy_run: Path) -> None:
         assert len(shown["tokens"]) == len(shown["input_ids"])
     other = cli("linearize", "toy", "--tail", "paris", "--relation", "capital", "--template", "natural")
     assert "Paris, namely" in other.stdout
+    of_run = ("linearize", toy_run, "--head", "france", "--relation", "capital")
+    refused(cli(*of_run, "--model", "scratch"), "--model is for datasets")
 
 
 def own_folder(path: Path, triples: int = 30) -> Path:

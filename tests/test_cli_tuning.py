@@ -70,6 +70,27 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
     refused(cli("tune", other, "--drop", "likelihood"), "no 'likelihood' beside its model")
 
 
+def test_several_signals_are_added_and_dropped_at_once(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    several = ("--add", "kge", "--add", "types")
+    refused(cli("tune", run, *several, "--set", "rules.length=2"), "--add kge", "not by rules.length")
+    assert not (run / KGE.file).exists()
+    done = cli(
+        "tune", run, *several, "--set", "kge.dimension=8", "--set", "types.neighbors=3", "--json", "-q"
+    )
+    assert list(json.loads(done.stdout)) == ["text", "kge", "types"], done.stderr
+    made = open_run(run).record["signals"]
+    assert made["kge"]["settings"]["dimension"] == 8
+    assert made["types"]["settings"]["neighbors"] == 3
+    refused(cli("tune", run, "--drop", "kge", "--drop", "rules"), "no signal 'rules'")
+    assert set(open_run(run).record["signals"]) == {"kge", "types"}, "nothing is dropped unless all can be"
+    again = ("--drop", "types", "--drop", "kge", "--add", "types", "--set", "types.neighbors=4")
+    assert cli("tune", run, *again, "-q").returncode == 0
+    made = open_run(run).record["signals"]
+    assert set(made) == {"types"}
+    assert made["types"]["settings"]["neighbors"] == 4
+
+
 def test_weights_are_chosen_again_on_all_of_validation(
     cli: Cli, toy_vector_run: Path, tmp_path: Path
 ) -> None:

@@ -251,6 +251,21 @@ def test_interrupted_training_goes_on_to_the_same_losses(toy_run: Path, tmp_path
             kgmlm.rerank(runs[0], resume=True, progress=False, **options)
 
 
+def test_training_ends_by_a_decay(toy_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    settings: dict[str, Any] = {"batch_size": 24, "epochs": 50, "schedule": "constant", "progress": False}
+    kgmlm.rerank(run, max_steps=2, **settings)
+    with pytest.raises(RunError, match="--decay ends a training that is resumed"):
+        kgmlm.rerank(run, decay=1.0, overwrite=True, progress=False)
+    found = kgmlm.rerank(run, resume=True, decay=1.0, progress=False)
+    record = json.loads((run / RERANKER / "run.json").read_text("utf-8"))
+    assert record["status"] == "finished"
+    assert 2 < record["step"] < 100
+    assert {"k", "weight", "mrr"} <= found.keys()
+    with pytest.raises(RunError, match="has finished; --decay would end"):
+        kgmlm.rerank(run, resume=True, decay=1.0, progress=False)
+
+
 def test_the_objective_belongs_to_a_run(cli: Cli, tmp_path: Path) -> None:
     refused(
         cli(

@@ -154,6 +154,14 @@ Dataset = Annotated[
         autocompletion=_datasets,
     ),
 ]
+Decay = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="With --resume: end the training after this many more epochs, in which the learning rate falls "
+        "to 0 (see training.schedule). Copy the run's folder first if you may train on from here.",
+    ),
+]
 MaxSteps = Annotated[
     int | None,
     typer.Option(min=1, max=MOST, help="Stop each stage after this many steps, as for a smoke test."),

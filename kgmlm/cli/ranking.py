@@ -237,7 +237,9 @@ def linearize(
     relation: Annotated[str, typer.Option(help="The relation (label or name).", show_default=False)],
     head: Annotated[str | None, typer.Option(help="Ask for tails of this head.")] = None,
     tail: Annotated[str | None, typer.Option(help="Ask for heads of this tail.")] = None,
-    model: Annotated[str, typer.Option(help="Whose tokenizer, for a dataset.")] = "scratch",
+    model: Annotated[
+        str | None, typer.Option(help="Whose tokenizer, for a dataset; by default that of scratch models.")
+    ] = None,
     template: Annotated[str | None, typer.Option(help="Another template, for a dataset.")] = None,
     skip_header: SkipHeader = False,
     as_json: Json = False,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kgmlm.cli.options import MOST, Dataset, MaxSteps, Quiet, SkipHeader
+from kgmlm.cli.options import MOST, Dataset, Decay, MaxSteps, Quiet, SkipHeader
 from kgmlm.terminal import handled
 
 
@@ -52,14 +52,7 @@ def train(
         ),
     ] = None,
     max_steps: MaxSteps = None,
-    decay: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="With --resume: end the run after this many more epochs, in which the learning rate falls "
-            "to 0 (see training.schedule). Copy the run's folder first if you may train on from here.",
-        ),
-    ] = None,
+    decay: Decay = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
     tracker: Annotated[str | None, typer.Option(help="An accelerate tracker, such as tensorboard.")] = None,

@@ -11,6 +11,7 @@ from kgmlm.cli.options import (
     BatchSize,
     Candidates,
     ChosenOn,
+    Decay,
     Device,
     FolderArgument,
     Json,
@@ -25,14 +26,14 @@ from kgmlm.terminal import handled, print_json, tell
 def tune(
     run: FolderArgument,
     add: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="First train a signal: kge, rules or types; or take a reranker.", show_default=False
+            help="First train a signal: kge, rules or types; or take a reranker. May be given several times."
         ),
     ] = None,
     drop: Annotated[
-        str | None,
-        typer.Option(help="First remove a signal, such as kge, or the reranker.", show_default=False),
+        list[str] | None,
+        typer.Option(help="First remove a signal, such as kge, or the reranker. May be given several times."),
     ] = None,
     source: Annotated[
         Path | None,
@@ -69,8 +70,8 @@ def tune(
 
     figures = job(
         run,
-        add=add,
-        drop=drop,
+        add=add or [],
+        drop=drop or [],
         source=source,
         config=config,
         set_=set_ or [],
@@ -102,6 +103,7 @@ def rerank(
         str | None, typer.Option(help="Begin with another masked LM than the run's own.", show_default=False)
     ] = None,
     max_steps: MaxSteps = None,
+    decay: Decay = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue interrupted training.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older reranker.")] = False,
     candidates: Candidates = None,
@@ -125,6 +127,7 @@ def rerank(
         set_=set_ or [],
         model=model,
         max_steps=max_steps,
+        decay=decay,
         resume=resume,
         overwrite=overwrite,
         candidates=candidates,

@@ -80,16 +80,38 @@ class Addition:
         return load_settings(self.config or run.path / "config.toml", self.given)
 
 
-def drop_part(run: runs.RunFolder, name: str) -> None:
-    """Remove a signal that is beside the model, or the reranker."""
+def as_names(given: str | Sequence[str] | None) -> list[str]:
+    """One name, several, or none; each once."""
+    return list(dict.fromkeys([given] if isinstance(given, str) else given or ()))
+
+
+def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
+    """The KEY=VALUE settings of each signal that is to be added; what is of none of them is left to all."""
+    foreign = [s for s in given if s.partition("=")[0].strip().partition(".")[0] not in names]
+    return {
+        name: foreign + [s for s in given if s.partition("=")[0].strip().startswith(f"{name}.")]
+        for name in names
+    }
+
+
+def check_parts(run: runs.RunFolder, names: Sequence[str]) -> None:
+    """Refuse to drop what a run has not beside its model, before anything is dropped."""
     from kgmlm.signals import beside
 
-    if name == RERANKER and (run.path / name).is_dir():
-        files.refuse_link(run.path / name)
+    for name in names:
+        if name == RERANKER and (run.path / name).is_dir():
+            files.refuse_link(run.path / name)
+        elif name not in beside():
+            there = ", ".join([*beside(), RERANKER])
+            raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
+        elif not run.has_signal(name):
+            raise RunError(f"{run.path} has no signal '{name}'")
+
+
+def drop_part(run: runs.RunFolder, name: str) -> None:
+    """Remove a signal that is beside the model, or the reranker, where there is one."""
+    if name == RERANKER:
         shutil.rmtree(run.path / name)
-    elif name not in beside():
-        there = ", ".join([*beside(), RERANKER])
-        raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
     else:
         run.drop_signal(name)
     leave_out(run.path, name)

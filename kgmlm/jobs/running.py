@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import files, runs
 from kgmlm.config import Settings, load_settings
+from kgmlm.kg import RunError
 from kgmlm.processes import count_processes
 from kgmlm.recipes import given_settings
 from kgmlm.watching import Watcher
@@ -106,6 +108,24 @@ def settings_of(section: str, given: Sequence[str], others: bool = False) -> lis
     """Those of the KEY=VALUE settings that are of a section; or of others."""
     keys = [setting.partition("=")[0].strip() for setting in given]
     return [key for key in keys if key.startswith(f"{section}.") != others]
+
+
+def check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
+    """Refuse what says in two ways, or in no way, where a training begins and ends."""
+    if resume and overwrite:
+        raise RunError("--resume and --overwrite exclude each other")
+    if decay is not None and not resume:
+        raise RunError("--decay ends a training that is resumed; a new one ends after training.epochs")
+    if decay is not None and not math.isfinite(decay):
+        raise RunError(f"--decay takes a number of epochs, not {decay}")
+
+
+def ends_by_decay(run: runs.RunFolder, decay: float | None) -> bool:
+    """Whether a run is to end by a decay, which now or an earlier resumption has asked for."""
+    from kgmlm.checkpoints import latest_checkpoint, read_state
+
+    checkpoint = latest_checkpoint(run.path)
+    return decay is not None or (checkpoint is not None and read_state(checkpoint).decay_from >= 0)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def linearize(
     *,
     head: str | None = None,
     tail: str | None = None,
-    model: str = "scratch",
+    model: str | None = None,
     template: str | None = None,
     skip_header: bool = False,
 ) -> Linearized:
@@ -60,24 +60,25 @@ def linearize(
 
     Args:
         source: a run or a pack, a built-in dataset, or a dataset folder.
-        model, template: whose tokenizer, and which template, for a dataset.
+        model, template: whose tokenizer ("scratch" by default), and which template, for a dataset.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
-        ConfigError: when a template is given for a run, which has its own.
+        ConfigError: when a model or a template is given for a run, which has its own.
     """
     path = path_of(source)
     is_run = (path / "run.json").is_file() or is_pack(path)
     if is_run or (path.name not in card_names() and find_pack(path) is not None):
         run = runs.open_run(path_of(source))
-        if template is not None:
-            raise ConfigError("--template is for datasets; a run has its own")
+        for option, value in (("--template", template), ("--model", model)):
+            if value is not None:
+                raise ConfigError(f"{option} is for datasets; a run has its own")
         graph, settings, vocabulary = run.graph, run.settings, run.vocabulary
         tokenizer = load_tokenizer(run.model_folder)
     else:
         graph = load_graph(str(source), skip_header=skip_header)
         settings = load_settings(None, [f"text.template={template}"] if template else [])
-        if model == "scratch":
+        if model in (None, "scratch"):
             texts = scratch_texts(graph, settings.text)
             tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
         else:

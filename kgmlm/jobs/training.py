@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,7 +13,16 @@ from kgmlm import runs, upkeep
 from kgmlm.config import KGESettings, Settings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.jobs.running import Given, Interrupted, as_assignments, keeping, settings_of, train_watched
+from kgmlm.jobs.running import (
+    Given,
+    Interrupted,
+    as_assignments,
+    check_end,
+    ends_by_decay,
+    keeping,
+    settings_of,
+    train_watched,
+)
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path
@@ -86,7 +94,7 @@ def train(
     if max_steps is not None:
         check_whole("--max-steps", max_steps, 1)
     with writing(path, "train") if main_process() else nullcontext():
-        _check_end(decay, resume, overwrite)
+        check_end(decay, resume, overwrite)
         if not resume:
             _check_start(path, dataset, model, overwrite)
         given = Given.of(as_path(config), [*set_, *as_assignments(settings)])
@@ -129,16 +137,6 @@ def _further(path: Path, max_steps: int | None, watch: Watcher) -> None:
     except KeyboardInterrupt:
         watch.tell(f"continue with: {_continuing(path)}")
         raise
-
-
-def _check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
-    """Refuse what says in two ways, or in no way, where a run begins and ends."""
-    if resume and overwrite:
-        raise RunError("--resume and --overwrite exclude each other")
-    if decay is not None and not resume:
-        raise RunError("--decay ends a run that is resumed; a new run ends after training.epochs")
-    if decay is not None and not math.isfinite(decay):
-        raise RunError(f"--decay takes a number of epochs, not {decay}")
 
 
 def _check_start(
@@ -328,7 +326,7 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
             f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
             "answers; the run is measured among all at the end"
         )
-    bound = options["max_steps"] or (None if _ends(run, options["decay"]) else training.max_steps)
+    bound = options["max_steps"] or (None if ends_by_decay(run, options["decay"]) else training.max_steps)
     train_watched(
         run,
         ranker,
@@ -337,11 +335,3 @@ def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[st
         watch,
         **options | {"max_steps": bound},
     )
-
-
-def _ends(run: runs.RunFolder, decay: float | None) -> bool:
-    """Whether a run is to end by a decay, which now or an earlier resumption has asked for."""
-    from kgmlm.checkpoints import latest_checkpoint, read_state
-
-    checkpoint = latest_checkpoint(run.path)
-    return decay is not None or (checkpoint is not None and read_state(checkpoint).decay_from >= 0)

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
 from kgmlm.config import Protocol, Settings, load_settings
-from kgmlm.jobs.adding import Addition, add_signal, drop_part, take_reranker
-from kgmlm.jobs.running import as_assignments, settings_of, train_watched
+from kgmlm.jobs.adding import (
+    Addition,
+    add_signal,
+    as_names,
+    check_parts,
+    drop_part,
+    shared_out,
+    take_reranker,
+)
+from kgmlm.jobs.running import as_assignments, check_end, ends_by_decay, settings_of, train_watched
 from kgmlm.jobs.writing import as_path, writes_run
 from kgmlm.kg import RunError, check_numbers
 from kgmlm.processes import ALONE, World, join, shared_by
@@ -33,8 +41,8 @@ Figures = dict[str, dict[str, float]]  # on validation, by stage
 def tune(
     run: Run | str | Path,
     *,
-    add: str | None = None,
-    drop: str | None = None,
+    add: str | Sequence[str] | None = None,
+    drop: str | Sequence[str] | None = None,
     source: Run | str | Path | None = None,
     config: str | Path | None = None,
     set_: Sequence[str] = (),
@@ -53,8 +61,9 @@ def tune(
     processes (``torchrun``) share the queries; the main one adds and drops signals, and writes.
 
     Args:
-        add: first train a signal beside the model, such as "kge"; "reranker" takes one from ``source``.
-        drop: first remove a signal, or the reranker.
+        add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
+            ``source``.
+        drop: first remove a signal or several, or the reranker.
         source: the run of the same graph to take what is added from, instead of training it.
         config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
         overwrite: replace an older one.
@@ -73,23 +82,28 @@ def tune(
     if world.main:
         files.check_writable(folder.path / runs.MIXTURE)
     assignments = [*set_, *as_assignments(settings)]
-    if add is None and (source or config or assignments or overwrite):
+    adding, dropping = as_names(add), as_names(drop)
+    if not adding and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if not folder.graph.has("valid"):
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
-    added = None
-    if add is not None:
-        added = Addition(add, source, as_path(config), assignments, overwrite or add == drop)
+    additions = [
+        Addition(name, source, as_path(config), given, overwrite or name in dropping)
+        for name, given in shared_out(adding, assignments).items()
+    ]
+    for added in additions:
         added.check(folder)
+    check_parts(folder, dropping)
     quiet_transformers()
     watch = watcher_of(progress)
     if world.main:
-        if drop is not None:
-            drop_part(folder, drop)
-        if add == RERANKER and source is not None:
-            take_reranker(folder, source)
-        elif added is not None:
-            add_signal(folder, added, device, watch)
+        for name in dropping:
+            drop_part(folder, name)
+        for added in additions:
+            if added.name == RERANKER and source is not None:
+                take_reranker(folder, source)
+            else:
+                add_signal(folder, added, device, watch)
     world.wait()
     folder = runs.open_run(folder.path)
     if candidates is not None and not has_reranker(folder.path):
@@ -105,6 +119,7 @@ def rerank(
     set_: Sequence[str] = (),
     model: str | Path | None = None,
     max_steps: int | None = None,
+    decay: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
     candidates: int | None = None,
@@ -119,7 +134,7 @@ def rerank(
         config, set_, settings: as of :func:`~kgmlm.jobs.training.train`; by default those of the run, for
             one epoch.
         model: begin with another masked LM than the run's own.
-        max_steps, resume, overwrite: as of :func:`~kgmlm.jobs.training.train`.
+        max_steps, decay, resume, overwrite: as of :func:`~kgmlm.jobs.training.train`.
         candidates, max_triples: as of :func:`tune`.
 
     Returns:
@@ -131,8 +146,7 @@ def rerank(
         Interrupted: when a signal stopped it; ``resume=True`` continues.
     """
     check_numbers(max_steps=(max_steps, 1), candidates=(candidates, 1), max_triples=(max_triples, 0))
-    if resume and overwrite:
-        raise RunError("--resume and --overwrite exclude each other")
+    check_end(decay, resume, overwrite)
     if resume and model is not None:
         raise RunError("--model begins a reranker; --resume continues the one that is there")
     return train_reranker(
@@ -142,6 +156,7 @@ def rerank(
         config=as_path(config),
         model=model,
         max_steps=max_steps,
+        decay=decay,
         resume=resume,
         overwrite=overwrite,
         candidates=candidates,
@@ -159,6 +174,7 @@ def train_reranker(
     config: Path | None = None,
     model: str | Path | None = None,
     max_steps: int | None = None,
+    decay: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
     candidates: int | None = None,
@@ -173,9 +189,12 @@ def train_reranker(
     quiet_transformers()
     if config or assignments:  # what is given now goes before what it was begun with
         max_steps = max_steps or trained_by.training.max_steps
+    if decay is not None and _is_trained(folder):
+        raise RunError(f"the reranker of {path} has finished; --decay would end its training")
     # What was killed between training and choosing continues with choosing.
     if not (resume and _is_trained(folder) and folder.chosen.use is None):
-        _train_reranker(folder, trained_by, model, max_steps, resume, overwrite, device, further, watch)
+        options = {"max_steps": max_steps, "decay": decay, "resume": resume, "device": device}
+        _train_reranker(folder, trained_by, model, overwrite, further, watch, options)
     precision = runs.open_run(folder.path / RERANKER).settings.training.precision
     reduced = "bf16" if precision == "bf16" else "fp32"
     found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only_reranking=True)
@@ -312,14 +331,17 @@ def _train_reranker(
     opened: runs.RunFolder,
     settings: Settings,
     model: str | Path | None,
-    max_steps: int | None,
-    resume: bool,
     overwrite: bool,
-    device: str | None,
     further: str,
     watch: Watcher,
+    options: dict[str, Any],
 ) -> None:
-    """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
+    """Train the reranker of a run, in a run folder of its own.
+
+    Args:
+        further: the command that continues.
+        options: of :func:`kgmlm.training.train`.
+    """
     from kgmlm.first_stage import unit
     from kgmlm.mixture import Use
     from kgmlm.reranker import Reranker
@@ -328,9 +350,9 @@ def _train_reranker(
     from kgmlm.tuning import choose_reranking
 
     folder = opened.path / RERANKER
-    first = opened.ranker(device, rerank=False)
-    if resume:
-        trained, ranker = resume_run(folder, device)
+    first = opened.ranker(options["device"], rerank=False)
+    if options["resume"]:
+        trained, ranker = resume_run(folder, options["device"])
     else:
         if overwrite and folder.is_dir() and not (folder / "run.json").is_file():
             shutil.rmtree(folder)  # what is left of an older one
@@ -349,14 +371,5 @@ def _train_reranker(
         _, found = choose_reranking(first.but(reranking=reranking), opened.graph, protocol, watch)
         return current.mixture, found
 
-    train_watched(
-        trained,
-        ranker,
-        validation,
-        further,
-        watch,
-        first=first,
-        device=device,
-        max_steps=max_steps or training.max_steps,
-        resume=resume,
-    )
+    bound = options["max_steps"] or (None if ends_by_decay(trained, options["decay"]) else training.max_steps)
+    train_watched(trained, ranker, validation, further, watch, first=first, **options | {"max_steps": bound})
