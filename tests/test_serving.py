@@ -390,6 +390,14 @@ def test_what_is_no_request_is_refused(client: TestClient) -> None:
     pages: list[dict[str, Any]] = [{"limit": 0}, {"limit": 1001}, {"offset": -1}, {"offset": "x"}]
     for page in pages:
         assert client.get("/entity/france", params=page).status_code == 422
+    for path, sentence in {
+        "/entities?q=fra&limt=3": "/entities has no parameter 'limt'; it has q, k",
+        "/entity/france?k=2": "/entity/{label:path} has no parameter 'k'; it has offset, limit",
+        "/info?x%1bx": "/info has no parameter 'x\\x1bx'; it has none",
+    }.items():
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["error"]) == (422, sentence)
+    assert client.get("/?head=france&anything=1").status_code == 200
 
 
 def test_a_request_brings_entities_of_its_own(client: TestClient, run: Run) -> None:

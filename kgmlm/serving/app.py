@@ -100,6 +100,18 @@ async def _left(request: Request) -> None:
         pass
 
 
+def _only_known(request: Request) -> None:
+    """Refuse parameters that an address has not, as bodies refuse fields; the page has its own."""
+    route = request.scope["route"]
+    if not route.include_in_schema:
+        return
+    known = [str(parameter.alias) for parameter in route.dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise HTTPException(422, f"{route.path} has no parameter '{name}'; {there}")
+
+
 def create_app(session: Session, options: Options, information: Mapping[str, Any]) -> FastAPI:
     """The service as an ASGI application.
 
@@ -121,7 +133,10 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
         version=__version__,
         description="Link prediction on the graph of one run. Labels and names are data, never markup.",
         lifespan=working,
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if options.token is not None else [],
+        dependencies=[
+            Depends(_only_known),
+            *([Depends(HTTPBearer(auto_error=False))] if options.token is not None else []),
+        ],
         responses={
             code: {"model": models.Problem, "description": text}
             for code, text in {
