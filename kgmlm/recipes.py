@@ -141,6 +141,8 @@ def recipe_of(
     stages: list[Stage] = ["text"]
     if preset in ("balanced", "best"):
         stages.append("kge")
+    elif not settings.training.distillation:
+        reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
     if preset in RERANKER_STEPS and not scratch:
@@ -207,11 +209,6 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             ASKED,
             f"{count}: validation in training ranks among a sample, and all are read once at the end",
         )
-    taught: dict[str, float] = {}
-    if preset == "zero-shot":  # where KGE ranks beside the text, the two are worth more when they differ
-        taught["distillation"] = because(
-            "training.distillation", 1.0, "no KGE model ranks beside the text, so it learns from one"
-        )
     return {
         "text": {"neighbors": 4, "max_length": long},
         "scoring": {"end_of_name": True},
@@ -226,7 +223,6 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             "batch_size": batch,
             "epochs": epochs,
             "eval_triples": 1000,
-            **taught,
             **many,
             **({} if scratch else {"dropout": 0.0}),
         },

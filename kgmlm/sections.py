@@ -287,7 +287,7 @@ class TrainingSettings(Strict):
         0.0,
         ge=0,
         description="Weight of the loss that matches the softmax of a KGE model over non-answers; the KGE "
-        "model is trained first. 0: none. Try 1 where text ranks alone.",
+        "model is trained first. 0: none. Try 1 where text ranks alone and time is short.",
     )
     batch_size: int = Field(
         128,
