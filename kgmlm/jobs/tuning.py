@@ -93,10 +93,10 @@ def tune(
     ]
     for added in additions:
         added.check(folder)
-    check_parts(folder, dropping)
     quiet_transformers()
     watch = watcher_of(progress)
     if world.main:
+        check_parts(folder, dropping)
         for name in dropping:
             drop_part(folder, name)
         for added in additions:
