@@ -87,9 +87,11 @@ def as_names(given: str | Sequence[str] | None) -> list[str]:
 
 def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
     """The KEY=VALUE settings of each signal that is to be added; what is of none of them is left to all."""
-    foreign = [s for s in given if s.partition("=")[0].strip().partition(".")[0] not in names]
+    sections = [setting.partition(".")[0].strip() for setting in given]
     return {
-        name: foreign + [s for s in given if s.partition("=")[0].strip().startswith(f"{name}.")]
+        name: [
+            s for s, section in zip(given, sections, strict=True) if section == name or section not in names
+        ]
         for name in names
     }
 
