@@ -74,7 +74,7 @@ class Way:
 
     @property
     def reranks(self) -> bool:
-        """Whether a reranker takes part, where the run has one."""
+        """Whether a second stage takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0
 
     def computed_by(self, run: RunFolder) -> tuple[Literal["torch", "onnx"], str]:
@@ -111,8 +111,10 @@ class Way:
             return f"ONNX Runtime computes in fp32, not {self.precision}"
         if self.device not in (None, "cpu"):
             return f"ONNX Runtime computes on the CPU here, not on '{self.device}'"
-        if self.rerank or (self.reranks and has_reranker(run.path) and (run.chosen.use or Use(0, 0)).k):
-            return "ONNX Runtime has no reranker"
+        chosen, none = run.chosen, Use(0, 0)
+        read_again = has_reranker(run.path) and (chosen.use or none).k
+        if self.rerank or (self.reranks and (read_again or (chosen.reverse or none).k)):
+            return "ONNX Runtime does not rerank (--rerank 0 leaves that out)"
         if self.retrieve or (self.retrieve is None and self.scores == "all" and shortlist_of(run)):
             return "ONNX Runtime asks no index"
         return ""
@@ -128,24 +130,37 @@ class Way:
         Raises:
             ConfigError: when the run has no such part, or nothing to rerank with.
         """
+        ranker = self._opened(run, graph, tell)
+        if self.rerank:
+            ranker = self._reranking(run, ranker, self.rerank)
+        ranker.reduce(self.precision == "bf16")
+        return ranker.constrained(*self.constraints(run, graph))
+
+    def _reranking(self, run: RunFolder, ranker: Ranker, k: int) -> Ranker:
+        """One that reranks so many of the best.
+
+        Raises:
+            ConfigError: when there is nothing to rerank with.
+        """
         from kgmlm.kg import ConfigError
         from kgmlm.upkeep import has_reranker
 
-        ranker = self._opened(run, graph, tell)
-        if self.rerank:
-            if not self.reranks:
-                raise ConfigError(f"--rerank goes with --scores all or text, not {self.scores}")
-            if not has_reranker(run.path):
-                raise ConfigError(f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one")
-            if ranker.reranking is None:
-                raise ConfigError(
-                    f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
-                    f"`kgmlm tune {run.path}` chooses again"
-                )
-            use = replace(ranker.reranking.use, k=self.rerank)
-            ranker = ranker.but(reranking=replace(ranker.reranking, use=use))
-        ranker.reduce(self.precision == "bf16")
-        return ranker.constrained(*self.constraints(run, graph))
+        if not self.reranks:
+            raise ConfigError(f"--rerank goes with --scores all or text, not {self.scores}")
+        if not ranker.reranks and not has_reranker(run.path) and run.chosen.reverse is None:
+            raise ConfigError(
+                f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one, and "
+                f"`kgmlm tune {run.path} --add reverse` does without"
+            )
+        if not ranker.reranks:
+            raise ConfigError(
+                f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
+                f"`kgmlm tune {run.path}` chooses again"
+            )
+        stages = {"reranking": ranker.reranking, "reverse": ranker.reverse}
+        return ranker.but(
+            **{name: replace(of, use=replace(of.use, k=k)) for name, of in stages.items() if of is not None}
+        )
 
     def _opened(self, run: RunFolder, graph: KnowledgeGraph, tell: Callable[[str], None]) -> Ranker:
         """By the runtime that was asked for, or by torch where that cannot."""

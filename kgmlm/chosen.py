@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from kgmlm.records import accepted, read_record
 from kgmlm.signals import SIGNALS
 from kgmlm.upkeep import RERANKER, has_reranker
 
+REVERSE = "reverse"  # asking back, beside the names of signals
 WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -49,6 +50,7 @@ class _Use(_Strict):
 class _File(_Strict):
     signals: dict[str, _Signal] = Field(min_length=1)
     reranking: _Use | None
+    reverse: _Use | None = None
     chosen_for: dict[str, _Sha]
     chosen_by: dict[str, Any]
 
@@ -62,12 +64,14 @@ class Chosen:
         use: how many are reranked, and how much that counts; None where nothing was chosen yet.
         of: what :func:`fingerprints` were then.
         by: the command that chose, and its figures on validation.
+        reverse: how many are asked back, and how much that counts; None where it was not asked for.
     """
 
     mixture: Mixture
     use: Use | None = None
     of: Mapping[str, str] = field(default_factory=dict)
     by: Mapping[str, Any] = field(default_factory=dict)
+    reverse: Use | None = None
 
     def save(self, path: Path) -> None:
         """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
@@ -76,8 +80,8 @@ class Chosen:
             average = float(self.mixture.averages[name])
             alike = bool((table_R2 == np.float32(average)).all())
             signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
-        reranking = None if self.use is None else {"k": self.use.k, "weight": self.use.weight}
-        values = {"signals": signals, "reranking": reranking, "chosen_for": dict(self.of)}
+        uses = {name: use and asdict(use) for name, use in (("reranking", self.use), (REVERSE, self.reverse))}
+        values = {"signals": signals, **uses, "chosen_for": dict(self.of)}
         files.write_json(path, values | {"chosen_by": dict(self.by)})
 
     @classmethod
@@ -109,8 +113,10 @@ class Chosen:
             raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
         if not all(np.isfinite(table_R2).all() for table_R2 in tables.values()):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
-        use = None if found.reranking is None else Use(found.reranking.k, found.reranking.weight)
-        return cls(Mixture(tables, averages), use, found.chosen_for, found.chosen_by)
+        use, reverse = (
+            None if of is None else Use(of.k, of.weight) for of in (found.reranking, found.reverse)
+        )
+        return cls(Mixture(tables, averages), use, found.chosen_for, found.chosen_by, reverse)
 
     def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
         """See that these were chosen for the signals that a run has now, but for those that are not asked.

@@ -36,7 +36,8 @@ SAMPLE = 2000  # entities that stand for all where an average is asked for
 class Part(NamedTuple):
     """What a score is made of: ``weight * value`` of each part, added up.
 
-    The value of reranking is what the reranker says of a candidate beyond the worst that it read.
+    The value of reranking is what the reranker says of a candidate beyond the worst that it read; likewise
+    that of asking back ("reverse").
     """
 
     weight: float
@@ -48,8 +49,8 @@ class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
     Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
-    types and reranking, those that the run ranks by. The likelihood is told where it counts nothing, too.
-    Where rules count, ``because`` has a sentence for each of the best that predict the candidate.
+    types, reverse and reranking, those that the run ranks by. The likelihood is told where it counts nothing,
+    too. Where rules count, ``because`` has a sentence for each of the best that predict the candidate.
     """
 
     rank: int
@@ -244,16 +245,13 @@ class Predictor:
         for name in further:
             columns[name] = ranker.says(name, reading, ranker.pool(ids))[0].tolist()
         weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
-        reranking = ranker.reranking
+        stages = self._second(asked, ids, [p.score for p in predictions])
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
             parts = {name: Part(weights[name], column[n]) for name, column in columns.items()}
-            if reranking is not None and reranking.use.k:
-                before, weight = (
-                    sum(part.weight * part.value for part in parts.values()),
-                    reranking.use.weight,
-                )
-                parts["reranking"] = Part(weight, (p.score - before) / weight)
+            for name, (weight, scores) in stages.items():
+                before = sum(part.weight * part.value for part in parts.values())
+                parts[name] = Part(weight, (scores[n] - before) / weight)
             ids_T = reader.names.tokens(p.id).tolist()
             rows = zip(reader.tokenizer.tokens(ids_T), reader.tokenizer.texts(ids_T), ids_T, strict=True)
             tokens = tuple(
@@ -265,6 +263,21 @@ class Predictor:
             told = replace(p, tokens=tokens, parts=parts, because=self._because(query, p.id, further))
             explained.append(told)
         return explained
+
+    def _second(
+        self, asked: Queries, ids: IntArray, scores: Sequence[float]
+    ) -> dict[str, tuple[float, Sequence[float]]]:
+        """The weights of asking back and reranking, those that there are, and the candidates' scores after
+        each, of which the last are known.
+        """
+        ranker = self.ranker
+        stages = {"reverse": ranker.reverse, "reranking": ranker.reranking}
+        uses = {name: stage.use for name, stage in stages.items() if stage is not None}
+        found = {name: (use.weight, scores) for name, use in uses.items() if use.k}
+        if len(found) > 1:
+            ((_, halfway_1N),) = ranker.but(reranking=None).rank(asked)
+            found["reverse"] = (found["reverse"][0], numpy(halfway_1N)[0, ids].tolist())
+        return found
 
     def because(self, query: Query, candidate: int) -> tuple[str, ...]:
         """Sentences on why a candidate scores, by those signals that count and can give reasons."""

@@ -159,7 +159,7 @@ def calibrate(
         The calibration; what it was fitted to; and of each of these triples the probability by what was
         fitted to the other half.
     """
-    scorer = scorer.but(reranking=None) if isinstance(scorer, Ranker) else scorer
+    scorer = scorer.unreranked() if isinstance(scorer, Ranker) else scorer
     sample = Sample.of(
         graph, "valid", scorer, most=most, seed=seed, blind=True, batch_size=batch_size, advance=advance
     )
@@ -257,7 +257,7 @@ def measured_on(
     Raises:
         DataError: when the split is not there, or training has all of its triples.
     """
-    scorer = scorer.but(reranking=None) if isinstance(scorer, Ranker) else scorer
+    scorer = scorer.unreranked() if isinstance(scorer, Ranker) else scorer
     sample = Sample.of(graph, split, scorer, most=most, seed=seed, batch_size=batch_size, advance=advance)
     if not (sample.labels.any() and (~sample.labels).any()):
         raise DataError(f"{split} of '{graph.name}' has no triple that training has not")

@@ -1,4 +1,4 @@
-"""Queries and candidates in, scores out: a first stage, and a reranker of its best. Knows no answers.
+"""Queries and candidates in, scores out: a first stage, and what reranks its best. Knows no answers.
 
 Shapes: B queries, N candidates.
 """
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from kgmlm.arrays import Array, like, put
+from kgmlm.arrays import Array, joined, like, put
 from kgmlm.constraints import Possible
-from kgmlm.first_stage import FirstStage, Said
+from kgmlm.first_stage import MAX_SCORES, FirstStage
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import ConfigError, IntArray, Queries
 from kgmlm.mixture import Mixture
@@ -22,6 +22,7 @@ from kgmlm.signals import SIGNALS, Signal, beside
 
 if TYPE_CHECKING:
     from kgmlm.reranking import Reranking
+    from kgmlm.reverse import Reverse
 
 LONG = {
     "vector": "entity vectors",
@@ -35,7 +36,8 @@ class Ranker(FirstStage):
     """Scores every candidate of a query.
 
     Attributes:
-        reranking: the second stage, where there is one.
+        reranking: a second model that reads the best again, where there is one.
+        reverse: how the best are asked back before that, where they are.
     """
 
     def __init__(
@@ -45,9 +47,20 @@ class Ranker(FirstStage):
         mixture: Mixture,
         possible: Possible,
         reranking: Reranking | None = None,
+        reverse: Reverse | None = None,
     ) -> None:
         super().__init__(reader, signals, mixture, possible)
         self.reranking = reranking
+        self.reverse = reverse
+
+    @property
+    def reranks(self) -> bool:
+        """Whether there is a second stage."""
+        return self.reranking is not None or self.reverse is not None
+
+    def unreranked(self) -> Self:
+        """The first stage alone."""
+        return self.but(reranking=None, reverse=None)
 
     def over(self, context: ContextGraph) -> Self:
         """The same over another graph."""
@@ -70,7 +83,7 @@ class Ranker(FirstStage):
             )
             raise ConfigError(f"the run has no {LONG.get(scores, scores)}; {makes}")
         if scores in SIGNALS:
-            return self.but(mixture=self.mixture.only(scores), reranking=None)
+            return self.but(mixture=self.mixture.only(scores)).unreranked()
         return self if scores == "all" else self.but(mixture=self.mixture.without(*beside()))
 
     def reduce(self, enabled: bool = True) -> None:
@@ -80,12 +93,24 @@ class Ranker(FirstStage):
             self.reranking.reranker.model.reduce(enabled)
 
     def reranked(
-        self, queries: Queries, scores_BN: Array, pool: Pool | None = None, batch_size: int = 64
+        self,
+        queries: Queries,
+        scores_BN: Array,
+        pool: Pool | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
     ) -> Array:
-        """The second stage, where there is one."""
+        """The second stage, where there is one: the best are asked back, then read again.
+
+        Args:
+            advance: called with how many of how many queries have just been asked back.
+        """
+        pool = pool or self.pool()
+        if self.reverse is not None:
+            scores_BN = self.reverse.reranked(self, queries, scores_BN, pool, batch_size, advance)
         if self.reranking is None:
             return scores_BN
-        return self.reranking.reranked(queries, scores_BN, pool or self.pool(), self.mixture, batch_size)
+        return self.reranking.reranked(queries, scores_BN, pool, self.mixture, batch_size)
 
     def rank(
         self,
@@ -104,9 +129,8 @@ class Ranker(FirstStage):
             (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
         """
         pool = self.pool(entity_ids)
-        for rows, _, said in self.said(queries, pool, batch_size, advance):
-            scores_bN = self.combined(queries[rows], said, pool)
-            yield rows, self.reranked(queries[rows], scores_bN, pool, batch_size)
+        for rows, scores_bN, _, back in self._first(queries, pool, batch_size, advance):
+            yield rows, self.reranked(queries[rows], scores_bN, pool, batch_size, back)
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
@@ -114,21 +138,68 @@ class Ranker(FirstStage):
         """As :meth:`rank` of all entities, and beside the scores those without constraints on what can
         answer, from the same forward passes.
         """
-        for rows, _, said in self.said(queries, None, batch_size, advance):
-            asked = queries[rows]
-            scores_bN = self.reranked(asked, self.combined(asked, said), None, batch_size)
-            yield rows, scores_bN, self._freed(asked, said, scores_bN, batch_size)
+        pool = self.pool()
+        for rows, scores_bN, free_bN, back in self._first(queries, pool, batch_size, advance):
+            if not self.reranks:
+                yield rows, scores_bN, free_bN
+                continue
+            # What cannot answer may take a place among the best.
+            constrained = np.flatnonzero(self.possible.constrained_B(queries[rows]))
+            twice = np.concatenate([np.arange(len(rows)), constrained])
+            if len(constrained):
+                scores_bN = joined([scores_bN, free_bN[like(constrained, free_bN)]])
+            found = self.reranked(queries[rows[twice]], scores_bN, pool, batch_size, back)
+            own_bN, freed = found[: len(rows)], found[len(rows) :]
+            yield rows, own_bN, put(own_bN, constrained, freed) if len(constrained) else own_bN
 
-    def _freed(self, queries: Queries, said: Said, scores_BN: Array, batch_size: int) -> Array:
-        """The final scores of all entities if every entity could answer; many of them stay."""
-        constrained = np.flatnonzero(self.possible.constrained_B(queries))
-        if not len(constrained):
-            return scores_BN
-        if self.reranking is None:
-            return self.mixture.combine(said, queries)
-        free_bN = self.mixture.combine(said, queries)[like(constrained, scores_BN)]
-        # What cannot answer may take a place among the best.
-        return put(scores_BN, constrained, self.reranked(queries[constrained], free_bN, None, batch_size))
+    def _first(
+        self, queries: Queries, pool: Pool, batch_size: int, advance: Callable[[int], None]
+    ) -> Iterator[tuple[IntArray, Array, Array, Callable[[int, int], None]]]:
+        """Rows of queries, their scores by the first stage, those without constraints, and what is to be told
+        of asking back.
+
+        Queries that are asked back come many at once, those of a relation together: they share candidates.
+        """
+        if self.reverse is None:
+            for rows, _, said in self.said(queries, pool, batch_size, advance):
+                asked = queries[rows]
+                free_bN = self.mixture.combine(said, asked)
+                yield rows, self.possible.applied(free_bN, asked, pool.ids), free_bN, lambda n, total: None
+            return
+        order = np.lexsort((queries.side_B, queries.relation_B))
+        size = max(1, MAX_SCORES // 2 // max(1, pool.width))
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            found = [
+                (rows, self.mixture.combine(said, queries[part[rows]]))
+                for rows, _, said in self.said(queries[part], pool, batch_size)
+            ]
+            rows = part[np.concatenate([at for at, _ in found])]
+            free_bN = joined([scores_bN for _, scores_bN in found])
+            told = _Shared(len(rows), advance)
+            yield rows, self.possible.applied(free_bN, queries[rows], pool.ids), free_bN, told
+            told.end()
+
+
+class _Shared:
+    """Tells of some queries as done, as far as their candidates are."""
+
+    def __init__(self, count: int, advance: Callable[[int], None]) -> None:
+        self.count, self.advance, self.asked, self.told = count, advance, 0, 0
+
+    def __call__(self, n: int, total: int) -> None:
+        """So many more of so many candidates are done."""
+        self.asked += n
+        self._tell(self.count * self.asked // total)
+
+    def end(self) -> None:
+        """All are."""
+        self._tell(self.count)
+
+    def _tell(self, reached: int) -> None:
+        if reached > self.told:
+            self.advance(reached - self.told)
+            self.told = reached
 
 
 def check_scores(scores: str) -> None:

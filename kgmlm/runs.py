@@ -274,7 +274,7 @@ class RunFolder:
             device: such as "cpu" or "cuda"; None takes a GPU where there is one.
             graph: other texts and candidates than the run's own; nothing is trained.
             scores: what to rank by, as :meth:`kgmlm.ranker.Ranker.by` has it.
-            rerank: False leaves the run's reranker on disk, if it has one.
+            rerank: False leaves the second stage out, and the run's reranker on disk, if it has one.
 
         Raises:
             RunError: when training has left no model yet, or the run has signals that its weights were not
@@ -296,6 +296,10 @@ class RunFolder:
             rerank = False
         if rerank and chosen.use is not None and chosen.use.k:
             ranker = ranker.but(reranking=self.reranking(chosen.use, ranker.reader.model.device))
+        if rerank and chosen.reverse is not None and chosen.reverse.k:
+            from kgmlm.reverse import Reverse
+
+            ranker = ranker.but(reverse=Reverse(chosen.reverse))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
     def reranking(self, use: Use, device: torch.device) -> Reranking:

@@ -54,7 +54,7 @@ def shortlist(
     scores_BK = mixture.combine(said, queries)
     scores_BK[torch.from_numpy(~pool.there).to(scores_BK.device)] = MISSED
     ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
-    if ranker.reranking is None:
+    if not ranker.reranks:
         return ids_BK, scores_BK
     scores_BK = ranker.reranked(queries, scores_BK, Pool(pool.count, ids_BK), batch_size)
     return _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK))

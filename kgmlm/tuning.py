@@ -1,4 +1,4 @@
-"""What validation chooses: how much each signal and a reranker count. Test triples have no say.
+"""What validation chooses: how much each signal, asking back and a reranker count. Test triples have no say.
 
 Shapes: B queries, all heads and then all tails; W ways of scoring; d distinct queries; N candidates.
 """
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kgmlm.chosen import REVERSE
 from kgmlm.config import Protocol
 from kgmlm.contest import Contest
 from kgmlm.evaluation import Asked
@@ -24,6 +25,7 @@ from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
 from kgmlm.reading import read_together
 from kgmlm.reranking import best_of
+from kgmlm.reverse import Reverse, asked_back
 from kgmlm.signals import SIGNALS
 from kgmlm.watching import Advance, Watcher
 from kgmlm.weighing import Sample
@@ -31,6 +33,7 @@ from kgmlm.weighing import Sample
 TEXT = ("likelihood", "vector")  # signals of the text model, which training weighs
 RERANKED_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 RERANKING_TRIED = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # weights of it, in units of the temperature
+REVERSE_TRIED = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.0)  # 1: as much as the query itself
 
 silent = Watcher()
 
@@ -253,11 +256,12 @@ def choose_reranking(
     advance: Advance = silent,
     candidates: int | None = None,
 ) -> tuple[Use, dict[str, float]]:
-    """Choose how many of the best are reranked and how much that counts, by MRR; not reranking is a choice.
+    """Choose how many of the best are read again and how much that counts, by MRR; not reranking is a choice.
 
     It is the choice, too, where what each half of the triples chose is no better for the other half.
 
     Args:
+        ranker: where it asks back, that comes first.
         candidates: how many are tried at most; None is as many as the reranker's settings say.
 
     Raises:
@@ -271,23 +275,72 @@ def choose_reranking(
     reranking = ranker.reranking
     if reranking is None:
         raise ConfigError("the ranker has no reranker to weigh")
-    most = min(candidates or reranking.reranker.reranking.candidates, len(graph.entities))
-    sizes = sorted({k for k in RERANKED_TRIED if k < most} | {most})
+    most = candidates or reranking.reranker.reranking.candidates
     confident = ranker.reader.settings.training.temperature  # both as in training
-    tried = [Use(0, 0.0), *(Use(k, confident * x) for k in sizes for x in RERANKING_TRIED)]
+    weights = [confident * x for x in RERANKING_TRIED]
+    told = partial(advance, "reranking")
+
+    def read(queries: Queries, ids_dK: IntArray) -> torch.Tensor:
+        return reranking.read(queries, ids_dK, ranker.mixture)
+
+    return _choose_use(ranker, graph, protocol, told, most, weights, read)
+
+
+def choose_reverse(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance = silent,
+    candidates: int | None = None,
+) -> tuple[Use, dict[str, float]]:
+    """The same of asking back.
+
+    Args:
+        candidates: None is as many as the settings of the run say.
+    """
+    most = candidates or ranker.reader.settings.reranking.candidates
+    return _choose_use(
+        ranker.unreranked(),
+        graph,
+        protocol,
+        partial(advance, "asking back"),
+        most,
+        REVERSE_TRIED,
+        partial(asked_back, ranker),
+    )
+
+
+def _choose_use(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Callable[[int, int], None],
+    most: int,
+    weights: Sequence[float],
+    read: Callable[[Queries, IntArray], torch.Tensor],
+) -> tuple[Use, dict[str, float]]:
+    """Choose how a second stage is used.
+
+    Args:
+        most: candidates that are tried at most.
+        read: what it says of candidates ``(d, K)`` of some queries.
+    """
+    most = min(most, len(graph.entities))
+    sizes = sorted({k for k in RERANKED_TRIED if k < most} | {most})
+    tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
     held: list[tuple[IntArray, IntArray]] = []
 
     def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
-        scores_dN = ranker.combined(queries, said)
+        scores_dN = ranker.but(reranking=None).reranked(queries, ranker.combined(queries, said))
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
         held.append((rows, ids_dK))
-        read_dK = reranking.read(queries, best.to_read(ids_dK), ranker.mixture).to(scores_dN.device)
+        read_dK = read(queries, best.to_read(ids_dK)).to(scores_dN.device)
         yield scores_dN
         for use in tried[1:]:
             yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
 
     contest = _contest(graph, protocol)
-    asked, ranks = _ranked_by(ranker, contest, len(tried), score, partial(advance, "reranking"))
+    asked, ranks = _ranked_by(ranker, contest, len(tried), score, advance)
     held_B = np.zeros(len(asked.queries), np.bool_)
     for rows, ids_dK in (batch for of_one in sharing().gathered(held) for batch in of_one):
         at, group = asked.groups.take(rows)
@@ -306,6 +359,21 @@ def choose_reranking(
     }
 
 
+class Tuned(NamedTuple):
+    """All that validation chose for a ranker.
+
+    Attributes:
+        use: of the reranker, where there is one.
+        reverse: of asking back, where it was to be chosen.
+        figures: of each stage on validation, by its name.
+    """
+
+    mixture: Mixture
+    use: Use | None
+    reverse: Use | None
+    figures: dict[str, dict[str, float]]
+
+
 def tune(
     ranker: Ranker,
     graph: KnowledgeGraph,
@@ -315,24 +383,25 @@ def tune(
     reranking: Protocol | None = None,
     candidates: int | None = None,
     batch_size: int = 64,
-) -> tuple[Mixture, Use | None, dict[str, dict[str, float]]]:
-    """Choose all weights of a ranker: those of its signals at once, then its reranker's, if it has one.
+) -> Tuned:
+    """Choose all weights of a ranker: those of its signals at once, then how it asks back, then its
+    reranker's, if it has them.
 
     Args:
         protocol: on which triples of the run's own graph.
-        reranking: on which triples the reranker's use is chosen, at a forward pass per candidate; None is all
-            of the same.
+        reranking: on which triples it is chosen how candidates are asked back and reranked, at a forward pass
+            per candidate; None is all of the same.
         candidates: as of :func:`choose_reranking`.
 
     Raises:
         ConfigError: when a protocol asks or filters test triples.
-
-    Returns:
-        The mixture, the reranker's use, and of each stage, by its name, the figures on validation.
     """
     mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
-    if ranker.reranking is None:
-        return mixture, None, figures
-    first = ranker.but(mixture=mixture)
-    use, figures["reranking"] = choose_reranking(first, graph, reranking or protocol, advance, candidates)
-    return mixture, use, figures
+    first, few = ranker.but(mixture=mixture), reranking or protocol
+    use = reverse = None
+    if ranker.reverse is not None:
+        reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates)
+        first = first.but(reverse=Reverse(reverse))
+    if ranker.reranking is not None:
+        use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates)
+    return Tuned(mixture, use, reverse, figures)

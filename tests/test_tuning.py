@@ -156,7 +156,7 @@ def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(
     graph = replace(toy, splits=more)
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(Types.fit(graph, TypeSettings()))
     ranker = ranker.with_signal(oracle(graph, "valid", np.unique(more["valid"][:, 1])[::2].tolist()))
-    mixture, _, figures = tune(ranker, graph, Protocol(split="valid"))
+    mixture, _, _, figures = tune(ranker, graph, Protocol(split="valid"))
     assert list(figures) == ["text", "kge", "types"]
     assert figures["types"]["mrr_text"] == figures["kge"]["mrr"]
     fitted = evaluate(ranker.but(mixture=mixture), graph, Protocol(split="valid")).report["metrics"]["mrr"]
@@ -174,7 +174,7 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
     ranker = ranker.but(reranking=Reranking(reranker, Use(0, 0.0), 1.0))
     before = (ranker.mixture, ranker.reranking, dict(ranker.signals))
-    mixture, use, figures = tune(ranker, toy, Protocol(split="valid"))
+    mixture, use, _, figures = tune(ranker, toy, Protocol(split="valid"))
     assert (ranker.mixture, ranker.reranking, dict(ranker.signals)) == before
     assert list(figures) == ["text", "kge", "reranking"]
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]

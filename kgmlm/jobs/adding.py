@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import files, runs
+from kgmlm.chosen import REVERSE
 from kgmlm.config import Settings, load_settings
 from kgmlm.jobs.running import keeping, settings_of
 from kgmlm.kg import RunError
@@ -45,7 +46,8 @@ class Addition:
 
         if self.name not in (*beside(), RERANKER):
             raise RunError(
-                f"there is no signal '{self.name}' to add; there are {', '.join([*beside(), RERANKER])}"
+                f"there is no signal '{self.name}' to add; there are "
+                f"{', '.join([*beside(), RERANKER, REVERSE])}"
             )
         if self.source is None and self.name == RERANKER:
             raise RunError(
@@ -96,15 +98,29 @@ def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str
     }
 
 
+def asks_back(run: runs.RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> bool:
+    """Whether a run is to ask its best candidates back: it was added, or it is there and not dropped.
+
+    Raises:
+        RunError: when it is to be dropped and is not there.
+    """
+    there = (run.path / runs.MIXTURE).is_file() and run.chosen.reverse is not None
+    if REVERSE in dropping and not there:
+        raise RunError(f"{run.path} does not ask back; there is no '{REVERSE}' to drop")
+    return REVERSE in adding or (there and REVERSE not in dropping)
+
+
 def check_parts(run: runs.RunFolder, names: Sequence[str]) -> None:
     """Refuse to drop what a run has not beside its model, before anything is dropped."""
     from kgmlm.signals import beside
 
     for name in names:
+        if name == REVERSE:
+            continue
         if name == RERANKER and (run.path / name).is_dir():
             files.refuse_link(run.path / name)
         elif name not in beside():
-            there = ", ".join([*beside(), RERANKER])
+            there = ", ".join([*beside(), RERANKER, REVERSE])
             raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
         elif not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
@@ -112,6 +128,8 @@ def check_parts(run: runs.RunFolder, names: Sequence[str]) -> None:
 
 def drop_part(run: runs.RunFolder, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker, where there is one."""
+    if name == REVERSE:
+        return  # it has no file
     if name == RERANKER:
         shutil.rmtree(run.path / name)
     else:

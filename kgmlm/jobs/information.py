@@ -28,6 +28,7 @@ class Info:
         graph: its name, and how many entities, relations and triples it has.
         model: what training began with, the span in tokens, the objective and the text settings.
         signals: of each that counts, its average weight; and how each was made that is beside the model.
+        reverse: how many of the best are asked back, and how much that counts; None where none are.
         reranking: how many of the best are reranked, and how much that counts; None where nothing is.
         trained: status, step, minutes and command; earlier runs, latest first.
         validation: the best MRR in training, and the figures that the weights were chosen by.
@@ -42,6 +43,7 @@ class Info:
     graph: Mapping[str, Any]
     model: Mapping[str, Any]
     signals: Mapping[str, Any]
+    reverse: Mapping[str, Any] | None
     reranking: Mapping[str, Any] | None
     trained: Mapping[str, Any]
     validation: Mapping[str, Any]
@@ -66,6 +68,8 @@ class Info:
                         t["command"]],
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
+        if self.reverse is not None:
+            lines["asked back"] = [f"the {self.reverse['k']} best, weight {self.reverse['weight']:g}"]
         if self.reranking is not None:
             lines["reranker"] = [f"the {self.reranking['k']} best, weight {self.reranking['weight']:g}"]
         best = self.validation["best_mrr"]
@@ -140,6 +144,7 @@ def info(run: Run | str | Path) -> Info:
             "distilled_from": record.get("teacher"),
         },
         signals=signals,
+        reverse=chosen.get("reverse"),
         reranking=chosen["reranking"] if has_reranker(path) else None,
         trained={
             **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},

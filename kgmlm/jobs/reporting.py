@@ -236,7 +236,7 @@ class _Work:
             return str(error)
         if found is None:
             return _how_to_calibrate(folder)
-        scorer = ranker.but(reranking=None)
+        scorer = ranker.unreranked()
         most = min(self.max_triples or MEASURED, MEASURED)
         sample = probabilities.Sample.of(
             folder.graph, split, scorer, most=most, seed=1, batch_size=self.batch_size, advance=self.watch
@@ -311,13 +311,21 @@ def _how_to_calibrate(folder: runs.RunFolder) -> str:
 
 
 def _reranked(ranker: Ranker) -> str:
-    if ranker.reranking is None:
-        return ""
-    use = ranker.reranking.use
-    return (
-        f"Then a second model, the reranker, reads the {use.k:,} best answers together with the question; "
-        f"what it says is added with a weight of {use.weight:.3g}."
-    )
+    """What the second stage does, in sentences; nothing where there is none."""
+    told = []
+    if ranker.reverse is not None:
+        use = ranker.reverse.use
+        told.append(
+            f"Then the {use.k:,} best answers are asked back: how probable the entity of the question is as "
+            f"their answer is added with a weight of {use.weight:.3g}."
+        )
+    if ranker.reranking is not None:
+        use = ranker.reranking.use
+        told.append(
+            f"Then a second model, the reranker, reads the {use.k:,} best answers together with the "
+            f"question; what it says is added with a weight of {use.weight:.3g}."
+        )
+    return " ".join(told)
 
 
 def _asked(ranked: Ranked) -> str:

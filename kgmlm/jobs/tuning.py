@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
+from kgmlm.chosen import REVERSE
 from kgmlm.config import Protocol, Settings, load_settings
 from kgmlm.jobs.adding import (
     Addition,
     add_signal,
     as_names,
+    asks_back,
     check_parts,
     drop_part,
     shared_out,
@@ -31,7 +33,7 @@ from kgmlm.upkeep import ENDED, RERANKER, TRAINED, has_reranker, is_blank
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
 
 if TYPE_CHECKING:
-    from kgmlm.mixture import Mixture, Use
+    from kgmlm.mixture import Mixture
     from kgmlm.ranker import Ranker
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
@@ -57,18 +59,19 @@ def tune(
 ) -> Figures:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Then, if the run has a reranker, how many of the best it reads again and how much that counts. Several
-    processes (``torchrun``) share the queries; the main one adds and drops signals, and writes.
+    Then how many of the best are asked back, if that was added, and how many a reranker reads again, if the
+    run has one, and how much these count. Several processes (``torchrun``) share the queries; the main one
+    adds and drops signals, and writes.
 
     Args:
         add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
-            ``source``.
-        drop: first remove a signal or several, or the reranker.
+            ``source``; "reverse" asks the best candidates back, which takes no training.
+        drop: first remove a signal or several, the reranker, or "reverse".
         source: the run of the same graph to take what is added from, instead of training it.
         config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
         overwrite: replace an older one.
-        candidates: how many are reranked at most; None is reranking.candidates.
-        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for the reranker.
+        candidates: how many are asked back or reranked at most; None is reranking.candidates.
+        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
 
     Returns:
         The figures of each stage on validation, as of :func:`kgmlm.tuning.tune`.
@@ -83,6 +86,7 @@ def tune(
         files.check_writable(folder.path / runs.MIXTURE)
     assignments = [*set_, *as_assignments(settings)]
     adding, dropping = as_names(add), as_names(drop)
+    reverse = asks_back(folder, adding, dropping)
     if not adding and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if not folder.graph.has("valid"):
@@ -90,6 +94,7 @@ def tune(
     additions = [
         Addition(name, source, as_path(config), given, overwrite or name in dropping)
         for name, given in shared_out(adding, assignments).items()
+        if name != REVERSE
     ]
     for added in additions:
         added.check(folder)
@@ -106,9 +111,11 @@ def tune(
                 add_signal(folder, added, device, watch)
     world.wait()
     folder = runs.open_run(folder.path)
-    if candidates is not None and not has_reranker(folder.path):
-        raise RunError(f"--candidates is of a reranker, and {folder.path} has none")
-    return choose(folder, max_triples, candidates, precision, batch_size, device, watch, world=world)
+    if candidates is not None and not reverse and not has_reranker(folder.path):
+        raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
+    return choose(
+        folder, max_triples, candidates, precision, batch_size, device, watch, world=world, reverse=reverse
+    )
 
 
 @writes_run
@@ -211,18 +218,21 @@ def choose(
     watch: Watcher,
     only_reranking: bool = False,
     world: World = ALONE,
+    reverse: bool | None = None,
 ) -> Figures:
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
 
     Args:
-        only_reranking: the weights of signals stay as they are.
+        only_reranking: the weights of signals stay as they are, and so does asking back.
         world: the processes that share the queries.
+        reverse: whether the best are asked back, if that helps; None is as the run does now.
     """
     from kgmlm.chosen import Chosen, fingerprints
     from kgmlm.entity_parts import read_entities
     from kgmlm.mixture import Use
     from kgmlm.provenance import command
-    from kgmlm.tuning import choose_reranking
+    from kgmlm.reverse import Reverse
+    from kgmlm.tuning import Tuned, choose_reranking
     from kgmlm.tuning import tune as tune_all
 
     if not only_reranking:
@@ -232,20 +242,26 @@ def choose(
         world.wait()
     ranker: Ranker = run.ranker(device, rerank=False) if only_reranking else run.untuned(device)
     protocol = again = Protocol(split="valid", max_triples=max_triples or 0)
-    if has_reranker(run.path):
-        training = runs.open_run(run.path / RERANKER).settings.training
+    back = run.chosen.reverse if (run.path / runs.MIXTURE).is_file() else None
+    if back is None and reverse:
+        back = Use(0, 0.0)
+    if back is not None and reverse is not False:
+        ranker = ranker.but(reverse=Reverse(back))
+    if ranker.reverse is not None or has_reranker(run.path):
+        read_again = has_reranker(run.path)
+        training = (runs.open_run(run.path / RERANKER) if read_again else run).settings.training
         few = training.eval_triples if max_triples is None else max_triples
         again = Protocol(split="valid", max_triples=few, seed=training.seed)
+    if has_reranker(run.path):
         ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
     ranker.reduce(precision == "bf16")
     with watch, shared_by(world):
-        use: Use | None
         world.agree(fingerprints(run.path), "weights")
         if only_reranking:
             use, found = choose_reranking(ranker, run.graph, again, watch, candidates)
-            mixture, figures = ranker.mixture, {"reranking": found}
+            tuned = Tuned(ranker.mixture, use, back, {"reranking": found})
         else:
-            mixture, use, figures = tune_all(
+            tuned = tune_all(
                 ranker,
                 run.graph,
                 protocol,
@@ -255,11 +271,11 @@ def choose(
                 batch_size=batch_size,
             )
     before = dict(run.chosen.by) if only_reranking else {}
-    by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **figures}}
+    by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **tuned.figures}}
     if world.main:
-        run.save_chosen(Chosen(mixture, use, by=by))
+        run.save_chosen(Chosen(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
     world.wait()
-    return figures
+    return tuned.figures
 
 
 def complete_text(path: Path, watch: Watcher) -> None:

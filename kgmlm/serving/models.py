@@ -406,6 +406,7 @@ class InfoResponse(BaseModel):
     graph: dict[str, Any]
     model: dict[str, Any]
     signals: dict[str, Any]
+    reverse: dict[str, Any] | None
     reranking: dict[str, Any] | None
     trained: dict[str, Any]
     validation: dict[str, Any]

@@ -244,7 +244,7 @@ class Session:
 
     def _first_stage(self, predictor: Predictor) -> Ranker:
         if self._plain is None:
-            return predictor.ranker.but(reranking=None)
+            return predictor.ranker.unreranked()
         if predictor.graph is self.run.graph:
             return self._plain
         return self._plain.over(predictor.graph.context)

@@ -1,0 +1,90 @@
+"""Asking back: the best candidates of a first stage, each asked in turn for the entity of its query.
+
+Of ``(h, r, ?)`` each of the K best, t, is asked ``(?, r, t)``: the more probable h is there, the more t
+gains. So a triple is scored from both of its sides. Nothing is trained; a candidate costs what a query costs.
+
+Shapes: B queries, K candidates of each, N entities, P pairs of a query and a candidate, D distinct queries of
+these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kgmlm.filters import Groups
+from kgmlm.first_stage import FirstStage
+from kgmlm.kg import IntArray, Queries
+from kgmlm.mixture import Use
+from kgmlm.pool import Pool
+from kgmlm.reranking import best_of
+
+FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
+
+
+@dataclass(frozen=True)
+class Reverse:
+    """How candidates are asked back.
+
+    Attributes:
+        use: how many of the best, and how much that counts.
+    """
+
+    use: Use
+
+    def reranked(
+        self,
+        first: FirstStage,
+        queries: Queries,
+        scores_BN: torch.Tensor,
+        pool: Pool,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+    ) -> torch.Tensor:
+        """First-stage scores with what asking back adds to the best of each query; all of them stay ahead of
+        the rest.
+
+        Args:
+            advance: called with how many of how many queries have just been asked back.
+        """
+        if not self.use.k:
+            return scores_BN
+        best, ids_BK = best_of(first.context, queries, scores_BN, self.use.k, pool)
+        back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance)
+        return best.reranked(scores_BN, back_BK.to(scores_BN.device), self.use.weight)
+
+
+def asked_back(
+    first: FirstStage,
+    queries: Queries,
+    ids_BK: IntArray,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> torch.Tensor:
+    """How probable the entity of each query is as the answer of its candidates ``(B, K)``; 0 where an id is
+    -1.
+
+    A logarithm of the softmax over all entities, on the scale of the scores. Weights of several signals are
+    fitted by a softmax of their sum; one signal alone has the temperature of training.
+
+    Args:
+        advance: called with how many of how many distinct queries have just been asked.
+    """
+    row_P, column_P = np.nonzero(ids_BK >= 0)
+    asked = queries[row_P]
+    back = Queries(ids_BK[row_P, column_P], asked.relation_B, ~asked.tail_B)
+    groups = Groups.of(first.context.answers.keys(back))
+    distinct = back[groups.first]
+    single = len(first.mixture.signals) == 1
+    temperature = first.reader.settings.training.temperature if single else 1.0
+    back_BK = torch.zeros(ids_BK.shape)
+    for rows, _, said in first.said(distinct, None, batch_size):
+        scores_dN = first.combined(distinct[rows], said) / temperature
+        at_p, of_p = groups.take(rows)
+        found_p = scores_dN[of_p, asked.entity_B[at_p]] - scores_dN.logsumexp(1)[of_p]
+        back_BK[row_P[at_p], column_P[at_p]] = temperature * found_p.clamp(min=FLOOR).cpu()
+        advance(len(rows), len(distinct))
+    return back_BK
