@@ -111,9 +111,9 @@ class Way:
             return f"ONNX Runtime computes in fp32, not {self.precision}"
         if self.device not in (None, "cpu"):
             return f"ONNX Runtime computes on the CPU here, not on '{self.device}'"
-        chosen, none = run.chosen, Use(0, 0)
-        read_again = has_reranker(run.path) and (chosen.use or none).k
-        if self.rerank or (self.reranks and (read_again or (chosen.reverse or none).k)):
+        chosen = run.chosen
+        read_again = has_reranker(run.path) and (chosen.use or Use(0, 0)).k
+        if self.rerank or (self.reranks and (read_again or chosen.asked_back)):
             return "ONNX Runtime does not rerank (--rerank 0 leaves that out)"
         if self.retrieve or (self.retrieve is None and self.scores == "all" and shortlist_of(run)):
             return "ONNX Runtime asks no index"
@@ -157,9 +157,10 @@ class Way:
                 f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
                 f"`kgmlm tune {run.path}` chooses again"
             )
-        stages = {"reranking": ranker.reranking, "reverse": ranker.reverse}
+        again, reverse = ranker.reranking, ranker.reverse
         return ranker.but(
-            **{name: replace(of, use=replace(of.use, k=k)) for name, of in stages.items() if of is not None}
+            reranking=again and replace(again, use=replace(again.use, k=k)),
+            reverse=reverse and replace(reverse, k=k),
         )
 
     def _opened(self, run: RunFolder, graph: KnowledgeGraph, tell: Callable[[str], None]) -> Ranker:

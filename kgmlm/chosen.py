@@ -73,6 +73,11 @@ class Chosen:
     by: Mapping[str, Any] = field(default_factory=dict)
     reverse: Use | None = None
 
+    @property
+    def asked_back(self) -> Use | None:
+        """How the best are asked back, where any are."""
+        return self.reverse if self.reverse and self.reverse.k else None
+
     def save(self, path: Path) -> None:
         """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
         signals = {}

@@ -45,7 +45,7 @@ __all__ = [
 
 _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
-Stage = Literal["text", "kge", "rules", "types", "reranker", "index"]  # of a training by a preset
+Stage = Literal["text", "kge", "rules", "types", "reverse", "reranker", "index"]  # of a training by a preset
 
 
 class Settings(Strict):

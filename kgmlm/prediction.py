@@ -271,9 +271,8 @@ class Predictor:
         each, of which the last are known.
         """
         ranker = self.ranker
-        stages = {"reverse": ranker.reverse, "reranking": ranker.reranking}
-        uses = {name: stage.use for name, stage in stages.items() if stage is not None}
-        found = {name: (use.weight, scores) for name, use in uses.items() if use.k}
+        uses = {"reverse": ranker.reverse, "reranking": ranker.reranking and ranker.reranking.use}
+        found = {name: (use.weight, scores) for name, use in uses.items() if use and use.k}
         if len(found) > 1:
             ((_, halfway_1N),) = ranker.but(reranking=None).rank(asked)
             found["reverse"] = (found["reverse"][0], numpy(halfway_1N)[0, ids].tolist())

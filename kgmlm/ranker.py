@@ -15,14 +15,13 @@ from kgmlm.constraints import Possible
 from kgmlm.first_stage import MAX_SCORES, FirstStage
 from kgmlm.graph import ContextGraph
 from kgmlm.kg import ConfigError, IntArray, Queries
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
 from kgmlm.reader import Reader
 from kgmlm.signals import SIGNALS, Signal, beside
 
 if TYPE_CHECKING:
     from kgmlm.reranking import Reranking
-    from kgmlm.reverse import Reverse
 
 LONG = {
     "vector": "entity vectors",
@@ -37,7 +36,7 @@ class Ranker(FirstStage):
 
     Attributes:
         reranking: a second model that reads the best again, where there is one.
-        reverse: how the best are asked back before that, where they are.
+        reverse: how many of the best are asked back before that, where any are, and how much that counts.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Ranker(FirstStage):
         mixture: Mixture,
         possible: Possible,
         reranking: Reranking | None = None,
-        reverse: Reverse | None = None,
+        reverse: Use | None = None,
     ) -> None:
         super().__init__(reader, signals, mixture, possible)
         self.reranking = reranking
@@ -103,11 +102,13 @@ class Ranker(FirstStage):
         """The second stage, where there is one: the best are asked back, then read again.
 
         Args:
-            advance: called with how many of how many queries have just been asked back.
+            advance: called with how many of how many distinct queries have just been asked back.
         """
         pool = pool or self.pool()
         if self.reverse is not None:
-            scores_BN = self.reverse.reranked(self, queries, scores_BN, pool, batch_size, advance)
+            from kgmlm.reverse import reranked
+
+            scores_BN = reranked(self, self.reverse, queries, scores_BN, pool, batch_size, advance)
         if self.reranking is None:
             return scores_BN
         return self.reranking.reranked(queries, scores_BN, pool, self.mixture, batch_size)

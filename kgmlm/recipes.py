@@ -145,6 +145,8 @@ def recipe_of(
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
+    if preset == "best":
+        stages.append("reverse")
     if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")
     if preset in RERANKER_STEPS and scratch:

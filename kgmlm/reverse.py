@@ -10,7 +10,6 @@ these.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,36 +24,27 @@ from kgmlm.reranking import best_of
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
 
-@dataclass(frozen=True)
-class Reverse:
-    """How candidates are asked back.
+def reranked(
+    first: FirstStage,
+    use: Use,
+    queries: Queries,
+    scores_BN: torch.Tensor,
+    pool: Pool,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> torch.Tensor:
+    """First-stage scores with what asking back adds to the best of each query; all of them stay ahead of the
+    rest.
 
-    Attributes:
+    Args:
         use: how many of the best, and how much that counts.
+        advance: called with how many of how many distinct queries have just been asked back.
     """
-
-    use: Use
-
-    def reranked(
-        self,
-        first: FirstStage,
-        queries: Queries,
-        scores_BN: torch.Tensor,
-        pool: Pool,
-        batch_size: int = 64,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-    ) -> torch.Tensor:
-        """First-stage scores with what asking back adds to the best of each query; all of them stay ahead of
-        the rest.
-
-        Args:
-            advance: called with how many of how many queries have just been asked back.
-        """
-        if not self.use.k:
-            return scores_BN
-        best, ids_BK = best_of(first.context, queries, scores_BN, self.use.k, pool)
-        back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance)
-        return best.reranked(scores_BN, back_BK.to(scores_BN.device), self.use.weight)
+    if not use.k:
+        return scores_BN
+    best, ids_BK = best_of(first.context, queries, scores_BN, use.k, pool)
+    back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance)
+    return best.reranked(scores_BN, back_BK.to(scores_BN.device), use.weight)
 
 
 def asked_back(
@@ -71,7 +61,7 @@ def asked_back(
     fitted by a softmax of their sum; one signal alone has the temperature of training.
 
     Args:
-        advance: called with how many of how many distinct queries have just been asked.
+        advance: as of :func:`reranked`.
     """
     row_P, column_P = np.nonzero(ids_BK >= 0)
     asked = queries[row_P]

@@ -289,17 +289,13 @@ class RunFolder:
 
         others = tuple(name for name in beside() if scores not in ("all", name))
         ranker, chosen = self.untuned(device, others), self.chosen
-        ranker = ranker.but(mixture=chosen.mixture).by(scores)
+        ranker = ranker.but(mixture=chosen.mixture, reverse=chosen.asked_back if rerank else None).by(scores)
         if scores in ("all", "text"):
             chosen.check(fingerprints(self.path), self.path, others if rerank else (*others, RERANKER))
         else:
             rerank = False
         if rerank and chosen.use is not None and chosen.use.k:
             ranker = ranker.but(reranking=self.reranking(chosen.use, ranker.reader.model.device))
-        if rerank and chosen.reverse is not None and chosen.reverse.k:
-            from kgmlm.reverse import Reverse
-
-            ranker = ranker.but(reverse=Reverse(chosen.reverse))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
     def reranking(self, use: Use, device: torch.device) -> Reranking:

@@ -234,13 +234,13 @@ class MaskingSettings(Strict):
 
 
 class RerankingSettings(Strict):
-    """How `kgmlm rerank` reads the best candidates of a run again, each together with its query."""
+    """How `kgmlm rerank` reads the best candidates of a run again; `candidates` are those asked back, too."""
 
     candidates: int = Field(
         20,
         ge=1,
-        description="Candidates to rerank at most (validation may choose fewer); wrong answers for training "
-        "are drawn from as many. Costs one forward pass per candidate.",
+        description="Candidates to ask back or rerank at most (validation may choose fewer); wrong answers "
+        "for training are drawn from as many. Costs one forward pass per candidate.",
     )
     negatives: int = Field(5, ge=1, description="Wrong answers per true answer in training.")
     neighbors: int = Field(

@@ -25,7 +25,7 @@ from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
 from kgmlm.reading import read_together
 from kgmlm.reranking import best_of
-from kgmlm.reverse import Reverse, asked_back
+from kgmlm.reverse import asked_back
 from kgmlm.signals import SIGNALS
 from kgmlm.watching import Advance, Watcher
 from kgmlm.weighing import Sample
@@ -401,7 +401,7 @@ def tune(
     use = reverse = None
     if ranker.reverse is not None:
         reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates)
-        first = first.but(reverse=Reverse(reverse))
+        first = first.but(reverse=reverse)
     if ranker.reranking is not None:
         use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates)
     return Tuned(mixture, use, reverse, figures)

@@ -61,8 +61,8 @@ Rerank = Annotated[
     typer.Option(
         min=0,
         max=MOST,
-        help="How many of the best candidates are reranked, in runs with a reranker (`kgmlm rerank`); by "
-        "default as many as validation chose, 0 for none.",
+        help="How many of the best candidates are asked back (`kgmlm tune --add reverse`) and reranked "
+        "(`kgmlm rerank`), in runs that do so; by default as many as validation chose, 0 for none.",
     ),
 ]
 Candidates = Annotated[
@@ -70,7 +70,7 @@ Candidates = Annotated[
     typer.Option(
         min=1,
         max=MOST,
-        help="Rerank at most this many candidates; by default reranking.candidates.",
+        help="Ask back or rerank at most this many candidates; by default reranking.candidates.",
         show_default=False,
     ),
 ]
@@ -79,8 +79,8 @@ ChosenOn = Annotated[
     typer.Option(
         min=0,
         max=MOST,
-        help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but for "
-        "the reranker its training.eval_triples.",
+        help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but "
+        "training.eval_triples for asking back and reranking.",
         show_default=False,
     ),
 ]

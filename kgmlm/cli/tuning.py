@@ -28,12 +28,15 @@ def tune(
     add: Annotated[
         list[str] | None,
         typer.Option(
-            help="First train a signal: kge, rules or types; or take a reranker. May be given several times."
+            help="First train a signal: kge, rules or types; or take a reranker; reverse asks the best "
+            "candidates back, which needs no training. May be given several times."
         ),
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(help="First remove a signal, such as kge, or the reranker. May be given several times."),
+        typer.Option(
+            help="First remove a signal, such as kge, the reranker, or reverse. May be given several times."
+        ),
     ] = None,
     source: Annotated[
         Path | None,
@@ -61,9 +64,11 @@ def tune(
 ) -> None:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Signals are the likelihood, entity vectors, and what --add has trained beside the model. If the run has a
-    reranker, this then chooses how many of the best candidates are reranked, and how much that counts. `rank`
-    and `evaluate` use these weights from then on.
+    Signals are the likelihood, entity vectors, and what --add has trained beside the model. With --add
+    reverse, the best candidates of (h, r, ?) are asked back: a candidate t gains by how probable h is as the
+    answer of (?, r, t). If the run has a reranker, that comes last. Validation chooses how many candidates
+    are asked back or reranked, and how much that counts. `rank` and `evaluate` use all of this from then on;
+    asking back costs them a query per candidate, and --rerank 0 leaves it out.
     """
     from kgmlm.jobs.tuning import tune as job
     from kgmlm.watching import Bars
@@ -147,8 +152,7 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
         parts = {
             "one weight for all": found.get("mrr_one_weight"),
             **{k: found.get(f"mrr_{k}") for k in ("likelihood", "vector", stage)},
-            f"without {stage}": found.get("mrr_text"),
-            "without reranking": found.get("mrr_first"),
+            f"without {stage}": found.get("mrr_first", found.get("mrr_text")),
         }
         told = ", ".join(f"{name} {mrr:.4f}" for name, mrr in parts.items() if mrr is not None)
         more = f" ({told})" if told else ""
@@ -157,5 +161,6 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
             f"{stage}: validation MRR {found['mrr']:.4f}{more}, Hits@1 {found['hits_at_1']:.4f}, "
             f"Hits@10 {found['hits_at_10']:.4f}{how}"
         )
-    if figures.get("reranking", {}).get("k", 1) == 0:
-        tell("no weight improves validation: nothing will be reranked")
+    for stage, what in (("reverse", "asked back"), ("reranking", "reranked")):
+        if figures.get(stage, {}).get("k", 1) == 0:
+            tell(f"no weight improves validation: nothing will be {what}")

@@ -337,7 +337,7 @@ def whole_report(
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.chosen.by) if len(counting) > 1 or ranker.reranks else None,
-        "reverse": asdict(ranker.reverse.use) if ranker.reverse else None,
+        "reverse": asdict(ranker.reverse) if ranker.reverse else None,
         "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,

@@ -314,7 +314,7 @@ def _reranked(ranker: Ranker) -> str:
     """What the second stage does, in sentences; nothing where there is none."""
     told = []
     if ranker.reverse is not None:
-        use = ranker.reverse.use
+        use = ranker.reverse
         told.append(
             f"Then the {use.k:,} best answers are asked back: how probable the entity of the question is as "
             f"their answer is added with a weight of {use.weight:.3g}."

@@ -22,7 +22,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.adding import Addition, add_signal
 from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import train_reranker, tune
+from kgmlm.jobs.tuning import choose, train_reranker, tune
 from kgmlm.kg import NoRulesError, RunError, counted
 from kgmlm.processes import in_several_processes
 from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of, share_of
@@ -239,6 +239,8 @@ def stages_left(run: runs.RunFolder) -> list[Stage]:
     reranked = upkeep.has_reranker(run.path) and chosen.use is not None
     if reranked and whole:
         reranked = read_record(run.path / upkeep.RERANKER)["status"] in upkeep.ENDED
+    if "reverse" in recipe["stages"] and chosen.reverse is None:
+        left.append("reverse")
     if "reranker" in recipe["stages"] and not reranked:
         left.append("reranker")
     if "index" in recipe["stages"] and shortlist_of(run) is None:
@@ -289,8 +291,13 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
             _add_stage(runs.open_run(path), name, max_steps, watch)
         weighed = recipe.get("weighed", 0) if few is None else few
         figures = tune(path, max_triples=weighed, progress=watch)
-        ladder = [f"{stage} {found['mrr']:.4f}" for stage, found in figures.items() if stage != "reranking"]
+        of_signals = {stage: of for stage, of in figures.items() if stage not in ("reverse", "reranking")}
+        ladder = [f"{stage} {of['mrr']:.4f}" for stage, of in of_signals.items()]
         watch.tell(f"validation MRR: {', with '.join(ladder)}")
+    if "reverse" in left:
+        few_of = runs.open_run(path), few or 300, None
+        found = choose(*few_of, "fp32", 64, None, watch, only="reverse", reverse=True)["reverse"]
+        _tell_of("asking back", found, watch)
     if "reranker" in left:
         folder = path / upkeep.RERANKER
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
@@ -305,10 +312,15 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
             max_triples=few,
             watch=watch,
         )
-        used = f"used, the {found['k']} best" if found["k"] else "not used"
-        watch.tell(f"reranker {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
+        _tell_of("reranker", found, watch)
     if "index" in left:
         _index(path, watch)
+
+
+def _tell_of(stage: str, found: dict[str, float], watch: Watcher) -> None:
+    """Say what validation chose of a second stage."""
+    used = f"used, the {found['k']} best" if found["k"] else "not used"
+    watch.tell(f"{stage} {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
 
 
 def _index(path: Path, watch: Watcher) -> None:

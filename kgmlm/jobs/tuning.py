@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kgmlm.ranker import Ranker
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
+Stage = Literal["", "reverse", "reranking"]
 
 
 @writes_run
@@ -65,7 +66,8 @@ def tune(
 
     Args:
         add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
-            ``source``; "reverse" asks the best candidates back, which takes no training.
+            ``source``; "reverse" asks the best candidates back, which takes no training: the weights of the
+            signals stay where it alone is added.
         drop: first remove a signal or several, the reranker, or "reverse".
         source: the run of the same graph to take what is added from, instead of training it.
         config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
@@ -87,6 +89,7 @@ def tune(
     assignments = [*set_, *as_assignments(settings)]
     adding, dropping = as_names(add), as_names(drop)
     reverse = asks_back(folder, adding, dropping)
+    adding = [name for name in adding if name != REVERSE]  # it is not trained
     if not adding and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if not folder.graph.has("valid"):
@@ -94,28 +97,39 @@ def tune(
     additions = [
         Addition(name, source, as_path(config), given, overwrite or name in dropping)
         for name, given in shared_out(adding, assignments).items()
-        if name != REVERSE
     ]
     for added in additions:
         added.check(folder)
     quiet_transformers()
     watch = watcher_of(progress)
     if world.main:
-        check_parts(folder, dropping)
-        for name in dropping:
-            drop_part(folder, name)
-        for added in additions:
-            if added.name == RERANKER and source is not None:
-                take_reranker(folder, source)
-            else:
-                add_signal(folder, added, device, watch)
+        _change(folder, dropping, additions, device, watch)
     world.wait()
     folder = runs.open_run(folder.path)
     if candidates is not None and not reverse and not has_reranker(folder.path):
         raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
-    return choose(
-        folder, max_triples, candidates, precision, batch_size, device, watch, world=world, reverse=reverse
-    )
+    # Weights that are there stay, where nothing but asking back is new.
+    alone = as_names(add) == [REVERSE] and not dropping and not has_reranker(folder.path)
+    only: Stage = "reverse" if alone else ""
+    return choose(folder, max_triples, candidates, precision, batch_size, device, watch, only, world, reverse)
+
+
+def _change(
+    run: runs.RunFolder,
+    dropping: Sequence[str],
+    additions: Sequence[Addition],
+    device: str | None,
+    watch: Watcher,
+) -> None:
+    """Drop what is beside a run's model, then add."""
+    check_parts(run, dropping)
+    for name in dropping:
+        drop_part(run, name)
+    for added in additions:
+        if added.name == RERANKER and added.source is not None:
+            take_reranker(run, added.source)
+        else:
+            add_signal(run, added, device, watch)
 
 
 @writes_run
@@ -204,7 +218,7 @@ def train_reranker(
         _train_reranker(folder, trained_by, model, overwrite, further, watch, options)
     precision = runs.open_run(folder.path / RERANKER).settings.training.precision
     reduced = "bf16" if precision == "bf16" else "fp32"
-    found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only_reranking=True)
+    found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only="reranking")
     return found["reranking"]
 
 
@@ -216,14 +230,14 @@ def choose(
     batch_size: int,
     device: str | None,
     watch: Watcher,
-    only_reranking: bool = False,
+    only: Stage = "",
     world: World = ALONE,
     reverse: bool | None = None,
 ) -> Figures:
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
 
     Args:
-        only_reranking: the weights of signals stay as they are, and so does asking back.
+        only: choose nothing else; the weights of signals stay as they are.
         world: the processes that share the queries.
         reverse: whether the best are asked back, if that helps; None is as the run does now.
     """
@@ -231,35 +245,37 @@ def choose(
     from kgmlm.entity_parts import read_entities
     from kgmlm.mixture import Use
     from kgmlm.provenance import command
-    from kgmlm.reverse import Reverse
-    from kgmlm.tuning import Tuned, choose_reranking
+    from kgmlm.tuning import Tuned, choose_reranking, choose_reverse
     from kgmlm.tuning import tune as tune_all
 
-    if not only_reranking:
+    if not only:
         if world.main:
             with watch:
                 read_entities(run, device, batch_size, partial(watch, "reading entities"))
         world.wait()
-    ranker: Ranker = run.ranker(device, rerank=False) if only_reranking else run.untuned(device)
-    protocol = again = Protocol(split="valid", max_triples=max_triples or 0)
-    back = run.chosen.reverse if (run.path / runs.MIXTURE).is_file() else None
-    if back is None and reverse:
-        back = Use(0, 0.0)
-    if back is not None and reverse is not False:
-        ranker = ranker.but(reverse=Reverse(back))
-    if ranker.reverse is not None or has_reranker(run.path):
-        read_again = has_reranker(run.path)
-        training = (runs.open_run(run.path / RERANKER) if read_again else run).settings.training
-        few = training.eval_triples if max_triples is None else max_triples
-        again = Protocol(split="valid", max_triples=few, seed=training.seed)
-    if has_reranker(run.path):
+    ranker: Ranker = run.ranker(device, rerank=False) if only else run.untuned(device)
+    before = run.chosen if (run.path / runs.MIXTURE).is_file() else None
+    back = before.reverse if before else None
+    if reverse is not None:
+        back = (back or Use(0, 0.0)) if reverse else None
+    if back is not None:
+        ranker = ranker.but(reverse=back)
+    read_again = has_reranker(run.path) and only != "reverse"
+    if read_again:
         ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
+    training = (runs.open_run(run.path / RERANKER) if read_again else run).settings.training
+    few = training.eval_triples if max_triples is None else max_triples
+    protocol = Protocol(split="valid", max_triples=max_triples or 0)
+    again = Protocol(split="valid", max_triples=few, seed=training.seed)
     ranker.reduce(precision == "bf16")
     with watch, shared_by(world):
         world.agree(fingerprints(run.path), "weights")
-        if only_reranking:
+        if only == "reranking":
             use, found = choose_reranking(ranker, run.graph, again, watch, candidates)
-            tuned = Tuned(ranker.mixture, use, back, {"reranking": found})
+            tuned = Tuned(ranker.mixture, use, back, {only: found})
+        elif only == "reverse":
+            back, found = choose_reverse(ranker, run.graph, again, watch, candidates)
+            tuned = Tuned(ranker.mixture, before.use if before else None, back, {only: found})
         else:
             tuned = tune_all(
                 ranker,
@@ -270,8 +286,8 @@ def choose(
                 candidates=candidates,
                 batch_size=batch_size,
             )
-    before = dict(run.chosen.by) if only_reranking else {}
-    by = {"command": command(), "precision": precision, "valid": {**before.get("valid", {}), **tuned.figures}}
+    known = before.by.get("valid", {}) if only and before else {}
+    by = {"command": command(), "precision": precision, "valid": {**known, **tuned.figures}}
     if world.main:
         run.save_chosen(Chosen(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
     world.wait()

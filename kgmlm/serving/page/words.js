@@ -6,6 +6,7 @@ export const SIGNALS = {
   kge: "graph embedding",
   rules: "rules",
   types: "types",
+  reverse: "asked back",
   reranking: "second reading",
 };
 
