@@ -55,7 +55,7 @@ def test_each_way_has_words_of_its_own() -> None:
 def test_what_a_run_does_not_have_is_refused(toy_run: Path) -> None:
     run = open_run(toy_run)
     for way, message in (
-        (Way(rerank=5), "has no reranker"),
+        (Way(rerank=5), "has no reranker.*--add reverse"),
         (Way("likelihood", rerank=5), "goes with --scores all or text"),
         (Way("vector"), "no entity vectors"),
     ):

@@ -168,14 +168,17 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
     kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
-    run.folder.update(recipe={**recipe, "stages": [*recipe["stages"], "reranker"], "reranker_epochs": 0.5})
+    more = [*recipe["stages"], "reverse", "reranker"]
+    run.folder.update(recipe={**recipe, "stages": more, "reranker_epochs": 0.5})
     done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     assert done.folder.record["status"] == "max steps"
     assert done.folder.chosen.use is not None
+    assert done.folder.chosen.reverse is not None
+    assert {"types", "reverse", "reranking"} <= done.folder.chosen.by["valid"].keys()
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
     own = {"length": 2, "constants": False}
     kgmlm.tune(path, add="rules", rules=own, overwrite=True, progress=False)
-    kgmlm.tune(path, drop="types", progress=False)
+    kgmlm.tune(path, drop=("types", "reverse"), progress=False)
     whole = kgmlm.train(output=path, resume=True, progress=False)
     assert whole.folder.record["status"] == "finished"
     made = whole.folder.record["signals"]["kge"]["settings"]
@@ -183,6 +186,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     rules = whole.folder.record["signals"]["rules"]["settings"]
     assert {key: rules[key] for key in own} == own, "what the user trained since stays"
     assert "types" not in whole.folder.chosen.of, "what the user dropped stays away"
+    assert whole.folder.chosen.reverse is None
     with pytest.raises(RunError, match="--model begins a reranker"):
         kgmlm.rerank(path, resume=True, model="scratch", progress=False)
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
@@ -411,7 +415,7 @@ def test_what_is_damaged_is_no_information(trained: Run, tmp_path: Path) -> None
 
 def test_candidates_of_a_reranker_that_is_not_there_are_refused(trained: Run, tmp_path: Path) -> None:
     copy = shutil.copytree(trained.path, tmp_path / "copy")
-    with pytest.raises(RunError, match="--candidates is of a reranker"):
+    with pytest.raises(RunError, match="--candidates is of reranking"):
         kgmlm.tune(copy, candidates=3, progress=False)
 
 

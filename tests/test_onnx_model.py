@@ -103,7 +103,7 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
         Way(): ("torch", ""),
         Way(runtime="onnx", precision="bf16"): ("torch", "computes in fp32"),
         Way(runtime="onnx", device="cuda"): ("torch", "on the CPU here, not on 'cuda'"),
-        Way(runtime="onnx", rerank=5): ("torch", "has no reranker"),
+        Way(runtime="onnx", rerank=5): ("torch", "does not rerank"),
         Way(runtime="auto", rerank=5): ("torch", ""),
         Way(runtime="onnx", retrieve=5): ("torch", "asks no index"),
     }
@@ -118,13 +118,15 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     assert Way(runtime="auto", device="cpu").computed_by(run)[0] == "onnx"
     assert Way(runtime="onnx").computed_by(run)[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(3, 1.0)))
-    assert "no reranker" in Way(runtime="onnx").computed_by(run)[1]
+    assert "does not rerank" in Way(runtime="onnx").computed_by(run)[1]
+    run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0), reverse=Use(3, 1.0)))
+    assert "does not rerank" in Way(runtime="onnx").computed_by(run)[1]
     assert Way(runtime="onnx", rerank=0).computed_by(run)[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0)))
     for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
         monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
         assert said in Way(runtime="onnx").computed_by(run)[1]
-    with pytest.raises(ConfigError, match="no reranker, and torch is not installed"):
+    with pytest.raises(ConfigError, match=r"does not rerank .*, and torch is not installed"):
         Way(runtime="auto", rerank=5).computed_by(run)
 
 

@@ -128,11 +128,9 @@ def check_parts(run: runs.RunFolder, names: Sequence[str]) -> None:
 
 def drop_part(run: runs.RunFolder, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker, where there is one."""
-    if name == REVERSE:
-        return  # it has no file
     if name == RERANKER:
         shutil.rmtree(run.path / name)
-    else:
+    elif name != REVERSE:  # which has no file
         run.drop_signal(name)
     leave_out(run.path, name)
 
