@@ -98,6 +98,7 @@ def line(report: dict[str, Any], name: str, run: str, after: list[str], day: str
         "candidates": candidates,
         "filter": protocol["filter"],
         "own_entity": "excluded" if own.get("excluded") else "allowed",
+        "asked_back": (report.get("reverse") or {}).get("k"),
         "reranked": (report.get("reranking") or {}).get("k"),
         "retrieval": report.get("retrieval"),
         "metrics": all_metrics(report),

@@ -92,7 +92,7 @@ def test_one_signal_alone_has_the_temperature_of_training(ranker: Ranker, toy: K
 def test_the_best_gain_and_stay_ahead(
     ranker: Ranker, toy: KnowledgeGraph, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranker_module, "MAX_SCORES", 2 * at_once * len(toy.entities))
+    monkeypatch.setattr(ranker_module, "MAX_SCORES", 8 * at_once * len(toy.entities))
     queries, _ = toy.queries("test")
     asking, told = ranker.but(reverse=Use(4, 0.5)), list[int]()
     after_BN = torch.zeros(len(queries), len(toy.entities))
