@@ -21,6 +21,7 @@ from kgmlm.mixture import Use
 from kgmlm.pool import Pool
 from kgmlm.reranking import best_of
 
+BEST = 64  # entities that the softmax goes over, as many as the weights of each signal are fitted among
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
 
@@ -57,8 +58,9 @@ def asked_back(
     """How probable the entity of each query is as the answer of its candidates ``(B, K)``; 0 where an id is
     -1.
 
-    A logarithm of the softmax over all entities, on the scale of the scores. Weights of several signals are
-    fitted by a softmax of their sum; one signal alone has the temperature of training.
+    A logarithm of the softmax over the best answers of each candidate, known ones included, on the scale of
+    the scores. Weights of several signals are fitted by such a softmax of their sum, so the temperature is 1;
+    one signal alone has that of training.
 
     Args:
         advance: as of :func:`reranked`.
@@ -74,7 +76,8 @@ def asked_back(
     for rows, _, said in first.said(distinct, None, batch_size):
         scores_dN = first.combined(distinct[rows], said) / temperature
         at_p, of_p = groups.take(rows)
-        found_p = scores_dN[of_p, asked.entity_B[at_p]] - scores_dN.logsumexp(1)[of_p]
+        whole_d = scores_dN.topk(min(BEST, scores_dN.shape[1])).values.logsumexp(1)
+        found_p = scores_dN[of_p, asked.entity_B[at_p]] - whole_d[of_p]
         back_BK[row_P[at_p], column_P[at_p]] = temperature * found_p.clamp(min=FLOOR).cpu()
         advance(len(rows), len(distinct))
     return back_BK

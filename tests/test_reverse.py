@@ -15,6 +15,7 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm import ranker as ranker_module
+from kgmlm import reverse
 from kgmlm.chosen import Chosen
 from kgmlm.config import KGESettings, Protocol, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
@@ -24,7 +25,7 @@ from kgmlm.kg import ConfigError, Queries, Query, RunError
 from kgmlm.mixture import Use
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
-from kgmlm.reverse import FLOOR, asked_back
+from kgmlm.reverse import BEST, FLOOR, asked_back
 from kgmlm.runs import open_run
 from kgmlm.signals.kge import KGE
 from kgmlm.tuning import choose_reverse, tune
@@ -43,9 +44,11 @@ def turned(query: Query, candidate: int) -> Query:
     return Query(candidate, query.relation, "head" if query.target == "tail" else "tail")
 
 
+@pytest.mark.parametrize("among", [5, BEST])
 def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
-    ranker: Ranker, toy: KnowledgeGraph
+    ranker: Ranker, toy: KnowledgeGraph, among: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reverse, "BEST", among)
     queries, _ = toy.queries("test")
     ids_BK = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 4))
     ids_BK[0, 2] = -1
@@ -62,7 +65,9 @@ def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
             back = turned(query, candidate)
             distinct.add(back)
             ((_, scores_1N),) = ranker.rank(Queries.of([back]))
-            expected = torch.as_tensor(scores_1N)[0].log_softmax(0)[query.entity].clamp(min=FLOOR)
+            scores_N = torch.as_tensor(scores_1N)[0]
+            best = scores_N.sort(descending=True).values[:among].logsumexp(0)
+            expected = (scores_N[query.entity] - best).clamp(min=FLOOR)
             torch.testing.assert_close(found_BK[b, k], expected, atol=1e-3, rtol=1e-4)
     assert sum(n for n, _ in told) == len(distinct)
     assert {total for _, total in told} == {len(distinct)}
