@@ -68,10 +68,10 @@ class Info:
                         t["command"]],
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
-        if self.reverse is not None:
-            lines["asked back"] = [f"the {self.reverse['k']} best, weight {self.reverse['weight']:g}"]
-        if self.reranking is not None:
-            lines["reranker"] = [f"the {self.reranking['k']} best, weight {self.reranking['weight']:g}"]
+        for what, use in (("asked back", self.reverse), ("reranker", self.reranking)):
+            if use is not None:
+                used = f"the {use['k']} best, weight {use['weight']:g}"
+                lines[what] = [used if use["k"] else "not used: no weight improved validation"]
         best = self.validation["best_mrr"]
         lines["validation"] = [] if best is None else [f"best MRR in training {best:.4f}"]
         lines["validation"] += [
