@@ -145,8 +145,10 @@ def recipe_of(
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
-    if preset == "best":
+    if preset == "best" and shape.entities <= LARGE:
         stages.append("reverse")
+    elif preset == "best":
+        reasons["reverse"] = f"none: each candidate asked back is a query among {shape.entities:,} entities"
     if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")
     if preset in RERANKER_STEPS and scratch:

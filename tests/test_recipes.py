@@ -85,6 +85,9 @@ def test_vectors_of_a_large_graph_are_indexed_and_names_are_not(monkeypatch: pyt
     assert vectors.reasons["index"].startswith("vectors of 21 entities: ")
     names = recipe_of("quick", star(20), False, {"vector": {"enabled": False}})
     assert "index" not in names.stages
+    best = recipe_of("best", star(20), False)
+    assert "reverse" not in best.stages
+    assert best.reasons["reverse"].startswith("none: ")
     assert "index" not in recipe_of("quick", star(19), False).stages
 
 
