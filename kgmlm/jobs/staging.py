@@ -295,9 +295,9 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         ladder = [f"{stage} {of['mrr']:.4f}" for stage, of in of_signals.items()]
         watch.tell(f"validation MRR: {', with '.join(ladder)}")
     if "reverse" in left:
-        few_of = runs.open_run(path), few or 300, None
-        found = choose(*few_of, "fp32", 64, None, watch, only="reverse", reverse=True)["reverse"]
-        _tell_of("asking back", found, watch)
+        run = runs.open_run(path)
+        figures = choose(run, few or 300, None, "fp32", 64, None, watch, only="reverse", reverse=True)
+        _tell_of("asking back", figures["reverse"], watch)
     if "reranker" in left:
         folder = path / upkeep.RERANKER
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
