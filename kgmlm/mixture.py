@@ -16,6 +16,7 @@ from kgmlm.kg import IntArray, ModelError, Queries
 from kgmlm.metrics import check_finite
 
 LIMIT = 1e30  # scores are smaller: what a shortlist misses and what cannot answer rank below
+BEST = 64  # of a softmax over scores; the others have next to no share of it
 Weights = npt.NDArray[np.float32]
 
 

@@ -17,11 +17,10 @@ import torch
 from kgmlm.filters import Groups
 from kgmlm.first_stage import FirstStage
 from kgmlm.kg import IntArray, Queries
-from kgmlm.mixture import Use
+from kgmlm.mixture import BEST, Use
 from kgmlm.pool import Pool
 from kgmlm.reranking import best_of
 
-BEST = 64  # entities that the softmax goes over, as many as the weights of each signal are fitted among
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
 

@@ -23,12 +23,11 @@ from kgmlm.arrays import spreads
 from kgmlm.contest import Contest, Group
 from kgmlm.first_stage import Said
 from kgmlm.kg import BoolArray, FloatArray, IntArray, Queries
-from kgmlm.mixture import Mixture
+from kgmlm.mixture import BEST, Mixture
 from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
 from kgmlm.watching import Advance
 
-BEST = 64  # candidates of each signal; the others have next to no share of the softmax
 SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in nats per squared logarithm
 LEAN = 1.0  # how strongly weights are drawn to those under which all signals vary alike
 FAR = 10.0  # no weight is farther from that than this, as a logarithm

@@ -17,15 +17,17 @@ import kgmlm
 from kgmlm import ranker as ranker_module
 from kgmlm import reverse
 from kgmlm.chosen import Chosen
-from kgmlm.config import KGESettings, Protocol, TextSettings, VectorSettings
+from kgmlm.config import KGESettings, Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, Queries, Query, RunError
-from kgmlm.mixture import Use
+from kgmlm.mixture import BEST, Use
 from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
-from kgmlm.reverse import BEST, FLOOR, asked_back
+from kgmlm.reranker import Reranker
+from kgmlm.reranking import Reranking
+from kgmlm.reverse import FLOOR, asked_back
 from kgmlm.runs import open_run
 from kgmlm.signals.kge import KGE
 from kgmlm.tuning import choose_reverse, tune
@@ -160,6 +162,25 @@ def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: Knowledge
         assert sum(part.weight * part.value for part in of.values()) == pytest.approx(p.score, abs=1e-4)
     assert max(of["reverse"].value for of in parts) > 0.01
     assert sum(abs(of["reverse"].value) < 1e-3 for of in parts) >= 5, "what is not asked back gains nothing"
+
+
+def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    small = {"reranking": RerankingSettings(max_length=16), "text": TextSettings(max_length=40)}
+    settings = ranker.reader.settings.model_copy(update=small)
+    reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    asking = ranker.but(reverse=Use(5, 0.5))
+    both = asking.but(reranking=Reranking(reranker, Use(5, 2.0), 5.0))
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    said = []
+    for found_by in (asking, both):
+        ((_, found),) = Predictor(toy, found_by).predict([query], k=31, explain=True)
+        assert all(sum(x.weight * x.value for x in p.parts.values()) == pytest.approx(p.score, abs=1e-4)
+                   for p in found if p.parts)  # fmt: skip
+        said.append({p.id: p.parts for p in found if p.parts})
+    assert said[1].keys() == said[0].keys()
+    for i, parts in said[1].items():
+        assert parts["reverse"].value == pytest.approx(said[0][i]["reverse"].value, abs=1e-4)
+    assert max(parts["reranking"].value for parts in said[1].values()) > 0.001
 
 
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
