@@ -63,6 +63,25 @@ def put(array: Array, places: Any, values: Array) -> Array:
     return changed
 
 
+def highest(array_BN: Array, k: int) -> tuple[Array, Array]:
+    """The k highest of each row, best first, and their columns, both ``(B, K)``; in no set order where equal.
+
+    >>> highest(np.array([[1.0, 3.0, 2.0]]), 2)[1].tolist()
+    [[1, 2]]
+    """
+    if not isinstance(array_BN, np.ndarray):
+        values_BK, columns_BK = array_BN.topk(k, dim=1)
+        return values_BK, columns_BK
+    count = array_BN.shape[1]
+    if k < count:
+        columns_BK = np.argpartition(array_BN, count - k, axis=1)[:, count - k :]
+    else:
+        columns_BK = np.broadcast_to(np.arange(count), array_BN.shape)
+    values_BK = np.take_along_axis(array_BN, columns_BK, 1)
+    order_BK = np.argsort(-values_BK, axis=1, kind="stable")
+    return np.take_along_axis(values_BK, order_BK, 1), np.take_along_axis(columns_BK, order_BK, 1)
+
+
 def joined(parts: list[Array], axis: int = 0) -> Array:
     """Arrays of one kind behind each other."""
     if isinstance(parts[0], np.ndarray):

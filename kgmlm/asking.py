@@ -111,10 +111,8 @@ class Way:
             return f"ONNX Runtime computes in fp32, not {self.precision}"
         if self.device not in (None, "cpu"):
             return f"ONNX Runtime computes on the CPU here, not on '{self.device}'"
-        chosen = run.chosen
-        read_again = has_reranker(run.path) and (chosen.use or Use(0, 0)).k
-        if self.rerank or (self.reranks and (read_again or chosen.asked_back)):
-            return "ONNX Runtime does not rerank (--rerank 0 leaves that out)"
+        if self.reranks and has_reranker(run.path) and (run.chosen.use or Use(0, 0)).k:
+            return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
         if self.retrieve or (self.retrieve is None and self.scores == "all" and shortlist_of(run)):
             return "ONNX Runtime asks no index"
         return ""

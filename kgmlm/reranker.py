@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -154,60 +153,3 @@ def filled(asked: Encoded, answer: list[int]) -> Encoded:
     """A query's tokens with a candidate's before the hole."""
     ids, start = asked.input_ids, asked.span_start
     return replace(asked, input_ids=[*ids[:start], *answer, *ids[start:]], span_start=start + len(answer))
-
-
-class Best(NamedTuple):
-    """The K best columns of each of B rows of scores, best first, of those that are not passed over.
-
-    Attributes:
-        columns_BK: which.
-        scores_BK: their scores; minus infinity where there are fewer than K.
-        left_B1: the best score that is left out; minus infinity where none is.
-        passed_BN: what was passed over.
-    """
-
-    columns_BK: torch.Tensor
-    scores_BK: torch.Tensor
-    left_B1: torch.Tensor
-    passed_BN: torch.Tensor
-
-    @classmethod
-    def of(cls, scores_BN: torch.Tensor, k: int, passed_BN: torch.Tensor) -> Best:
-        """Those of scores ``(B, N)``; fewer than ``k`` columns where N is."""
-        open_BN = scores_BN.masked_fill(passed_BN, -torch.inf)
-        values_BK, columns_BK = open_BN.topk(min(k + 1, open_BN.shape[1]), dim=1)
-        if values_BK.shape[1] <= k:
-            return cls(columns_BK, values_BK, torch.full_like(values_BK[:, :1], -torch.inf), passed_BN)
-        return cls(columns_BK[:, :k], values_BK[:, :k], values_BK[:, k:], passed_BN)
-
-    def first(self, k: int) -> Best:
-        """The ``k`` best of them."""
-        if k >= self.columns_BK.shape[1]:
-            return self
-        left_B1 = self.scores_BK[:, k : k + 1]
-        return Best(self.columns_BK[:, :k], self.scores_BK[:, :k], left_B1, self.passed_BN)
-
-    @property
-    def chosen_BK(self) -> torch.Tensor:
-        """Which are to be reranked: not those that tie with the best one left out, since which of them came
-        first would be chance.
-        """
-        return self.scores_BK > self.left_B1
-
-    def to_read(self, ids_BK: IntArray) -> IntArray:
-        """Ids of the columns, -1 where one is not to be reranked."""
-        return np.where(self.chosen_BK.cpu().numpy(), ids_BK, -1)
-
-    def reranked(self, scores_BN: torch.Tensor, read_BK: torch.Tensor, weight: float) -> torch.Tensor:
-        """Scores with what reading adds to the chosen: 0 for the worst read, so that all stay ahead of the
-        rest. What was passed over on the way to them gains as much as the best read, and keeps its lead.
-        """
-        chosen_BK = self.chosen_BK
-        last_B1, least_B1 = (
-            of_BK.masked_fill(~chosen_BK, torch.inf).amin(1, keepdim=True)
-            for of_BK in (self.scores_BK, read_BK)
-        )
-        gain_BK = torch.where(chosen_BK, weight * (read_BK - least_B1), 0.0)
-        leading_BN = self.passed_BN & (scores_BN >= last_B1)
-        raised_BN = scores_BN.scatter_add(1, self.columns_BK, gain_BK)
-        return torch.where(leading_BN, raised_BN + gain_BK.amax(1, keepdim=True), raised_BN)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
+from kgmlm.arrays import Array, highest, logsumexp, numpy
+from kgmlm.best import Floats, best_of
 from kgmlm.filters import Groups
 from kgmlm.first_stage import FirstStage
 from kgmlm.kg import IntArray, Queries
 from kgmlm.mixture import BEST, Use
 from kgmlm.pool import Pool
-from kgmlm.reranking import best_of
 
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
@@ -28,11 +28,11 @@ def reranked(
     first: FirstStage,
     use: Use,
     queries: Queries,
-    scores_BN: torch.Tensor,
+    scores_BN: Array,
     pool: Pool,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
-) -> torch.Tensor:
+) -> Array:
     """First-stage scores with what asking back adds to the best of each query; all of them stay ahead of the
     rest.
 
@@ -44,7 +44,7 @@ def reranked(
         return scores_BN
     best, ids_BK = best_of(first.context, queries, scores_BN, use.k, pool)
     back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance)
-    return best.reranked(scores_BN, back_BK.to(scores_BN.device), use.weight)
+    return best.reranked(scores_BN, back_BK, use.weight)
 
 
 def asked_back(
@@ -53,7 +53,7 @@ def asked_back(
     ids_BK: IntArray,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
-) -> torch.Tensor:
+) -> Floats:
     """How probable the entity of each query is as the answer of its candidates ``(B, K)``; 0 where an id is
     -1.
 
@@ -71,12 +71,13 @@ def asked_back(
     distinct = back[groups.first]
     single = len(first.mixture.signals) == 1
     temperature = first.reader.settings.training.temperature if single else 1.0
-    back_BK = torch.zeros(ids_BK.shape)
+    back_BK = np.zeros(ids_BK.shape, np.float32)
     for rows, _, said in first.said(distinct, None, batch_size):
-        scores_dN = first.combined(distinct[rows], said) / temperature
+        scores_dN = first.combined(distinct[rows], said)
+        best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
+        whole_d = logsumexp(numpy(best_dK) / temperature)
         at_p, of_p = groups.take(rows)
-        whole_d = scores_dN.topk(min(BEST, scores_dN.shape[1])).values.logsumexp(1)
-        found_p = scores_dN[of_p, asked.entity_B[at_p]] - whole_d[of_p]
-        back_BK[row_P[at_p], column_P[at_p]] = temperature * found_p.clamp(min=FLOOR).cpu()
+        found_p = numpy(scores_dN[of_p, asked.entity_B[at_p]]) / temperature - whole_d[of_p]
+        back_BK[row_P[at_p], column_P[at_p]] = temperature * np.maximum(found_p, FLOOR)
         advance(len(rows), len(distinct))
     return back_BK

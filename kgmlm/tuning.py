@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kgmlm.best import Floats, best_of
 from kgmlm.chosen import REVERSE
 from kgmlm.config import Protocol
 from kgmlm.contest import Contest
@@ -24,7 +25,6 @@ from kgmlm.mixture import Mixture, Use
 from kgmlm.processes import sharing
 from kgmlm.ranker import Ranker
 from kgmlm.reading import read_together
-from kgmlm.reranking import best_of
 from kgmlm.reverse import asked_back
 from kgmlm.signals import SIGNALS
 from kgmlm.watching import Advance, Watcher
@@ -280,7 +280,7 @@ def choose_reranking(
     weights = [confident * x for x in RERANKING_TRIED]
     told = partial(advance, "reranking")
 
-    def read(queries: Queries, ids_dK: IntArray) -> torch.Tensor:
+    def read(queries: Queries, ids_dK: IntArray) -> Floats:
         return reranking.read(queries, ids_dK, ranker.mixture)
 
     return _choose_use(ranker, graph, protocol, told, most, weights, read)
@@ -317,7 +317,7 @@ def _choose_use(
     advance: Callable[[int, int], None],
     most: int,
     weights: Sequence[float],
-    read: Callable[[Queries, IntArray], torch.Tensor],
+    read: Callable[[Queries, IntArray], Floats],
 ) -> tuple[Use, dict[str, float]]:
     """Choose how a second stage is used.
 
@@ -334,7 +334,7 @@ def _choose_use(
         scores_dN = ranker.but(reranking=None).reranked(queries, ranker.combined(queries, said))
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
         held.append((rows, ids_dK))
-        read_dK = read(queries, best.to_read(ids_dK)).to(scores_dN.device)
+        read_dK = read(queries, best.to_read(ids_dK))
         yield scores_dN
         for use in tried[1:]:
             yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)

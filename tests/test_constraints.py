@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from kgmlm.best import best_of
 from kgmlm.building import build_graph
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
@@ -23,7 +24,7 @@ from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.reranker import Reranker
-from kgmlm.reranking import Reranking, best_of
+from kgmlm.reranking import Reranking
 from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
 from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from conftest import Cli, refused
 import kgmlm
 from kgmlm import digests, machine
 from kgmlm.arrays import numpy
-from kgmlm.asking import Way
+from kgmlm.asking import Runtime, Way
 from kgmlm.chosen import Chosen
 from kgmlm.config import RuleSettings, TypeSettings
 from kgmlm.conversion import convert_run
@@ -30,7 +31,7 @@ from kgmlm.signals.types import Types
 from kgmlm.watching import Watcher
 
 GOLDEN = Path(__file__).parent / "golden"
-RUNTIMES = ("torch", "onnx")
+RUNTIMES: tuple[Runtime, ...] = ("torch", "onnx")
 ASKED = [("austria", "capital", None), (None, "capital", "vienna"), ("atlantis", "borders", None)]
 NEW = EntityTable(["atlantis"], ["Atlantis"], ["a country under the sea"])
 
@@ -96,6 +97,27 @@ def test_explanations_and_new_entities_are_those_of_torch(ready: Path) -> None:
         np.testing.assert_allclose([x for _, x in mine], [x for _, x in theirs], atol=1e-4)
 
 
+@pytest.mark.parametrize("use", [Use(5, 0.5), Use(20, 1.0)])
+def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: Use) -> None:
+    run = kgmlm.open_run(copied(ready, tmp_path)).folder
+    run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0), reverse=use))
+    queries, _ = run.graph.queries("valid")
+    scores, free, plain = {}, {}, {}
+    for runtime in RUNTIMES:
+        ranker = Way(runtime=runtime).ranker(run, run.graph)
+        assert ranker.reverse == use
+        of = np.zeros((3, len(queries), len(run.graph.entities)), np.float32)
+        for rows, scores_bN, free_bN in ranker.rank_both(queries):
+            of[0, rows], of[1, rows] = numpy(scores_bN), numpy(free_bN)
+        for rows, scores_bN in ranker.unreranked().rank(queries):
+            of[2, rows] = numpy(scores_bN)
+        scores[runtime], free[runtime], plain[runtime] = of
+    one, other = RUNTIMES
+    np.testing.assert_allclose(scores[other], scores[one], atol=5e-4)
+    np.testing.assert_allclose(free[other], free[one], atol=5e-4)
+    assert (scores[other] - plain[other] > 1e-3).any(1).mean() > 0.9
+
+
 def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = kgmlm.open_run(ready).folder
     asked = {
@@ -103,8 +125,7 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
         Way(): ("torch", ""),
         Way(runtime="onnx", precision="bf16"): ("torch", "computes in fp32"),
         Way(runtime="onnx", device="cuda"): ("torch", "on the CPU here, not on 'cuda'"),
-        Way(runtime="onnx", rerank=5): ("torch", "does not rerank"),
-        Way(runtime="auto", rerank=5): ("torch", ""),
+        Way(runtime="onnx", rerank=5): ("onnx", ""),
         Way(runtime="onnx", retrieve=5): ("torch", "asks no index"),
     }
     monkeypatch.setattr(machine, "may_have_gpu", lambda: False)
@@ -118,16 +139,17 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     assert Way(runtime="auto", device="cpu").computed_by(run)[0] == "onnx"
     assert Way(runtime="onnx").computed_by(run)[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(3, 1.0)))
-    assert "does not rerank" in Way(runtime="onnx").computed_by(run)[1]
-    run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0), reverse=Use(3, 1.0)))
-    assert "does not rerank" in Way(runtime="onnx").computed_by(run)[1]
+    assert "runs no reranker" in Way(runtime="onnx").computed_by(run)[1]
+    assert Way(runtime="auto", rerank=5).computed_by(run)[0] == "torch"
     assert Way(runtime="onnx", rerank=0).computed_by(run)[0] == "onnx"
+    run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0), reverse=Use(3, 1.0)))
+    assert Way(runtime="onnx").computed_by(run)[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0)))
     for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
         monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
         assert said in Way(runtime="onnx").computed_by(run)[1]
-    with pytest.raises(ConfigError, match=r"does not rerank .*, and torch is not installed"):
-        Way(runtime="auto", rerank=5).computed_by(run)
+    with pytest.raises(ConfigError, match=r"in fp32, not bf16, and torch is not installed"):
+        Way(runtime="auto", precision="bf16").computed_by(run)
 
 
 def test_what_lacks_says_so_in_a_line(ready: Path, tmp_path: Path, cli: Cli) -> None:
@@ -279,16 +301,15 @@ def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, cli: Cli) -> None:
-    ask = ("--head", "austria", "--relation", "capital", "-k", "3", "--json")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "rank", ready, *ask],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, tmp_path: Path, cli: Cli) -> None:
+    run = copied(ready, tmp_path)
+    folder = kgmlm.open_run(run).folder
+    folder.save_chosen(replace(folder.chosen, reverse=Use(5, 1.0)))
+    ask = ("--head", "austria", "--relation", "capital", "-k", "3", "--explain", "--json")
+    done = python(WITHOUT_TORCH, "rank", run, *ask)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == cli("rank", ready, *ask, "--runtime", "onnx").stdout
+    assert '"reverse": ' in done.stdout
+    assert done.stdout == cli("rank", run, *ask, "--runtime", "onnx").stdout
     assert done.stderr.strip().startswith("200 "), done.stderr
 
 

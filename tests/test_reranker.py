@@ -22,7 +22,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ModelError, Queries, Query, RunError
 from kgmlm.mixture import Use
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Best, Reranker
+from kgmlm.reranker import Reranker
 from kgmlm.runs import MIXTURE, open_run
 from kgmlm.upkeep import RERANKER
 
@@ -107,22 +107,6 @@ def test_a_tokenizer_that_cannot_say_no_is_refused(ranker: Ranker, monkeypatch: 
     monkeypatch.setattr("kgmlm.reranker.WORDS", ("yes", "yes"))
     with pytest.raises(ModelError, match="cannot tell 'yes' from 'no'"):
         Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, ranker.reader.settings)
-
-
-def test_ties_at_the_edge_are_left_alone() -> None:
-    scores_BN = torch.tensor(
-        [[4.0, 3.0, 3.0, 3.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]]
-    )
-    none = torch.zeros_like(scores_BN, dtype=torch.bool)
-    for best in (Best.of(scores_BN, k, none).first(2) for k in (2, 4, 9)):
-        assert best.chosen_BK.tolist() == [[True, False], [False, False], [True, True]]
-        assert best.columns_BK[2].tolist() == [0, 1]
-    whole = Best.of(scores_BN, 9, none)
-    assert whole.chosen_BK.all()
-    assert whole.first(5).chosen_BK.all()
-    read = torch.tensor([[2.0, 9.0], [1.0, 2.0], [3.0, 1.0]])
-    gain = best.reranked(scores_BN, read, 0.5) - scores_BN
-    assert gain.tolist() == [[0.0] * 5, [0.0] * 5, [1.0, 0, 0, 0, 0]]
 
 
 def test_settings_of_a_reranker_have_no_vectors() -> None:

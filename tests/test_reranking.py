@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kgmlm.best import best_of
 from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
 from kgmlm.evaluation import evaluate
@@ -24,7 +25,7 @@ from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
 from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker
-from kgmlm.reranking import Reranking, best_of
+from kgmlm.reranking import Reranking
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tokenization import Encoded, MaskedBatch
 from kgmlm.tuning import choose_reranking

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kgmlm.best import best_of
 from kgmlm.kg import ConfigError, FloatArray, IntArray
 from kgmlm.objectives.contract import Objective, Stateless
 from kgmlm.objectives.streams import QueryStream, Task
 from kgmlm.reranker import Reranker
-from kgmlm.reranking import best_of
 from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Encoded, MaskedBatch
 
