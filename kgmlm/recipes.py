@@ -28,6 +28,7 @@ SMALL = 50_000  # training triples: below, a few epochs take minutes
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
+ASKING_BACK = 300  # validation triples: some four minutes of a core
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Recipe:
         reranker_epochs: how long the reranker is trained.
         reasons: for settings, why they are as they are.
         weighed: on how many validation triples weights are chosen once all signals are there; 0 is all.
+        asked: on how many it is chosen how to ask back.
     """
 
     preset: str
@@ -85,6 +87,7 @@ class Recipe:
     reranker_epochs: float
     reasons: Mapping[str, str]
     weighed: int = 0
+    asked: int = ASKING_BACK
 
     def trained_for(self, epochs: float, validations: int, why: str) -> Recipe:
         """The same with the text model trained for other epochs, and validated so often in them.
@@ -104,6 +107,7 @@ class Recipe:
             "stages": list(self.stages),
             "reranker_epochs": self.reranker_epochs,
             "weighed": self.weighed,
+            "asked": self.asked,
         }
 
     def notes(self) -> list[str]:

@@ -17,13 +17,15 @@ from conftest import Cli, refused
 import kgmlm
 from kgmlm import cli, jobs
 from kgmlm.config import Settings, VectorSettings
+from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs import staging
-from kgmlm.jobs.running import Interrupted, as_assignments
+from kgmlm.jobs.running import Given, Interrupted, as_assignments
 from kgmlm.jobs.serving import service
 from kgmlm.jobs.tuning import tune
 from kgmlm.kg import ConfigError, EntityTable, KgmlmError, RunError
 from kgmlm.modeling import SpanModel, load_model
 from kgmlm.ranks_file import made_by
+from kgmlm.recipes import ASKING_BACK, recipe_of
 from kgmlm.run import Run
 from kgmlm.watching import Watcher
 
@@ -344,6 +346,33 @@ def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "  weights: on 2 validation triples, which the time allows" in told
     assert few.folder.record["recipe"]["weighed"] == 2
     assert asked == [0, 2]
+
+
+def test_asking_back_is_chosen_in_a_part_of_the_time(toy: KnowledgeGraph) -> None:
+    recipe = recipe_of("best", toy, scratch=False)
+    assert recipe.asked == ASKING_BACK
+    text, vector = recipe.settings.text.max_length, recipe.settings.vector.max_length
+    encoding = text / (text + vector) / (3 * recipe.settings.training.batch_size)  # of a second per step
+    per_triple = 2 * (1 + recipe.settings.reranking.candidates) * staging.BACK * encoding
+    for triples, expected in ((1000, ASKING_BACK), (100.5, 100), (staging.FEW + 0.5, staging.FEW)):
+        fitted = staging._fitted_asking(recipe, 2 * triples * per_triple, 2.0)
+        assert fitted.asked == expected
+        assert fitted.stages == recipe.stages
+    none = staging._fitted_asking(recipe, (staging.FEW - 0.5) * per_triple, 1.0)
+    assert none.stages == tuple(stage for stage in recipe.stages if stage != "reverse")
+    assert "time allows only 49 validation triples" in none.reasons["reverse"]
+
+
+@pytest.mark.parametrize(("minutes", "asks"), [(0.02, False), (5.0, True)])
+def test_best_asks_back_where_there_is_time_to_choose_how(
+    toy: KnowledgeGraph, minutes: float, asks: bool
+) -> None:
+    told: list[str] = []
+    given = Given.of(None, ["rules.seconds=0.1", "kge.epochs=1", "training.epochs=1"])
+    recipe = staging.choose_recipe("best", toy, "scratch", given, minutes, Hears(told))
+    assert recipe is not None
+    assert ("reverse" in recipe.stages) == asks
+    assert any(line.startswith("  reverse: none: the time allows") for line in told) != asks
 
 
 def test_what_stages_need_is_seen_before_the_text_model_is_trained(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import choose, train_reranker, tune
 from kgmlm.kg import NoRulesError, RunError, counted
 from kgmlm.processes import in_several_processes
-from kgmlm.recipes import PLAIN, Recipe, epochs_within, recipe_of, share_of
+from kgmlm.recipes import ASKING_BACK, PLAIN, Recipe, epochs_within, recipe_of, share_of
 from kgmlm.records import read_record
 from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 
 PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time; the rest validates
+ASKING = 0.08  # of a time, taken off first where it is to be chosen how to ask back
+BACK = 2.5  # a query that is asked back takes so many of the encoder's passes
 READS = 1.5  # a step of the reranker takes so many of the text model's
 VALIDATIONS = 3  # of the text model, where they take no more than this part of its time:
 VALIDATING = 0.2
 WEIGHING = 4e5  # scores of validation triples (one per entity) that weights are chosen on, per minute of all
 LEAST = 300  # validation triples that weights are chosen on
-FEW = 50  # validation triples of a run that only --max-steps bounds
+FEW = 50  # validation triples, of a run that only --max-steps bounds; fewer do not tell how to ask back
 BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
 
 
@@ -128,6 +130,8 @@ def _fitted(
     from kgmlm.training import train as train_run
 
     watch.tell("timing a few steps")
+    asking = ASKING * seconds if "reverse" in recipe.stages else 0.0
+    seconds -= asking
     share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES}
     if recipe.settings.training.distillation:
         share["kge"] = SHARES["kge"]
@@ -179,6 +183,8 @@ def _fitted(
     if weighed < len(graph.splits.get("valid", ())):
         why = f"on {weighed:,} validation triples, which the time allows"
         recipe = replace(recipe, weighed=weighed, reasons={**recipe.reasons, "weights": why})
+    if asking:
+        recipe = _fitted_asking(recipe, asking, clock.per_step)
     if "reranker" in recipe.stages:
         reading = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
         pairs = per_epoch * (1 + recipe.settings.reranking.negatives)
@@ -216,9 +222,26 @@ def _reading(settings: Settings, entities: int, per_step: float) -> float:
     """
     if not settings.vector.enabled:
         return 0.0
-    text, vector = settings.text.max_length, settings.vector.max_length
-    tokens = 3 * settings.training.batch_size * (text + vector)
-    return entities * vector * per_step / tokens
+    vector = settings.vector.max_length
+    return entities * vector * _per_token(settings, per_step)
+
+
+def _per_token(settings: Settings, per_step: float) -> float:
+    """Seconds in which a token is read, by the time of a step."""
+    vector = settings.vector.max_length if settings.vector.enabled else 0
+    return per_step / (3 * settings.training.batch_size * (settings.text.max_length + vector))
+
+
+def _fitted_asking(recipe: Recipe, seconds: float, per_step: float) -> Recipe:
+    """A recipe that chooses in so many seconds how to ask back, or does not ask back at all."""
+    settings = recipe.settings
+    per_query = BACK * settings.text.max_length * _per_token(settings, per_step)
+    asked = int(seconds / (2 * (1 + settings.reranking.candidates) * per_query))  # of both sides
+    if asked >= FEW:
+        return replace(recipe, asked=min(asked, recipe.asked))
+    why = f"none: the time allows only {counted(asked, 'validation triple')} to choose by"
+    stages = tuple(stage for stage in recipe.stages if stage != "reverse")
+    return replace(recipe, stages=stages, reasons={**recipe.reasons, "reverse": why})
 
 
 def stages_left(run: runs.RunFolder) -> list[Stage]:
@@ -296,7 +319,8 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         watch.tell(f"validation MRR: {', with '.join(ladder)}")
     if "reverse" in left:
         run = runs.open_run(path)
-        figures = choose(run, few or 300, None, "fp32", 64, None, watch, only="reverse", reverse=True)
+        asked = few or recipe.get("asked", ASKING_BACK)
+        figures = choose(run, asked, None, "fp32", 64, None, watch, only="reverse", reverse=True)
         _tell_of("asking back", figures["reverse"], watch)
     if "reranker" in left:
         folder = path / upkeep.RERANKER
