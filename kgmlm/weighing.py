@@ -11,7 +11,7 @@ Shapes: B queries, C candidates (the answer and those that some signal ranks bes
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,15 +69,27 @@ class Sample:
             found += [(group.at, *_best(ranker, contest, group, said)) for group in groups]
             tell(len(own), len(distinct))
         parts = [part for of_one in world.gathered(found) for part in of_one]
+        confident = ranker.reader.settings.training.temperature
+        return cls.joined(names, asked.queries, parts, len(ranker.context.relations), confident)
+
+    @classmethod
+    def joined(
+        cls,
+        names: Sequence[str],
+        queries: Queries,
+        parts: Iterable[tuple[IntArray, _Floats, BoolArray]],
+        relations: int,
+        confident: float = 1.0,
+    ) -> Sample:
+        """Of parts: which queries, what signals say of their candidates, and which candidates there are."""
+        parts = list(parts)
         width = max((there.shape[1] for _, _, there in parts), default=1)
-        scores_BCS = np.zeros((len(asked.queries), width, len(names)), np.float32)
+        scores_BCS = np.zeros((len(queries), width, len(names)), np.float32)
         there_BC = np.zeros(scores_BCS.shape[:2], np.bool_)
         for at, scores_bCS, there_bC in parts:
             scores_BCS[at, : there_bC.shape[1]] = scores_bCS
             there_BC[at, : there_bC.shape[1]] = there_bC
-        confident = ranker.reader.settings.training.temperature
-        relations = len(ranker.context.relations)
-        return cls(tuple(names), asked.queries, scores_BCS, there_BC, relations, confident)
+        return cls(tuple(names), queries, scores_BCS, there_BC, relations, confident)
 
     def summed(self, name: str, parts: Mixture) -> Sample:
         """The same with one signal more, the weighted sum of others."""

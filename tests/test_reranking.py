@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kgmlm.best import best_of
-from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.config import RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
-from kgmlm.evaluation import evaluate
 from kgmlm.first_stage import unit
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.indexing import build_index
-from kgmlm.kg import ConfigError, EntityTable, Queries, Query
+from kgmlm.kg import EntityTable, Queries, Query
 from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
 from kgmlm.ranker import Ranker
@@ -28,7 +26,6 @@ from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tokenization import Encoded, MaskedBatch
-from kgmlm.tuning import choose_reranking
 
 SMALL = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
 
@@ -205,73 +202,3 @@ def test_new_entities_are_read_like_others(ranker: Ranker, toy: KnowledgeGraph) 
     torch.testing.assert_close(over.score(queries, ids), reranker.score(queries, ids))
     new = over.score(queries, np.full((3, 1), len(toy.entities)))
     assert new.isfinite().all()
-
-
-class Oracle(Reranker):
-    """Knows the answers of a split, or the opposite of them."""
-
-    graph: KnowledgeGraph
-    sign: float
-
-    def score(self, queries, ids_BK, batch_size=64, advance=lambda n: None):  # type: ignore[no-untyped-def]
-        found = torch.zeros(ids_BK.shape)
-        h, r, t = self.graph.splits["valid"].T
-        for b, query in enumerate(queries):
-            known, answers = (h, t) if query.target == "tail" else (t, h)
-            mine = answers[(known == query.entity) & (r == query.relation)]
-            found[b] = torch.from_numpy(self.sign * np.isin(ids_BK[b], mine))
-        return found
-
-
-class Fickle(Oracle):
-    """Knows the answers of every other triple, and puts those of the others last."""
-
-    def score(self, queries, ids_BK, batch_size=64, advance=lambda n: None):  # type: ignore[no-untyped-def]
-        found = super().score(queries, ids_BK)  # type: ignore[no-untyped-call]
-        h, r, t = self.graph.splits["valid"].T
-        for b, query in enumerate(queries):
-            known = h if query.target == "tail" else t
-            at = np.flatnonzero((known == query.entity) & (r == query.relation))
-            if len(at) and at[0] % 2:
-                found[b] *= -1
-        return found
-
-
-def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    made = ranker.reranking
-    assert made is not None
-    of = made.reranker
-    fickle = Fickle(of.context, of.tokenizer, of.model, of.settings)
-    fickle.graph, fickle.sign = toy, 1.0
-    ranker.reranking = replace(made, reranker=fickle)
-    use, found = choose_reranking(ranker, toy, Protocol(split="valid"))
-    assert (use.k, use.weight, found["mrr"]) == (0, 0.0, found["mrr_first"])
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: KnowledgeGraph, sign: float) -> None:
-    protocol = Protocol(split="valid")
-    twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
-    toy = replace(toy, splits={**toy.splits, "valid": twice})
-    reranking, ranker.reranking = ranker.reranking, None
-    assert reranking is not None
-    before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
-    with pytest.raises(ConfigError, match="no reranker"):
-        choose_reranking(ranker, toy, protocol)
-    made = reranking.reranker
-    oracle = Oracle(made.context, made.tokenizer, made.model, made.settings)
-    oracle.graph, oracle.sign = toy, sign
-    ranker.reranking = replace(reranking, reranker=oracle)
-    use, found = choose_reranking(ranker, toy, protocol)
-    ranker.reranking = replace(ranker.reranking, use=use)
-    assert found["mrr_first"] == pytest.approx(before)
-    after = evaluate(ranker, toy, protocol).report["metrics"]
-    assert after["mrr"] == pytest.approx(found["mrr"])
-    assert after["both.realistic.hits_at_10"] == pytest.approx(found["hits_at_10"])
-    if sign < 0:
-        assert (use.k, found["mrr"]) == (0, found["mrr_first"])
-    else:
-        assert use.k == SMALL.candidates
-        assert found["mrr"] > before
-        assert found["hits_at_1"] <= found["held"], "what the first stage misses stays missed"
-    assert ranker.by("likelihood").reranking is None

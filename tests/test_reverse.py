@@ -16,6 +16,7 @@ from conftest import Cli, refused
 import kgmlm
 from kgmlm import ranker as ranker_module
 from kgmlm import reverse
+from kgmlm.choosing import choose_reverse
 from kgmlm.chosen import Chosen
 from kgmlm.config import KGESettings, Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
@@ -30,7 +31,7 @@ from kgmlm.reranking import Reranking
 from kgmlm.reverse import FLOOR, asked_back
 from kgmlm.runs import open_run
 from kgmlm.signals.kge import KGE
-from kgmlm.tuning import choose_reverse, tune
+from kgmlm.tuning import tune
 
 
 @pytest.fixture

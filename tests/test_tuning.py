@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kgmlm.choosing import choose_reranking
 from kgmlm.config import (
     KGESettings,
     Protocol,
@@ -26,7 +27,7 @@ from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.types import Types
-from kgmlm.tuning import TEXT, _chosen, choose_reranking, tune, weigh
+from kgmlm.tuning import TEXT, tune, weigh
 
 
 def rivals(graph: KnowledgeGraph) -> KnowledgeGraph:
@@ -135,17 +136,6 @@ def test_a_relation_that_validation_does_not_ask_about_has_the_average(
     others = np.delete(np.arange(len(toy.relations)), asked[0])
     assert (mixture.tables["vector"][others] == np.float32(mixture.averages["vector"])).all()
     assert figures["text"]["weight_vector"] == mixture.averages["vector"]
-
-
-def test_no_triple_is_measured_by_what_was_chosen_on_it() -> None:
-    """Of many ways without any merit the best one looks good on what it was chosen on, and nowhere else."""
-    noise_WB = np.random.default_rng(0).random((200, 40))
-    measured_B = _chosen(noise_WB)
-    assert noise_WB.mean(1).max() > 0.6
-    assert abs(measured_B.mean() - 0.5) < 0.08
-    odd_B = np.tile(np.arange(20) % 2 == 1, 2)  # both queries of a triple are on one side
-    for own_B in (odd_B, ~odd_B):
-        assert (measured_B[own_B] == noise_WB[noise_WB[:, ~own_B].mean(1).argmax(), own_B]).all()
 
 
 def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(

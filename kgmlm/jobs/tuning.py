@@ -241,11 +241,12 @@ def choose(
         world: the processes that share the queries.
         reverse: whether the best are asked back, if that helps; None is as the run does now.
     """
+    from kgmlm.choosing import choose_reranking, choose_reverse
     from kgmlm.chosen import Chosen, fingerprints
     from kgmlm.entity_parts import read_entities
     from kgmlm.mixture import Use
     from kgmlm.provenance import command
-    from kgmlm.tuning import Tuned, choose_reranking, choose_reverse
+    from kgmlm.tuning import Tuned
     from kgmlm.tuning import tune as tune_all
 
     if not only:
@@ -374,12 +375,12 @@ def _train_reranker(
         further: the command that continues.
         options: of :func:`kgmlm.training.train`.
     """
+    from kgmlm.choosing import choose_reranking
     from kgmlm.first_stage import unit
     from kgmlm.mixture import Use
     from kgmlm.reranker import Reranker
     from kgmlm.reranking import Reranking
     from kgmlm.starting import resume_run, start_run
-    from kgmlm.tuning import choose_reranking
 
     folder = opened.path / RERANKER
     first = opened.ranker(options["device"], rerank=False)
