@@ -69,10 +69,10 @@ def choose_reranking(
     weights = [confident * x for x in WEIGHTS_TRIED]
     told = partial(advance, "reranking")
 
-    def read(queries: Queries, ids_dK: IntArray) -> Floats:
+    def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
         return reranking.read(queries, ids_dK, ranker.mixture)
 
-    return _choose_use(ranker, graph, protocol, told, most, weights, read)
+    return _choose_use(ranker, contest_of(graph, protocol), told, most, weights, read)
 
 
 def choose_reverse(
@@ -87,34 +87,46 @@ def choose_reverse(
     Args:
         candidates: None is as many as the settings of the run say.
     """
-    most = candidates or ranker.reader.settings.reranking.candidates
-    return _choose_use(
-        ranker.unreranked(),
-        graph,
-        protocol,
-        partial(advance, "asking back"),
-        most,
-        WEIGHTS_TRIED,
-        partial(asked_back, ranker),
-    )
+    first, contest = ranker.unreranked(), contest_of(graph, protocol)
+    most = min(candidates or ranker.reader.settings.reranking.candidates, len(graph.entities))
+    back_DK = _all_asked_back(first, contest, most, partial(advance, "asking back"))
+    told = partial(advance, "validating")
+    return _choose_use(first, contest, told, most, WEIGHTS_TRIED, lambda queries, rows, ids_dK: back_DK[rows])
+
+
+def _all_asked_back(
+    ranker: Ranker, contest: Contest, most: int, advance: Callable[[int, int], None]
+) -> Floats:
+    """What asking back says of the best candidates ``(D, K)`` of all distinct queries at once, so that those
+    that share a candidate ask it once. Of several processes each has its own share of the queries.
+    """
+    share = contest.asked.share(sharing())
+    queries = contest.asked.distinct[share]
+    ids_SK = np.full((len(share), most), -1)
+    for rows, _, said in ranker.said(queries):
+        asked = queries[rows]
+        best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
+        ids_SK[rows] = best.to_read(ids_dK)
+    back_DK = np.zeros((len(contest.asked.groups), most), np.float32)
+    back_DK[share] = asked_back(ranker, queries, ids_SK, advance=advance)
+    return back_DK
 
 
 def _choose_use(
     ranker: Ranker,
-    graph: KnowledgeGraph,
-    protocol: Protocol,
+    contest: Contest,
     advance: Callable[[int, int], None],
     most: int,
     weights: Sequence[float],
-    read: Callable[[Queries, IntArray], Floats],
+    read: Callable[[Queries, IntArray, IntArray], Floats],
 ) -> tuple[Use, dict[str, float]]:
     """Choose how a second stage is used.
 
     Args:
         most: candidates that are tried at most.
-        read: what it says of candidates ``(d, K)`` of some queries.
+        read: what it says of candidates ``(d, K)`` of some queries, and which of all these are.
     """
-    most = min(most, len(graph.entities))
+    most = min(most, len(contest.member_N))
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
     tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
     found: list[_Part] = []
@@ -122,16 +134,15 @@ def _choose_use(
     def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
         scores_dN = ranker.but(reranking=None).reranked(queries, ranker.combined(queries, said))
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
-        read_dK = read(queries, best.to_read(ids_dK))
+        read_dK = read(queries, rows, best.to_read(ids_dK))
         found.extend(_parts(contest, rows, best, ids_dK, read_dK))
         yield scores_dN
         for use in tried[1:]:
             yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
 
-    contest = contest_of(graph, protocol)
     asked, ranks = ranked_by(ranker, contest, len(tried), score, advance)
     parts = [part for of_one in sharing().gathered(found) for part in of_one]
-    sample = Sample.joined(STAGES, asked.queries, [p[:3] for p in parts], len(graph.relations))
+    sample = Sample.joined(STAGES, asked.queries, [p[:3] for p in parts], len(ranker.context.relations))
     held = sum(int(part.held_b.sum()) for part in parts) / len(asked.queries)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
 

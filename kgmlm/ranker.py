@@ -168,7 +168,7 @@ class Ranker(FirstStage):
                 yield rows, self.possible.applied(free_bN, asked, pool.ids), free_bN, lambda n, total: None
             return
         order = np.lexsort((queries.side_B, queries.relation_B))
-        size = max(1, MAX_SCORES // 8 // max(1, pool.width))
+        size = max(1, MAX_SCORES // 2 // max(1, pool.width))
         for start in range(0, len(order), size):
             part = order[start : start + size]
             found = [
