@@ -28,6 +28,7 @@ SMALL = 50_000  # training triples: below, a few epochs take minutes
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
+ASKS_BACK = ("best", "zero-shot")
 ASKING_BACK = 300  # validation triples: some four minutes of a core
 
 
@@ -149,9 +150,9 @@ def recipe_of(
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
-    if preset == "best" and shape.entities <= LARGE:
+    if preset in ASKS_BACK and shape.entities <= LARGE:
         stages.append("reverse")
-    elif preset == "best":
+    elif preset in ASKS_BACK:
         reasons["reverse"] = f"none: each candidate asked back is a query among {shape.entities:,} entities"
     if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")

@@ -363,7 +363,7 @@ def test_asking_back_is_chosen_in_a_part_of_the_time(toy: KnowledgeGraph) -> Non
     assert "time allows only 49 validation triples" in none.reasons["reverse"]
 
 
-@pytest.mark.parametrize(("minutes", "asks"), [(0.02, False), (5.0, True)])
+@pytest.mark.parametrize(("minutes", "asks"), [(0.001, False), (10_000.0, True)])
 def test_best_asks_back_where_there_is_time_to_choose_how(
     toy: KnowledgeGraph, minutes: float, asks: bool
 ) -> None:
