@@ -51,7 +51,7 @@ def test_a_sample_that_leaves_none_out_ranks_as_all_entities_do(
     asked = Contest.of(toy, protocol)
     assert Contest.of(toy, protocol, len(members)).ids is None
     everyone = replace(asked, columns=Columns(members))
-    monkeypatch.setattr(tuning, "_contest", lambda *of: everyone)
+    monkeypatch.setattr(tuning, "contest_of", lambda *of: everyone)
     sampled = weigh(ranker, toy, protocol, among=1)[1]["text"]
     assert sampled.pop("candidates") == len(members)
     assert sampled == pytest.approx(whole)
