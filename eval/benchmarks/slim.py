@@ -1,7 +1,7 @@
 """What ranking by ONNX Runtime costs beside torch: cold commands, warm queries, an environment without torch.
 
     kgmlm unpack models/wn18rr.kgmlm --output runs/wn18rr
-    kgmlm tune runs/wn18rr --drop reverse
+    kgmlm tune runs/wn18rr --drop reverse    (not for slim_asked_back.json)
     kgmlm onnx runs/wn18rr
     python eval/benchmarks/slim.py runs/wn18rr --output eval/benchmarks/slim.json [--environment]
 
