@@ -47,6 +47,8 @@ class RecipeRecord(_Known):
     preset: str
     stages: list[Stage]
     reranker_epochs: float = Field(gt=0)
+    weighed: int = Field(default=0, ge=0)
+    asked: int = Field(default=1, ge=1)  # older runs lack it
 
 
 class ShortlistRecord(_Known):

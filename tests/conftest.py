@@ -17,12 +17,23 @@ from forking import Forker, ranks
 from typer.testing import CliRunner
 
 from kgmlm.cli import app
-from kgmlm.config import ScoringSettings, ScratchSettings, Settings, TextSettings, VectorSettings
+from kgmlm.config import (
+    RerankingSettings,
+    ScoringSettings,
+    ScratchSettings,
+    Settings,
+    TextSettings,
+    VectorSettings,
+)
 from kgmlm.datasets import load_graph
+from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError
+from kgmlm.mixture import Use
 from kgmlm.modeling import SpanModel, create_model
 from kgmlm.ranker import Ranker
+from kgmlm.reranker import Reranker
+from kgmlm.reranking import Reranking
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import train_tokenizer
 from kgmlm.vocabulary import Vocabulary, scratch_texts
@@ -99,6 +110,18 @@ def make_ranker(
         return Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
 
     return make
+
+
+@pytest.fixture
+def reranking_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
+    """A random first stage with a random reranker of ten candidates: the same model, read in another way."""
+    made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
+    reader = made.reader
+    small = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
+    settings = reader.settings.model_copy(update={"reranking": small}).for_reranking()
+    reranker = Reranker(reader.context, reader.tokenizer, reader.model, settings)
+    made.reranking = Reranking(reranker, Use(5, 2.0), unit("vector", reader.settings))
+    return made
 
 
 def vectors_of(ranker: Ranker) -> torch.Tensor:

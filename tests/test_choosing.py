@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,28 +9,17 @@ import pytest
 import torch
 
 from kgmlm.choosing import choose_reranking
-from kgmlm.config import Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.config import Protocol
 from kgmlm.evaluation import evaluate
-from kgmlm.first_stage import unit
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
-from kgmlm.mixture import Use
 from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker
-from kgmlm.reranking import Reranking
-
-SMALL = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
 
 
 @pytest.fixture
-def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
-    """A random first stage with a random reranker: the same model, read in another way."""
-    made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
-    reader = made.reader
-    settings = reader.settings.model_copy(update={"reranking": SMALL}).for_reranking()
-    reranker = Reranker(reader.context, reader.tokenizer, reader.model, settings)
-    made.reranking = Reranking(reranker, Use(5, 2.0), unit("vector", reader.settings))
-    return made
+def ranker(reranking_ranker: Ranker) -> Ranker:
+    return reranking_ranker
 
 
 class Oracle(Reranker):
@@ -129,7 +117,7 @@ def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: Knowledge
     if sign < 0:
         assert (use.k, found["mrr"]) == (0, found["mrr_first"])
     else:
-        assert use.k == SMALL.candidates
+        assert use.k == reranking.reranker.reranking.candidates
         assert found["mrr"] > before
         assert found["hits_at_1"] <= found["held"], "what the first stage misses stays missed"
     assert ranker.by("likelihood").reranking is None

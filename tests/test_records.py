@@ -11,6 +11,7 @@ from conftest import without_digests
 from kgmlm.kg import KgmlmError
 from kgmlm.runs import open_run
 
+RECIPE = {"preset": "best", "stages": ["text"], "reranker_epochs": 1.0}
 RECORD: dict[str, tuple[Any, str]] = {
     "span_length": (0, "'span_length' is 0"),
     "span_length ": (-3, "'span_length' is -3"),
@@ -28,6 +29,8 @@ RECORD: dict[str, tuple[Any, str]] = {
     "dataset": (None, "'dataset' is None"),
     "signals": ({"kge": 7}, "'signals.kge' is 7"),
     "began_from": ({"dataset": "toy"}, "'began_from.model' is missing"),
+    "recipe": ({**RECIPE, "weighed": -1}, "'recipe.weighed' is -1"),
+    "recipe ": ({**RECIPE, "asked": None}, "'recipe.asked' is None"),
     "files": ({"config.toml": [{"size": "x"}]}, "'files.config.toml' is"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,32 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kgmlm.best import best_of
-from kgmlm.config import RerankingSettings, TextSettings, VectorSettings
 from kgmlm.constraints import MISSED
-from kgmlm.first_stage import unit
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import EntityTable, Queries, Query
 from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
 from kgmlm.ranker import Ranker
-from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tokenization import Encoded, MaskedBatch
 
-SMALL = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
-
 
 @pytest.fixture
-def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
-    """A random first stage with a random reranker: the same model, read in another way."""
-    made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
-    reader = made.reader
-    settings = reader.settings.model_copy(update={"reranking": SMALL}).for_reranking()
-    reranker = Reranker(reader.context, reader.tokenizer, reader.model, settings)
-    made.reranking = Reranking(reranker, Use(5, 2.0), unit("vector", reader.settings))
-    return made
+def ranker(reranking_ranker: Ranker) -> Ranker:
+    return reranking_ranker
 
 
 def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
