@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kgmlm import digests, files
+from kgmlm.cards import card_names
 from kgmlm.config import Settings, dump_settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.graph_files import read_graph, write_graph
@@ -94,10 +95,12 @@ class RunFolder:
 
     def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
         """The graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of
-        those that are no longer there.
+        those that are no longer there; a built-in dataset that is the run's own is not missed.
         """
         more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
-        return earlier([self.record, *more], self.record.get("command"))
+        graphs, gone = earlier([self.record, *more], self.record.get("command"))
+        own = {str(self.record.get("dataset"))}.intersection(card_names())
+        return graphs, [name for name in gone if name not in own]
 
     def update(self, **values: Any) -> RunFolder:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""

@@ -79,7 +79,9 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     reranker.update(model=model, began_from=began_from(model))
     assert len(run.past(reranked=True)[0]) == 1, "the same run is read once"
     shutil.rmtree(base)
+    assert run.past(reranked=True) == ([], []), "the run has the triples of the built-in dataset, too"
     shutil.copytree(toy_vector_run, base)
+    run = run.update(dataset="mine")
     assert run.past(reranked=True) == ([], ["toy"]), "another run is there now"
     shutil.rmtree(base)
     shutil.copytree(toy_run, base)
