@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from kgmlm.arrays import numpy
 from kgmlm.building import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import BoolArray, DataError, Queries, humanize
@@ -117,7 +118,7 @@ def to_pykeen_model(predictor: Predictor, *, allow_self: bool = True) -> Model:
             )
             scores = torch.empty(len(queries), len(predictor.graph.entities))
             for rows, part in ranker.rank(queries):
-                scores[rows] = part.cpu()
+                scores[rows] = torch.from_numpy(numpy(part))
             return scores if ids is None else scores[:, ids]
 
         def score_t(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Cli, refused
 
 import kgmlm
@@ -22,6 +23,7 @@ from kgmlm.asking import Runtime, Way
 from kgmlm.chosen import Chosen
 from kgmlm.config import RuleSettings, TypeSettings
 from kgmlm.conversion import convert_run
+from kgmlm.interop import to_pykeen_model
 from kgmlm.kg import ConfigError, EntityTable, ModelError, RunError
 from kgmlm.mixture import Use
 from kgmlm.onnx_model import FILE, OnnxModel, read_facts
@@ -81,6 +83,13 @@ def test_scores_are_those_of_torch(ready: Path, way: dict[str, Any]) -> None:
     one, other = opened(ready, "torch", **way), opened(ready, "onnx", **way)
     assert reads(other) is OnnxModel
     np.testing.assert_allclose(scores_of(other), scores_of(one), atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_pykeen_is_that_of_torch(ready: Path) -> None:
+    pairs = torch.tensor([[0, 0], [5, 1]])
+    one, other = (to_pykeen_model(opened(ready, r).predictor).score_t(pairs) for r in RUNTIMES)
+    torch.testing.assert_close(other, one, atol=1e-4, rtol=0)
 
 
 def test_explanations_and_new_entities_are_those_of_torch(ready: Path) -> None:
