@@ -1,7 +1,7 @@
 """Record an evaluation: its report becomes a line of results.jsonl, its ranks a compressed file.
 
     kgmlm evaluate runs/mine --output report.json
-    python eval/add.py report.json runs/mine/ranks/test.parquet --id wn18rr-26 --run mine
+    python eval/add.py report.json runs/mine/ranks/test.parquet --id mygraph-01 --run mine
 
 What results.jsonl has of a run that it does not know is in the report, too: the script writes it into
 runs/RUN.toml, to be completed by hand (`about`, `parent`, `needs`, `caveats`).

@@ -50,7 +50,8 @@ class TextSettings(Strict):
 
     template: str = Field(
         "plain",
-        description="How a query is written: `plain` or `natural`; `kgmlm linearize` shows both.",
+        description="How a query is written: `plain` or `natural`; "
+        "`kgmlm linearize DATASET --template natural` shows it.",
     )
     max_length: int = Field(
         64,

@@ -27,9 +27,9 @@ PAGE = """\
 <!-- written by: kgmlm config --markdown > docs/settings.md -->
 
 To change a setting, keep it in a TOML file (`kgmlm train --config FILE`) or pass it by itself
-(`--set training.epochs=5`). An unknown key is an error. `kgmlm config` prints this page as TOML, with the
-meanings as comments; `--json` prints it for programs. The [guide](guide.md#settings) says which settings to
-try first. A run keeps all of its settings in `config.toml`.
+(`--set training.epochs=5`). An unknown key is an error. `kgmlm config` prints these settings as TOML, with
+the meanings as comments (`--protocol`: those of the last section); `--json` prints them for programs. The
+[guide](guide.md#settings) says which settings to try first. A run keeps all of its settings in `config.toml`.
 """
 
 

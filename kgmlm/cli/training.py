@@ -25,7 +25,8 @@ def train(
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         typer.Option(
             help="Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), "
-            "best (longer, with a reranker), zero-shot (for unseen entities); plain: text by the settings "
+            "best (longer, asks back, with a reranker), zero-shot (for unseen entities: "
+            "without KGE, asks back, with a reranker); plain: text by the settings "
             "as they are. By default balanced, or plain with --config, --teacher or an objective.",
             show_default=False,
         ),
