@@ -63,6 +63,16 @@ class Way:
         """The same but for those values that are not None."""
         return replace(self, **{key: value for key, value in values.items() if value is not None})
 
+    def plain(self) -> Way:
+        """That by which probabilities are fitted: all signals in fp32, unconstrained, no second stage."""
+        return Way(rerank=0, retrieve=0, device=self.device, runtime=self.runtime)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the first stage is that of :meth:`plain`."""
+        second = {key: getattr(self, key) for key in ("rerank", "retrieve", "index", "effort")}
+        return self == replace(self.plain(), **second)
+
     @property
     def on_gpu(self) -> bool:
         """Whether a GPU is asked for by name."""

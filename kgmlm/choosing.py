@@ -43,6 +43,7 @@ def choose_reranking(
     protocol: Protocol,
     advance: Advance = silent,
     candidates: int | None = None,
+    batch_size: int = 64,
 ) -> tuple[Use, dict[str, float]]:
     """Choose how many of the best are read again and how much that counts; not reranking is a choice.
 
@@ -70,9 +71,9 @@ def choose_reranking(
     told = partial(advance, "reranking")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
-        return reranking.read(queries, ids_dK, ranker.mixture)
+        return reranking.read(queries, ids_dK, ranker.mixture, batch_size)
 
-    return _choose_use(ranker, contest_of(graph, protocol), told, most, weights, read)
+    return _choose_use(ranker, contest_of(graph, protocol), told, most, weights, read, batch_size)
 
 
 def choose_reverse(
@@ -81,6 +82,7 @@ def choose_reverse(
     protocol: Protocol,
     advance: Advance = silent,
     candidates: int | None = None,
+    batch_size: int = 64,
 ) -> tuple[Use, dict[str, float]]:
     """The same of asking back.
 
@@ -89,13 +91,17 @@ def choose_reverse(
     """
     first, contest = ranker.unreranked(), contest_of(graph, protocol)
     most = min(candidates or ranker.reader.settings.reranking.candidates, len(graph.entities))
-    back_DK = _all_asked_back(first, contest, most, partial(advance, "asking back"))
+    back_DK = _all_asked_back(first, contest, most, partial(advance, "asking back"), batch_size)
     told = partial(advance, "validating")
-    return _choose_use(first, contest, told, most, WEIGHTS_TRIED, lambda queries, rows, ids_dK: back_DK[rows])
+
+    def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
+        return back_DK[rows]
+
+    return _choose_use(first, contest, told, most, WEIGHTS_TRIED, read, batch_size)
 
 
 def _all_asked_back(
-    ranker: Ranker, contest: Contest, most: int, advance: Callable[[int, int], None]
+    ranker: Ranker, contest: Contest, most: int, advance: Callable[[int, int], None], batch_size: int
 ) -> Floats:
     """What asking back says of the best candidates ``(D, K)`` of all distinct queries at once, so that those
     that share a candidate ask it once. Of several processes each has its own share of the queries.
@@ -103,12 +109,12 @@ def _all_asked_back(
     share = contest.asked.share(sharing())
     queries = contest.asked.distinct[share]
     ids_SK = np.full((len(share), most), -1)
-    for rows, _, said in ranker.said(queries):
+    for rows, _, said in ranker.said(queries, batch_size=batch_size):
         asked = queries[rows]
         best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
         ids_SK[rows] = best.to_read(ids_dK)
     back_DK = np.zeros((len(contest.asked.groups), most), np.float32)
-    back_DK[share] = asked_back(ranker, queries, ids_SK, advance=advance)
+    back_DK[share] = asked_back(ranker, queries, ids_SK, batch_size, advance)
     return back_DK
 
 
@@ -119,6 +125,7 @@ def _choose_use(
     most: int,
     weights: Sequence[float],
     read: Callable[[Queries, IntArray, IntArray], Floats],
+    batch_size: int,
 ) -> tuple[Use, dict[str, float]]:
     """Choose how a second stage is used.
 
@@ -130,9 +137,10 @@ def _choose_use(
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
     tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
     found: list[_Part] = []
+    first = ranker.but(reranking=None)
 
     def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
-        scores_dN = ranker.but(reranking=None).reranked(queries, ranker.combined(queries, said))
+        scores_dN = first.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
         read_dK = read(queries, rows, best.to_read(ids_dK))
         found.extend(_parts(contest, rows, best, ids_dK, read_dK))
@@ -140,7 +148,7 @@ def _choose_use(
         for use in tried[1:]:
             yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
 
-    asked, ranks = ranked_by(ranker, contest, len(tried), score, advance)
+    asked, ranks = ranked_by(ranker, contest, len(tried), score, advance, batch_size)
     parts = [part for of_one in sharing().gathered(found) for part in of_one]
     sample = Sample.joined(STAGES, asked.queries, [p[:3] for p in parts], len(ranker.context.relations))
     held = sum(int(part.held_b.sum()) for part in parts) / len(asked.queries)

@@ -21,7 +21,6 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import TEXT_COLUMNS, TYPES, DataError, EntityTable, IntArray, RelationTable, RunError
 
 IDS = ("head", "relation", "tail")
-TABLES = ("entities", "relations", "triples", "negatives")
 NEGATIVES = "negatives"  # triples that are known to be false, where a graph has some
 TRIPLE, SPLITS = "triple", b"splits"  # the column of triples; where their file says how many each split has
 LINKS, OFFSETS, LINK = "links", "link_offsets", "link"  # triples by entity, where there are many

@@ -26,9 +26,6 @@ class Segment:
     cut: int = NEVER
 
 
-HOLE = Segment("")
-
-
 @dataclass(frozen=True)
 class Linearization:
     """What stands before and behind the hole.

@@ -22,7 +22,7 @@ Weights = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Use:
-    """How a first stage is reranked: its ``k`` best, by ``weight`` times the reranker's scores."""
+    """How a second stage is used: for the ``k`` best of the first, by ``weight`` times what it says."""
 
     k: int
     weight: float

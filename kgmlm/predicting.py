@@ -139,9 +139,8 @@ def predicted(
         opened = run.open(watch, batch_size) if crew.here else None
         made_by = run.opened or run.folder.made_by
         world.agree((made_by, len(run.graph.entities), list(asked)), "weights, entities or queries")
-        further = None if run.graph is run.folder.graph else run.graph
         piece = piece_size(len(asked), batch_size)
-        work = Predicting(run.path, run.way, further, made_by, asked, piece, batch_size, options, opened)
+        work = Predicting(run.path, run.way, run.further, made_by, asked, piece, batch_size, options, opened)
         sizes = np.array([work.size(n) for n in range(-(-len(asked) // piece))], np.int64)
         mine = world.share(sizes)
         bar = partial(watch, "ranking", total=int(sizes[mine].sum()))

@@ -249,7 +249,7 @@ class Predictor:
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
             parts = {name: Part(weights[name], column[n]) for name, column in columns.items()}
-            for name, (weight, scores) in stages.items():
+            for name, (weight, scores) in stages.items() if p.score > MISSED else ():
                 before = sum(part.weight * part.value for part in parts.values())
                 parts[name] = Part(weight, (scores[n] - before) / weight)
             ids_T = reader.names.tokens(p.id).tolist()

@@ -188,6 +188,8 @@ def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) 
     weights, drawn = np.ones(len(hit)), ~sample.labels
     if not hit.any() or not missing:
         return weights
+    if hit[drawn].all():
+        raise RunError("there are no false triples to learn from: each that was drawn is a validation triple")
     columns = found.reshape(len(found), -1)
     columns = (columns - columns[drawn].mean(0)) / spreads(columns[drawn])
     model = LogisticRegression(max_iter=1000).fit(columns[drawn], hit[drawn])

@@ -55,6 +55,11 @@ class Run:
         return self.folder.path
 
     @property
+    def further(self) -> KnowledgeGraph | None:
+        """The graph, where it has further entities; else None."""
+        return None if self.graph is self.folder.graph else self.graph
+
+    @property
     def settings(self) -> Settings:
         """What it was trained with."""
         return self.folder.settings
@@ -78,7 +83,9 @@ class Run:
 
     def reopen(self) -> None:
         """Read the folder again, which has changed; the model is loaded when it is asked again."""
+        own = self.further is None
         self.folder = runs.open_run(self.path)
+        self.graph = self.folder.graph if own else self.graph
         vars(self).pop("predictor", None)
         self.opened = ""
 
@@ -149,10 +156,10 @@ class Run:
                 return self.open(watch).rank(head, relation, tail, k, novel=novel)
             if (head, relation, tail) != (None, "", None):
                 raise QueryError("give either queries or one query, not both")
-            asked = [self._query(*query) for query in labeled.asked(queries)]
-            rows = []
+            find, rows = self.resolver.query, []
+            asked = [find(r, h, t) for h, r, t in labeled.asked(queries)]
             for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel):
-                rows += [self._columns(query) | _row(p) for p in found]
+                rows += [_columns(self.graph, query) | _row(p) for p in found]
         return pd.DataFrame(rows, columns=[*labeled.ENDS, *_COLUMNS])
 
     def explain(
@@ -181,8 +188,8 @@ class Run:
 
         crew = Crew(workers, engine, address)
         given = [(head, relation, tail)] if queries is None else labeled.asked(queries)
-        asked = [self._query(*query) for query in given]
-        rows = []
+        find, rows = self.resolver.query, []
+        asked = [find(r, h, t) for h, r, t in given]
         check_whole("k", k, 1)
         with watcher_of(progress) as watch:
             for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel, explain=True):
@@ -190,7 +197,7 @@ class Run:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
                     why = {"because": list(p.because)} if "rules" in parts else {}
-                    rows.append(self._columns(query) | _row(p) | parts | {"tokens": tokens} | why)
+                    rows.append(_columns(self.graph, query) | _row(p) | parts | {"tokens": tokens} | why)
         return pd.DataFrame(rows)
 
     def score(self, triples: Triples, progress: bool | Watcher | Advance = False) -> pd.DataFrame:
@@ -257,16 +264,6 @@ class Run:
 
         return Resolver(self.graph)
 
-    def _query(self, head: str | None, relation: str, tail: str | None) -> Query:
-        found: Query = self.resolver.query(relation, head, tail)
-        return found
-
-    def _columns(self, query: Query) -> dict[str, str | None]:
-        known: dict[str, str | None] = dict.fromkeys(labeled.ENDS)
-        known["head" if query.target == "tail" else "tail"] = self.graph.entities[query.entity].label
-        known["relation"] = self.graph.relations[query.relation].label
-        return known
-
     def _predicted(
         self, asked: Sequence[Query], watch: Watcher, **options: Any
     ) -> list[tuple[Query, list[Prediction]]]:
@@ -278,6 +275,13 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"
+
+
+def _columns(graph: KnowledgeGraph, query: Query) -> dict[str, str | None]:
+    known: dict[str, str | None] = dict.fromkeys(labeled.ENDS)
+    known["head" if query.target == "tail" else "tail"] = graph.entities[query.entity].label
+    known["relation"] = graph.relations[query.relation].label
+    return known
 
 
 def _row(p: Prediction) -> dict[str, Any]:

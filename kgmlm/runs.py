@@ -78,9 +78,8 @@ class RunFolder:
         from kgmlm.vocabulary import Vocabulary
 
         tokens = self.record["softmax_tokens"]
-        return Vocabulary(
-            int(self.record["span_length"]), None if tokens is None else np.array(tokens, np.int64)
-        )
+        softmax = None if tokens is None else np.array(tokens, np.int64)
+        return Vocabulary(int(self.record["span_length"]), softmax)
 
     @property
     def model_folder(self) -> Path:
@@ -94,13 +93,12 @@ class RunFolder:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
     def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
-        """The graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of
-        those that are no longer there; a built-in dataset that is the run's own is not missed.
+        """Graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of those
+        that are gone; a built-in dataset that is the run's own is not missed.
         """
         more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
         graphs, gone = earlier([self.record, *more], self.record.get("command"))
-        own = {str(self.record.get("dataset"))}.intersection(card_names())
-        return graphs, [name for name in gone if name not in own]
+        return graphs, [name for name in gone if name != self.record["dataset"] or name not in card_names()]
 
     def update(self, **values: Any) -> RunFolder:
         """Write values into ``run.json``, beside what others wrote since; the run that has them."""

@@ -78,7 +78,7 @@ class Scope:
             )
         _, first = np.unique(asked, axis=0, return_index=True)
         evaluated = asked[np.sort(first)]
-        shared = evaluated[_held(graph.labels(evaluated), (trained, *earlier), "train")]
+        shared = evaluated[held(graph.labels(evaluated), (trained, *earlier), "train")]
         if len(shared):
             raise DataError(
                 f"the run was trained on {len(shared):,} of the {len(evaluated):,} {protocol.split} triples "
@@ -109,7 +109,7 @@ class Scope:
         return np.stack([self._held(triples, "train", half) for half in ((0, 1), (1, 2))], 1)
 
     def _held(self, triples: IntArray, split: str, columns: tuple[int, ...]) -> BoolArray:
-        held_T = _held(self.graph.labels(triples), self.earlier, split, columns)
+        held_T = held(self.graph.labels(triples), self.earlier, split, columns)
         if not self.other and split in self.graph.splits:
             held_T |= _has(self.graph, split, triples, columns)
         return held_T
@@ -153,7 +153,7 @@ def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
     return seen_N
 
 
-def _held(
+def held(
     triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str, columns: tuple[int, ...] = WHOLE
 ) -> BoolArray:
     """Which of some triples, given by labels, a split of one of the graphs has, by some of their columns."""

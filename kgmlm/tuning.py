@@ -200,8 +200,8 @@ def tune(
     first, few = ranker.but(mixture=mixture), reranking or protocol
     use = reverse = None
     if ranker.reverse is not None:
-        reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates)
+        reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates, batch_size)
         first = first.but(reverse=reverse)
     if ranker.reranking is not None:
-        use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates)
+        use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates, batch_size)
     return Tuned(mixture, use, reverse, figures)

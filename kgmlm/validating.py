@@ -81,15 +81,15 @@ def crossed(by_odd_B: FloatArray, by_even_B: FloatArray) -> FloatArray:
 
 
 def halved(reciprocal_WB: FloatArray, choose: Callable[[BoolArray], int]) -> FloatArray:
-    """Reciprocal ranks ``(B,)``, those of each half of the triples by the way that the other half chooses.
+    """Reciprocal ranks ``(B,)``, those of each half of the triples by the way that the other half chooses; of
+    a single triple by the first way, which nothing chose.
 
     Args:
         choose: a way, by some of the queries.
     """
-    count = reciprocal_WB.shape[1]
-    odd_B = odd(count)
-    halves = (odd_B, ~odd_B) if count > 2 else (np.ones(count, np.bool_),) * 2
-    return crossed(*(reciprocal_WB[choose(of_B)] for of_B in halves))
+    odd_B = odd(reciprocal_WB.shape[1])
+    by_odd, by_even = (choose(odd_B), choose(~odd_B)) if odd_B.any() else (0, 0)
+    return crossed(reciprocal_WB[by_odd], reciprocal_WB[by_even])
 
 
 def odd(count: int) -> BoolArray:

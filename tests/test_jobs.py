@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs import staging
 from kgmlm.jobs.running import Given, Interrupted, as_assignments
 from kgmlm.jobs.serving import service
-from kgmlm.jobs.tuning import tune
+from kgmlm.jobs.tuning import choose
 from kgmlm.kg import ConfigError, EntityTable, KgmlmError, RunError
 from kgmlm.modeling import SpanModel, load_model
 from kgmlm.ranks_file import made_by
 from kgmlm.recipes import ASKING_BACK, recipe_of
 from kgmlm.run import Run
+from kgmlm.runs import RunFolder
 from kgmlm.watching import Watcher
 
 TINY: dict[str, Any] = {
@@ -197,6 +199,24 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> None:
+    """The reranker is done before the text model is: it is not trained again, but chosen again."""
+    path, heard = tmp_path / "run", list[str]()
+    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
+    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
+    recipe = run.folder.record["recipe"]
+    stages = [*recipe["stages"], "reverse", "reranker"]
+    run.folder.update(recipe={**recipe, "stages": stages, "reranker_epochs": 0.01})
+    kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
+    assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
+    whole = kgmlm.train(output=path, resume=True, progress=Hears(heard))
+    assert whole.folder.record["status"] == "finished"
+    assert whole.folder.chosen.use is not None
+    assert whole.folder.chosen.reverse is not None
+    assert [sum(line.startswith(of) for line in heard) for of in ("asking back ", "reranker ")] == [1, 1]
+
+
+@pytest.mark.slow
 def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
     """In `kgmlm train` the reranker is a stage of a run, not a training that somebody asked for."""
     path = tmp_path / "a run"
@@ -328,12 +348,12 @@ def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     told: list[str] = []
     asked: list[int] = []
 
-    def asking(path: Path, **options: Any) -> Any:
-        asked.append(options["max_triples"])
-        return tune(path, **options)
+    def asking(run: RunFolder, count: int, *given: Any, **options: Any) -> Any:
+        asked.append(count)
+        return choose(run, count, *given, **options)
 
     monkeypatch.setattr(staging, "LEAST", 2)
-    monkeypatch.setattr(staging, "tune", asking)
+    monkeypatch.setattr(staging, "choose", asking)
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
     run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(told), **small)
     assert run.folder.record["status"] == "finished"
@@ -603,6 +623,16 @@ def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path:
     assert about.reranking == {"k": found["k"], "weight": found["weight"]}
     with pytest.raises(RunError, match="say how to --add"):
         kgmlm.tune(run, kge={"dimension": 4}, progress=False)
+    folder = kgmlm.open_run(run).folder
+    folder.save_chosen(replace(folder.chosen, mixture=folder.chosen.mixture.evenly("kge", 3.0)))
+    assert list(kgmlm.tune(run, add="reverse", progress=False)) == ["reverse", "reranking"]
+    assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["text", "kge", "reranking"]
+    chosen = kgmlm.open_run(run).folder.chosen
+    assert chosen.mixture.averages["kge"] == 3.0, "weights of signals stay"
+    assert list(chosen.by["valid"]) == ["text", "kge", "reranking"]
+    shutil.rmtree(run / "reranker")
+    kgmlm.tune(run, add="reverse", progress=False)
+    assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["text", "kge", "reranking"]
 
 
 def test_further_entities_compete_in_an_evaluation(trained: Run) -> None:
@@ -619,6 +649,7 @@ def test_nothing_is_dropped_when_what_is_added_is_refused(trained: Run, tmp_path
         {"add": "kge", "source": trained},
         {"add": "reranker", "source": trained},
         {"add": "types", "types": {"nope": 3}},
+        {"add": "kge", "source": run},
         {"add": "types", "kge": {"dimension": 4}},
     ]
     for wrong in wrongs:
@@ -633,6 +664,10 @@ def test_a_run_that_is_open_follows_what_is_done_to_it(trained: Run, tmp_path: P
     kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)
     assert "kge" in run.explain(head="France", relation="capital", k=1).columns
     assert "kge" in run.folder.record["signals"]
+    assert run.graph is run.folder.graph, "else it would have further entities"
+    wider = run.with_entities(EntityTable(["atl"], ["Atlantis"]))
+    wider.reopen()
+    assert "atl" in wider.graph.entities.index
 
 
 def test_what_a_run_is_fits_a_screen(trained: Run) -> None:

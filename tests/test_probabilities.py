@@ -10,6 +10,7 @@ import pytest
 import torch
 from doubles import FakeRanker
 
+from kgmlm.building import build_graph
 from kgmlm.calibration import Examples, fit
 from kgmlm.config import VectorSettings
 from kgmlm.filters import FilterIndex
@@ -73,6 +74,16 @@ def test_more_missing_triples_than_negatives_are_refused() -> None:
     graph = dense(0)
     with pytest.raises(RunError, match=r"no negative counts with 1e\+09 missing"):
         calibrate(Knowing(graph), graph, missing=1e9)
+
+
+def test_a_graph_whose_corruptions_are_all_true_is_refused() -> None:
+    """Every pair of entities has the relation: whatever is drawn is a triple of validation."""
+    pairs = [(f"e{h}", "r", f"e{t}") for h in range(14) for t in range(14)]
+    order = np.random.default_rng(0).permutation(len(pairs))
+    splits = {"train": [pairs[i] for i in order[:130]], "valid": [pairs[i] for i in order[130:]]}
+    graph = build_graph("whole", splits)
+    with pytest.raises(RunError, match="each that was drawn is a validation triple"):
+        calibrate(FakeRanker(len(graph.entities), "tied"), graph)
 
 
 def test_it_is_fitted_to_what_the_run_says_without_its_reranker(

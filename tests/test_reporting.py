@@ -26,7 +26,7 @@ import kgmlm
 from kgmlm.config import Protocol
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import DataError, RunError
+from kgmlm.kg import DataError, EntityTable, RunError
 from kgmlm.metrics import Ranks
 from kgmlm.ranker import Ranker
 from kgmlm.reporting import figures
@@ -254,6 +254,9 @@ def test_probabilities_are_measured_where_a_run_has_them(cli: Cli, tmp_path: Pat
     text = read(kgmlm.report(path, tmp_path / "a.html", progress=False)).text
     assert "Reliability of the probabilities" in text
     assert "corrupted ones" in text
+    run = kgmlm.open_run(path, typed=True).with_entities(EntityTable(["atl"], ["Atlantis"]))
+    wider = read(kgmlm.report(run, tmp_path / "c.html", progress=False)).text
+    assert "Reliability of the probabilities" in wider, "of its own entities, by what they were fitted to"
     kgmlm.tune(path, add="types", progress=False)
     again = read(kgmlm.report(path, tmp_path / "b.html", progress=False)).text
     assert "were not fitted for the" in again

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from kgmlm import reverse
 from kgmlm.choosing import choose_reverse
 from kgmlm.chosen import Chosen
 from kgmlm.config import KGESettings, Protocol, RerankingSettings, TextSettings, VectorSettings
-from kgmlm.constraints import MISSED
+from kgmlm.constraints import MISSED, Possible
 from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, Queries, Query, RunError
@@ -150,6 +151,30 @@ def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: Knowled
     assert (tuned.reverse.k, tuned.reverse.weight) == tuple(
         tuned.figures["reverse"][x] for x in ("k", "weight")
     )
+
+
+def test_one_triple_does_not_choose_how_it_is_asked_back(
+    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+
+    def asking(*given: Any, **more: Any) -> Any:
+        sizes.append(given[3])
+        return asked_back(*given, **more)
+
+    monkeypatch.setattr("kgmlm.choosing.asked_back", asking)
+    one = replace(toy, splits={**toy.splits, "valid": toy.splits["valid"][:1]})
+    use, found = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
+    assert (use, found["mrr"]) == (Use(0, 0.0), found["mrr_first"])
+    assert sizes == [3]
+
+
+def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    forbidding = Possible(np.ones(len(toy.relations), np.bool_))
+    asking = ranker.but(reverse=Use(5, 0.5), possible=forbidding)
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    (own,) = Predictor(toy, asking).placed(query, np.array([query.entity]))
+    assert set(own.parts or ()) == {"likelihood", "vector", "kge"}
 
 
 def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:

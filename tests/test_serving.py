@@ -840,6 +840,12 @@ def test_search_finds_what_was_meant(typed: str, first: str) -> None:
     assert all(0 < hit.match <= 100 for hit in hits)
 
 
+def test_search_finds_a_long_name_with_a_typing_error() -> None:
+    letters = np.random.default_rng(0).integers(97, 123, 312)  # more different pairs than a byte counts
+    name = "".join(map(chr, letters))
+    assert Search(EntityTable([name, "other"])).find("?" + name[1:], 3)[0].entity == 0
+
+
 def test_search_over_nothing_finds_nothing() -> None:
     assert Search(EntityTable([])).find("a", 3) == []
     assert Search(EntityTable(["a"], ["\x00\x00"])).find("zz", 3) == []
@@ -867,6 +873,13 @@ def test_where_others_can_ask_a_token_is_needed(run: Run) -> None:
             service(run, token=token)
     with pytest.raises(ConfigError, match="no address"):
         bound("no.such.host.invalid", 0)
+    with pytest.raises(ConfigError, match=r"no address a\.\.b: .*label empty"):
+        bound("a..b", 0)
+    with pytest.raises(ConfigError, match="a port is a number up to 65,535, not 70,000"):
+        bound("127.0.0.1", 70_000)
+    for window in (-1, 2, float("nan"), "x"):
+        with pytest.raises(ConfigError, match="the window is a time from 0 to 1 second, not"):
+            service(run, window=window)  # type: ignore[arg-type]
     with bound("127.0.0.1", 0) as at:
         at.listen()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", address(at))

@@ -7,6 +7,11 @@ import numpy as np
 from kgmlm.validating import halved
 
 
+def test_a_single_triple_chooses_nothing() -> None:
+    reciprocal_WB = np.array([[0.5, 0.5], [1.0, 1.0]])
+    assert halved(reciprocal_WB, lambda of_B: 1).tolist() == [0.5, 0.5]
+
+
 def test_no_triple_is_measured_by_what_was_chosen_on_it() -> None:
     """Of many ways without any merit the best one looks good on what it was chosen on, and nowhere else."""
     noise_WB = np.random.default_rng(0).random((200, 40))

@@ -57,6 +57,8 @@ class Addition:
             raise RunError("--from trains nothing; --config and --set go without it")
         if self.source is not None:
             giver = runs.open_run(path_of(self.source))
+            if giver.path.resolve() == run.path.resolve() and self.overwrite:
+                raise RunError(f"{run.path} cannot lend {self.name} to itself; --from names another run")
             if self.name != RERANKER:
                 giver.lend(self.name, run.graph)
             elif not has_reranker(giver.path):

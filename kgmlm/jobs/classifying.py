@@ -217,8 +217,9 @@ def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, li
 
 def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
     """Which triples of a graph a run's training has, by their labels."""
-    there = set(trained.labeled(trained.splits["train"]))
-    return np.array([triple in there for triple in graph.labeled(triples)], np.bool_)
+    from kgmlm.scope import held
+
+    return held(graph.labels(triples), (trained,), "train")
 
 
 def _unseen(

@@ -157,9 +157,9 @@ def evaluate(
     _check_memory(folder, graph, watch)
     other = None if graph is None else load_graph(graph, skip_header=skip_header)
     (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
-    own = run.graph if isinstance(run, Run) else folder.graph  # with further entities
+    own, further = (run.graph, run.further) if isinstance(run, Run) else (folder.graph, None)
     scope, unchecked = scope_of(folder, own, other, settings, way.reranks, allowed, watch)
-    source, further = find_pack(path_of(run)) or folder.path, None if own is folder.graph else own
+    source = find_pack(path_of(run)) or folder.path
     work = EvaluationWork(source, way, settings, batch_size, other or further, other is not None, allowed)
     opened, result = _evaluate(run, folder, scope, work, by_relation, crew, watch, world)
     report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))

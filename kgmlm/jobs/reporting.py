@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import __version__, files, ranks_file, runs
+from kgmlm.asking import read_entities
 from kgmlm.checks import check_graph, lines_of
 from kgmlm.jobs.evaluating import evaluate, ranks_name
 from kgmlm.jobs.writing import as_path
@@ -137,7 +138,7 @@ class _Work:
                 )
             return found
         kept = run.path / "ranks" / ranks_name(run.way, split, max_triples=self.max_triples)
-        own = run.graph is run.folder.graph  # else it has further entities
+        own = run.further is None
         if own and now and kept.is_file() and self._is_of(kept, now):
             self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
             return kept
@@ -228,8 +229,6 @@ class _Work:
         folder = self.run.folder
         if not split:
             return "There are no triples kept back from training to measure probabilities on."
-        if self.run.way.scores != "all":
-            return "Probabilities go by all signals of a run; here it ranks by some of them."
         try:
             found = probabilities.read(folder)
         except RunError as error:
@@ -237,6 +236,9 @@ class _Work:
         if found is None:
             return _how_to_calibrate(folder)
         scorer = ranker.unreranked()
+        if not (self.run.way.is_plain and self.run.further is None):  # else by what they were fitted to
+            scorer = self.run.way.plain().ranker(folder, folder.graph)
+            read_entities(scorer, self.watch, self.batch_size)
         most = min(self.max_triples or MEASURED, MEASURED)
         sample = probabilities.Sample.of(
             folder.graph, split, scorer, most=most, seed=1, batch_size=self.batch_size, advance=self.watch

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kgmlm.calibration import Calibration
 
+LONGEST = 1.0  # seconds that the first query of a batch may wait for others
 EXTRA = ("fastapi", "fastapi_offline", "prometheus_client", "rapidfuzz", "uvicorn")
 LOCAL = ("path", "bytes")  # of `info`: what concerns the machine, not the model
 UNTOLD = ("command", "hardware", "earlier")  # of training, of the model and of every signal
@@ -53,6 +54,8 @@ def service(
         RunError: when the run cannot rank.
     """
     check_numbers(batch_size=(batch_size, 1), queue=(queue, 1))
+    if not (isinstance(window, int | float) and 0 <= window <= LONGEST):
+        raise ConfigError(f"the window is a time from 0 to {LONGEST:g} second, not {window}")
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -68,7 +71,7 @@ def service(
         opened.reopen()
     with watcher_of(progress) as watch:
         opened.open(watch)
-        session = Session(opened, _calibration(opened, watch))
+        session = Session(opened, _calibration(opened, watch), batch_size)
         if session.origin.standing != "as opened":  # so nobody knows which model the rest was read for
             session.calibration = None
             watch.tell(f"{opened.path} has changed since it was opened: /classify does not answer")
@@ -114,6 +117,7 @@ def serve(
         RunError: when the run cannot rank.
     """
     path = path_of(run)
+    check_numbers(port=(port, 0))
     if find_spec("uvicorn") is None or find_spec("fastapi") is None:
         raise ConfigError("serving needs fastapi and uvicorn; pip install 'kgmlm[serve]' installs them")
     from kgmlm.serving.guarding import is_loopback

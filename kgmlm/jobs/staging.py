@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import runs, upkeep
 from kgmlm.asking import shortlist_of
@@ -22,7 +22,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.adding import Addition, add_signal
 from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
-from kgmlm.jobs.tuning import choose, train_reranker, tune
+from kgmlm.jobs.tuning import Figures, choose, train_reranker
 from kgmlm.kg import NoRulesError, RunError, counted
 from kgmlm.processes import in_several_processes
 from kgmlm.recipes import ASKING_BACK, PLAIN, Recipe, epochs_within, recipe_of, share_of
@@ -158,6 +158,7 @@ def _fitted(
         with suppress(_Probed):
             outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
             if outcome.signal is not None:
+                watch.tell("stopped while steps were timed; nothing was written")
                 raise Interrupted(outcome.signal)
     per_epoch = clock.total / epochs
     if "epochs" not in given.values.get("training", {}):
@@ -308,21 +309,25 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
     if left and in_several_processes():
         watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
-    few = None if max_steps is None else FEW
+    few, before = None if max_steps is None else FEW, run.chosen
+
+    def chosen(only: Literal["signals", "reverse", "reranking"], count: int | None) -> Figures:
+        back = True if only == "reverse" else None
+        return choose(runs.open_run(path), count, None, "fp32", 64, None, watch, only, reverse=back)
+
     if signals := [stage for stage in left if stage in BESIDE]:
         for name in signals:
             _add_stage(runs.open_run(path), name, max_steps, watch)
-        weighed = recipe.get("weighed", 0) if few is None else few
-        figures = tune(path, max_triples=weighed, progress=watch)
-        of_signals = {stage: of for stage, of in figures.items() if stage not in ("reverse", "reranking")}
-        ladder = [f"{stage} {of['mrr']:.4f}" for stage, of in of_signals.items()]
+        figures = chosen("signals", recipe.get("weighed", 0) if few is None else few)
+        ladder = [f"{stage} {of['mrr']:.4f}" for stage, of in figures.items()]
         watch.tell(f"validation MRR: {', with '.join(ladder)}")
-    if "reverse" in left:
-        run = runs.open_run(path)
-        asked = few or recipe.get("asked", ASKING_BACK)
-        figures = choose(run, asked, None, "fp32", 64, None, watch, only="reverse", reverse=True)
+    # What was chosen beside other weights is chosen again.
+    if "reverse" in left or (signals and before.reverse is not None):
+        figures = chosen("reverse", few or recipe.get("asked", ASKING_BACK))
         _tell_of("asking back", figures["reverse"], watch)
-    if "reranker" in left:
+    if signals and "reranker" not in recipe["stages"] and upkeep.has_reranker(path):
+        _tell_of("reranker", chosen("reranking", few)["reranking"], watch)
+    if "reranker" in recipe["stages"] and ("reranker" in left or signals):
         folder = path / upkeep.RERANKER
         begun = (folder / "run.json").is_file() and not upkeep.is_blank(folder)
         epochs = recipe["reranker_epochs"]

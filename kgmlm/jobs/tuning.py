@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kgmlm.ranker import Ranker
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
-Stage = Literal["", "reverse", "reranking"]
+Stage = Literal["", "signals", "reverse", "reranking"]
 
 
 @writes_run
@@ -66,8 +66,8 @@ def tune(
 
     Args:
         add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
-            ``source``; "reverse" asks the best candidates back, which takes no training: the weights of the
-            signals stay where it alone is added.
+            ``source``; "reverse" asks the best candidates back, which takes no training: where it alone is
+            added or dropped, the weights of the signals stay.
         drop: first remove a signal or several, the reranker, or "reverse".
         source: the run of the same graph to take what is added from, instead of training it.
         config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
@@ -108,10 +108,16 @@ def tune(
     folder = runs.open_run(folder.path)
     if candidates is not None and not reverse and not has_reranker(folder.path):
         raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
-    # Weights that are there stay, where nothing but asking back is new.
-    alone = as_names(add) == [REVERSE] and not dropping and not has_reranker(folder.path)
-    only: Stage = "reverse" if alone else ""
-    return choose(folder, max_triples, candidates, precision, batch_size, device, watch, only, world, reverse)
+
+    def chosen(only: Stage) -> Figures:
+        run = runs.open_run(folder.path)
+        return choose(
+            run, max_triples, candidates, precision, batch_size, device, watch, only, world, reverse
+        )
+
+    if {*as_names(add), *dropping} != {REVERSE}:
+        return chosen("")
+    return chosen("reverse") | (chosen("reranking") if has_reranker(folder.path) else {})
 
 
 def _change(
@@ -237,7 +243,8 @@ def choose(
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
 
     Args:
-        only: choose nothing else; the weights of signals stay as they are.
+        only: choose nothing else. Beside "signals", their weights stay as they are; with it, the run has no
+            second stage until that is chosen again.
         world: the processes that share the queries.
         reverse: whether the best are asked back, if that helps; None is as the run does now.
     """
@@ -249,19 +256,20 @@ def choose(
     from kgmlm.tuning import Tuned
     from kgmlm.tuning import tune as tune_all
 
-    if not only:
+    weighs = only in ("", "signals")
+    if weighs:
         if world.main:
             with watch:
                 read_entities(run, device, batch_size, partial(watch, "reading entities"))
         world.wait()
-    ranker: Ranker = run.ranker(device, rerank=False) if only else run.untuned(device)
+    ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.chosen if (run.path / runs.MIXTURE).is_file() else None
     back = before.reverse if before else None
     if reverse is not None:
         back = (back or Use(0, 0.0)) if reverse else None
-    if back is not None:
+    if back is not None and only != "signals":
         ranker = ranker.but(reverse=back)
-    read_again = has_reranker(run.path) and only != "reverse"
+    read_again = has_reranker(run.path) and only in ("", "reranking")
     if read_again:
         ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
     training = (runs.open_run(run.path / RERANKER) if read_again else run).settings.training
@@ -272,11 +280,13 @@ def choose(
     with watch, shared_by(world):
         world.agree(fingerprints(run.path), "weights")
         if only == "reranking":
-            use, found = choose_reranking(ranker, run.graph, again, watch, candidates)
+            use, found = choose_reranking(ranker, run.graph, again, watch, candidates, batch_size)
             tuned = Tuned(ranker.mixture, use, back, {only: found})
         elif only == "reverse":
-            back, found = choose_reverse(ranker, run.graph, again, watch, candidates)
-            tuned = Tuned(ranker.mixture, before.use if before else None, back, {only: found})
+            figures: Figures = {}
+            if back is not None:
+                back, figures[only] = choose_reverse(ranker, run.graph, again, watch, candidates, batch_size)
+            tuned = Tuned(ranker.mixture, before.use if before else None, back, figures)
         else:
             tuned = tune_all(
                 ranker,
@@ -287,12 +297,13 @@ def choose(
                 candidates=candidates,
                 batch_size=batch_size,
             )
-    known = before.by.get("valid", {}) if only and before else {}
+    known = before.by.get("valid", {}) if before and not weighs else {}
+    known = {stage: of for stage, of in known.items() if stage != only}
     by = {"command": command(), "precision": precision, "valid": {**known, **tuned.figures}}
     if world.main:
         run.save_chosen(Chosen(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
     world.wait()
-    return tuned.figures
+    return tuned.figures or known
 
 
 def complete_text(path: Path, watch: Watcher) -> None:
@@ -314,7 +325,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
         run.save_chosen(run.chosen)
         return
     if runs.unfinished(run):
-        found = choose(run, training.eval_triples, None, "fp32", 64, None, watch)
+        found = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
         watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
     run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
 

@@ -115,8 +115,8 @@ class Explorer:
             facts with the query's; ``same_question``: other answers of the query, those first that share most
             facts with this one. Each with how many facts are ``shared``, ``of`` those of what it is like.
         """
-        train = distinct_triples(self.graph.splits["train"])
-        train = train[train[:, 1] == query.relation]
+        train = self.graph.splits["train"]
+        train = distinct_triples(train[train[:, 1] == query.relation])
         asked, given = (train[:, 2], train[:, 0]) if query.target == "tail" else (train[:, 0], train[:, 2])
         others = given[(asked == candidate) & (given != query.entity)]
         answers = asked[(given == query.entity) & (asked != candidate)]

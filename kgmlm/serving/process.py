@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from kgmlm.kg import ConfigError
 
+LAST_PORT = 65_535
 ENDING = 30  # seconds that open requests have after SIGTERM
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,13 +24,16 @@ def bound(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: when the address is taken, or is not this machine's.
     """
+    if port > LAST_PORT:
+        raise ConfigError(f"a port is a number up to {LAST_PORT:,}, not {port:,}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         made = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"there is no address {host}: {(error.strerror or str(error)).lower()}") from None
+    except (OSError, UnicodeError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigError(f"there is no address {host}: {why}") from None
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)

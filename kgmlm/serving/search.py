@@ -83,7 +83,7 @@ class Search:
         parts = [self.postings[self.offsets[p] : self.offsets[p + 1]] for p in used]
         if not any(len(part) for part in parts):
             return []
-        shared = np.zeros(len(self.texts), np.uint8)
+        shared = np.zeros(len(self.texts), np.uint16)
         for part in parts:  # a text has each pair once, so no index repeats
             shared[part] += 1
         rows = np.flatnonzero(shared >= max(1, int(shared.max()) // 2))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kgmlm.asking import Way, read_entities
+from kgmlm.asking import read_entities
 from kgmlm.calibration import Calibration
 from kgmlm.graph import Edge, KnowledgeGraph
 from kgmlm.judging import judged
@@ -91,13 +91,14 @@ class Session:
     Args:
         run: as it is to be asked.
         calibration: what probabilities go by; None where they were not fitted.
+        batch_size: queries per forward pass.
 
     Attributes:
         origin: the folder that the run was opened from.
     """
 
-    def __init__(self, run: Run, calibration: Calibration | None = None) -> None:
-        self.run, self.calibration = run, calibration
+    def __init__(self, run: Run, calibration: Calibration | None = None, batch_size: int = 64) -> None:
+        self.run, self.calibration, self.batch_size = run, calibration, batch_size
         self.graph = run.graph
         self.pages = Pages(run.graph)
         self.searched = Search(run.graph.entities)
@@ -162,7 +163,10 @@ class Session:
         if not queries:
             return results
         k = max(tasks[at].k for at in asked)
-        predicted = dict(predictor.predict(queries, k, novel=first.novel, explain=first.explain))
+        novel, explain = first.novel, first.explain
+        predicted = dict(
+            predictor.predict(queries, k, novel=novel, explain=explain, batch_size=self.batch_size)
+        )
         rows = iter(range(len(queries)))
         for at, found in asked.items():
             results[at] = [_row(predictor.graph, q, predicted[next(rows)][: tasks[at].k]) for q in found]
@@ -277,12 +281,9 @@ class Session:
 
 def _plain(run: Run) -> Ranker | None:
     """The ranker that probabilities were fitted to, where the one that ranks is another."""
-    way = run.way
-    if way == Way(rerank=way.rerank, retrieve=way.retrieve, index=way.index, effort=way.effort,
-                  device=way.device, runtime=way.runtime):  # fmt: skip
+    if run.way.is_plain:
         return None
-    plain = Way(rerank=0, retrieve=0, device=way.device, runtime=way.runtime)
-    ranker = plain.ranker(run.folder, run.graph)
+    ranker = run.way.plain().ranker(run.folder, run.graph)
     read_entities(ranker, Watcher())
     return ranker
 
