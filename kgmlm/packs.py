@@ -34,6 +34,7 @@ SUFFIX = ".kgmlm"
 FORMAT = 1
 CONTENTS = "pack.json"
 _SCALE = ":scale"  # behind the name of a quantized matrix
+_ROWS = 1 << 16  # rows that are made int8 at a time
 # Of a run, and of its reranker below it.
 _MODEL = "model/model.safetensors"
 _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
@@ -334,19 +335,23 @@ def _without_kge(mixture: bytes) -> bytes:
 def _quantized(path: Path) -> bytes:
     """A file of tensors, float32 matrices as int8 with a scale per row, other float32 as float16."""
     import torch
-    from safetensors.torch import load_file, save
+    from safetensors import safe_open
+    from safetensors.torch import save
 
-    packed = {}
-    for name, tensor in load_file(path).items():
-        if tensor.dtype == torch.float32 and tensor.ndim == 2 and tensor.shape[1] >= 16:
-            scale_R1 = tensor.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
-            packed[name] = (tensor / scale_R1).round().to(torch.int8)
-            packed[name + _SCALE] = scale_R1[:, 0].float().contiguous()
-        elif tensor.dtype == torch.float32:
-            packed[name] = tensor.half()
-        else:
-            packed[name] = tensor
-    return bytes(save(packed))
+    packed: dict[str, torch.Tensor] = {}
+    with safe_open(path, "pt") as file:  # mapped: what is packed is all that memory holds
+        for name in file.keys():  # noqa: SIM118, it is no dictionary
+            tensor = file.get_tensor(name)
+            if tensor.dtype == torch.float32 and tensor.ndim == 2 and tensor.shape[1] >= 16:
+                rows, scale_R = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
+                for start in range(0, len(tensor), _ROWS):
+                    at = slice(start, start + _ROWS)
+                    scale_R[at] = tensor[at].abs().amax(1).clamp_min(1e-12) / 127
+                    rows[at] = (tensor[at] / scale_R[at, None]).round().to(torch.int8)
+                packed |= {name: rows, name + _SCALE: scale_R}
+            else:
+                packed[name] = tensor.half() if tensor.dtype == torch.float32 else tensor
+        return bytes(save(packed))
 
 
 def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
@@ -365,7 +370,7 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
         if tensor.dtype == np.int8:
             if name + _SCALE not in packed:
                 raise _damaged(pack, f"'{name}' has no scale")
-            tensors[name] = tensor.astype(np.float32) * packed[name + _SCALE][:, None]
+            tensors[name] = np.multiply(tensor, packed[name + _SCALE][:, None], dtype=np.float32)
         else:
             tensors[name] = tensor.astype(np.float32) if tensor.dtype == np.float16 else tensor
     files.write_tensors(path, tensors, {"format": "pt"})
