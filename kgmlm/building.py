@@ -90,7 +90,8 @@ def build_graph(
     ]
     table = _named(labels, texts.table(), humanize_labels)
     relations = relation_labels.to_pylist()
-    names = [texts.relations.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
+    given = {x: name for x, name in texts.relations.items() if name.strip()}
+    names = [given.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
     graph_relations = RelationTable(relations, names)
     return KnowledgeGraph(
         name,
@@ -159,8 +160,8 @@ def completed(table: pa.Table, humanize_labels: bool = True) -> pa.Table:
     if pc.any(unnamed).as_py():
         name = pc.if_else(unnamed, humanized(label) if humanize_labels else label, name)
     # Mostly there are no surfaces, and the column of names serves as both.
-    given = pc.any(pc.not_equal(surface, "")).as_py()
-    surface = pc.if_else(pc.equal(surface, ""), name, surface) if given else name
+    empty = pc.equal(pc.utf8_trim_whitespace(surface), "")
+    surface = name if pc.all(empty).as_py() else pc.if_else(empty, name, surface)
     for column, values in (("name", name), ("surface", surface)):
         table = table.set_column(table.column_names.index(column), column, values)
     return table

@@ -102,9 +102,14 @@ def read_card(name: str) -> Card:
     return _parse(cards_folder() / name / "card.toml")
 
 
-def find_card(dataset: str) -> Card | None:
-    """The card of a built-in dataset or of a folder, if there is one."""
-    return read_card(dataset) if dataset in card_names() else folder_card(Path(dataset))
+def find_card(dataset: str | Path) -> Card | None:
+    """The card of a built-in dataset or of a folder, if there is one; a ``Path`` is a folder where there is
+    one.
+    """
+    folder = Path(dataset)
+    if str(dataset) in card_names() and not (isinstance(dataset, Path) and folder.is_dir()):
+        return read_card(str(dataset))
+    return folder_card(folder)
 
 
 def folder_card(folder: Path) -> Card | None:

@@ -237,6 +237,17 @@ def _unseen_relations(graph: KnowledgeGraph) -> IntArray:
     return np.flatnonzero(np.bincount(graph.splits["train"][:, 1], minlength=len(graph.relations)) == 0)
 
 
+def _contradicted(graph: KnowledgeGraph) -> dict[str, int]:
+    """How many false triples of each split are true in some split."""
+    if not graph.negatives:
+        return {}
+    true = distinct_triples(graph.all_triples)
+    return {
+        split: repeated(np.concatenate([true, distinct_triples(false)]))
+        for split, false in graph.negatives.items()
+    }
+
+
 def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
     """Everything that ``kgmlm data check`` reports, as one JSON-ready object.
 
@@ -251,7 +262,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
             ("surface", graph.entities.table.column("surface")),
         )
     }
-    rank_split = next(s for s in ("test", "valid", "train") if s in graph.splits)
+    rank_split = next((s for s in ("test", "valid") if graph.has(s)), "train")
     distinct = {split: distinct_triples(triples) for split, triples in graph.splits.items()}
     pairs = _Pairs(graph)
     report: dict[str, Any] = {
@@ -266,6 +277,8 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
             for split, triples in graph.splits.items()
             if split != "train"
         },
+        "false": {split: len(triples) for split, triples in graph.negatives.items()},
+        "false_and_true": _contradicted(graph),
         "duplicates": {split: len(t) - len(distinct[split]) for split, t in graph.splits.items()},
         "shared": {
             f"{a}+{b}": repeated(np.concatenate([distinct[a], distinct[b]]))
@@ -313,6 +326,22 @@ def _examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None =
     return [f"such as {', '.join([*shown, *rest])}"] if shown else []
 
 
+def _about_false(report: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Lines on false triples, where there are any."""
+    if not report["false"]:
+        return {}
+    about = {"false triples": report["false"], "of these, true in some split": report["false_and_true"]}
+    return {what: [_pairs(counts)] for what, counts in about.items()}
+
+
+def _about_types(types: Mapping[str, int] | None) -> dict[str, list[str]]:
+    """A line on types, where there are any."""
+    if types is None:
+        return {}
+    seen = f"{types['entities']:,}, of which {types['unseen']:,} are unseen; {types['types']:,} types"
+    return {"entities with types": [seen]}
+
+
 def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
     """The report of :func:`check_graph` as people read it: lines, by heading."""
     top, odd, new = report["ceiling"], report["listed"], report["unseen_relations"]
@@ -330,20 +359,12 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
         ],
         "triples": [_pairs(report["triples"])],
         "with an unseen entity": [_pairs(report["unseen_triples"])],
+        **_about_false(report),
         "duplicate triples": [_pairs(report["duplicates"])],
         "shared between splits": [_pairs(report["shared"])],
         "entities named by their label": [f"{report['without_name']:,}"],
         "entities without a description": [f"{report['without_description']:,}"],
-        **(
-            {}
-            if report["types"] is None
-            else {
-                "entities with types": [
-                    f"{report['types']['entities']:,}, of which {report['types']['unseen']:,} are unseen; "
-                    f"{report['types']['types']:,} types"
-                ]
-            }
-        ),
+        **_about_types(report["types"]),
         **{
             f"{kind} names shared": [
                 f"{report['collisions'][kind]:,} entities; ceiling on {top['split']} "

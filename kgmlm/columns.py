@@ -269,8 +269,8 @@ def write_table(path: Path, table: pa.Table, *, header: bool = True) -> None:
 
 
 def _fits_tsv(column: pa.ChunkedArray) -> bool:
-    """Whether TSV can hold all texts of a column: it has neither a tab nor a line break."""
-    return not pc.any(pc.match_substring_regex(column, "[\t\n]|\r$")).as_py()
+    """Whether TSV can hold all texts of a column, as :func:`~kgmlm.tables.fits_tsv` of one."""
+    return not pc.any(pc.match_substring_regex(column, "[\t\n]|\r$|^\ufeff")).as_py()
 
 
 def _tsv_lines(batch: pa.RecordBatch) -> memoryview:

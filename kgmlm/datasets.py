@@ -368,8 +368,7 @@ def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
 
 def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
     """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
-    files.check_new_folder(folder)
-    with files.atomic_folder(folder, follow=True) as temporary:
+    with files.new_folder(folder) as temporary:
         write_splits(graph, temporary)
         write_table(temporary / "entities", graph.entities.table)
         relations = [(r.label, r.name) for r in graph.relations]

@@ -53,13 +53,14 @@ def asked_queries(
         everyone: ask all entities that can be, whether training has the query or not.
     """
     seen = seen_queries(train, entities, relations)
+    slots = 2 * seen.relation_B + seen.tail_B
     found = [seen[:0]]
     for relation in relations.tolist():
         for tails in (False, True):
             ids = np.flatnonzero(askable(relation, tails))
             if not everyone:
-                there = (seen.relation_B == relation) & (seen.tail_B == tails)
-                ids = np.intersect1d(ids, seen.entity_B[there])
+                start, stop = np.searchsorted(slots, (2 * relation + tails, 2 * relation + tails + 1))
+                ids = np.intersect1d(ids, seen.entity_B[start:stop])
             found.append(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails)))
     return Queries(
         *(np.concatenate([getattr(q, x) for q in found]) for x in ("entity_B", "relation_B", "tail_B"))

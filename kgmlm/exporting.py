@@ -148,8 +148,7 @@ def write_export(table: pa.Table, output: Path, format: str, base: str = BASE) -
         ):
             FORMATS[format](table, file, base)
         return
-    files.check_new_folder(output)
-    with files.atomic_folder(output, follow=True) as folder:
+    with files.new_folder(output) as folder:
         _neo4j(table, folder)
 
 

@@ -56,8 +56,10 @@ def check_writable(path: Path) -> None:
     """See, before long work, whether a file can be written there when it is done.
 
     Raises:
-        DataError: when a folder has its name, or the folder that it would be in is read-only.
+        DataError: when a folder has its name, the folder that it would be in is read-only, or its name is not
+            Unicode.
     """
+    _check_name(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file")
     if _is_stream(path):
@@ -69,12 +71,21 @@ def check_writable(path: Path) -> None:
         )
 
 
+def _check_name(path: Path) -> None:
+    """Refuse a name that records could not hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{path} is not a name in UTF-8; choose another one") from None
+
+
 def check_new_folder(folder: Path) -> None:
     """See, before long work, that a folder can be written there.
 
     Raises:
-        DataError: when something is there already.
+        DataError: when something is there already, or its name is not Unicode.
     """
+    _check_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty; choose another --output")
 
@@ -215,16 +226,40 @@ def atomic_folder(path: Path, *, follow: bool = False) -> Iterator[Path]:
     target = path.resolve() if follow else path
     target.parent.mkdir(parents=True, exist_ok=True)
     _settle(target)
-    _sweep(target, older=STALE)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target), suffix=_PART))
-    temporary.chmod(0o777 & ~_umask())
-    try:
+    with _beside(target) as temporary:
         yield temporary
         if os.path.lexists(target):
             os.replace(temporary, _sibling(target, _NEW))
             _settle(target)
         else:
             os.replace(temporary, target)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """As :func:`atomic_folder` for a path that users give: it replaces nothing but an empty folder, and what
+    others made there meanwhile stays.
+
+    Raises:
+        DataError: when something is there, before the block or after it.
+    """
+    check_new_folder(path)
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(target) as temporary:
+        yield temporary
+        check_new_folder(path)
+        os.replace(temporary, target)
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary folder beside another one; what is left of it at the end is removed."""
+    _sweep(target, older=STALE)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target), suffix=_PART))
+    temporary.chmod(0o777 & ~_umask())
+    try:
+        yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -308,7 +343,18 @@ def _sibling(path: Path, suffix: str) -> Path:
 
 def _prefix(path: Path) -> str:
     """How temporary names of a file or folder begin; short enough for every file system."""
-    return f".{path.name.encode()[:200].decode(errors='ignore')}."
+    return f".{os.fsencode(path.name)[:200].decode(errors='ignore')}."
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder, without links and without what vanishes meanwhile."""
+    size = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root) / name
+            with suppress(OSError):
+                size += 0 if path.is_symlink() else path.stat().st_size
+    return size
 
 
 def follow_umask(folder: Path) -> None:

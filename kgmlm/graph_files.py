@@ -70,9 +70,10 @@ def portable(graph: KnowledgeGraph) -> dict[str, pa.Table]:
     for name, splits in (("triples", graph.splits), (NEGATIVES, graph.negatives)):
         if splits:
             triples = np.concatenate(list(splits.values()))
-            names = np.repeat(list(splits), [len(part) for part in splits.values()])
+            of = np.repeat(np.arange(len(splits), dtype=np.int8), [len(part) for part in splits.values()])
+            names = pa.DictionaryArray.from_arrays(pa.array(of), pa.array(list(splits))).cast(pa.string())
             columns = {column: triples[:, i] for i, column in enumerate(IDS)}
-            tables[name] = pa.table({**columns, "split": names.tolist()})
+            tables[name] = pa.table({**columns, "split": names})
     return tables
 
 

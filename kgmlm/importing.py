@@ -127,8 +127,10 @@ class Importer:
 
     def text(self, subject: str, kind: Kind, value: str, language: str, order: int) -> None:
         """Keep a text, where it is wanted."""
-        if not self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order):
+        if self.texts.rank(language) is None:
             self.counts["texts in other languages"] += 1
+            return
+        self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
 
     def left_out(self, why: str) -> None:
         """Count it."""

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from kgmlm.kg import EntityTable, QueryError
+from kgmlm.building import completed
+from kgmlm.columns import ENDS
+from kgmlm.kg import TEXT_COLUMNS, TYPES, EntityTable, QueryError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -15,8 +18,6 @@ if TYPE_CHECKING:
 
     Triples = Iterable[tuple[str, str, str]] | npt.NDArray[Any] | pd.DataFrame
     Queries = Iterable[tuple[str | None, str, str | None]] | pd.DataFrame
-
-ENDS = ("head", "relation", "tail")
 
 
 def labeled(triples: Triples) -> list[tuple[str, str, str]]:
@@ -90,23 +91,18 @@ def entities(frame: pd.DataFrame) -> EntityTable:
     """
     if not hasattr(frame, "itertuples"):
         raise QueryError(f"new entities are a pandas DataFrame, not a {type(frame).__name__}")
-    columns = {str(column): frame[column] for column in frame.columns}
-    if "label" not in columns:
-        raise QueryError(f"new entities are a table with the column label, not {[*columns]}")
+    given = {str(column): frame[column] for column in frame.columns}
+    if "label" not in given:
+        raise QueryError(f"new entities are a table with the column label, not {[*given]}")
     texts = {
-        name: [_text(value) for value in columns[name]]
-        for name in ("label", "name", "description", "surface", "types")
-        if name in columns
+        name: [_text(value) for value in given[name]] for name in (*TEXT_COLUMNS, TYPES) if name in given
     }
     if "" in texts["label"]:
         raise QueryError(f"new entity {texts['label'].index('') + 1} has no label")
-    return EntityTable(
-        texts["label"],
-        texts.get("name"),
-        texts.get("description"),
-        texts.get("surface"),
-        texts.get("types"),
-    )
+    columns: dict[str, list[str]] = {name: [""] * len(texts["label"]) for name in TEXT_COLUMNS}
+    columns.update(texts)
+    table = pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()})
+    return EntityTable.of(completed(table))
 
 
 def _text(value: Any) -> str:

@@ -237,7 +237,7 @@ def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
     """Write what a pack holds as a run folder."""
     with _opened(pack) as archive:
         contents = _contents(pack, archive)
-        with files.atomic_folder(output) as folder:
+        with files.atomic_folder(output) if cached else files.new_folder(output) as folder:
             for name, digest in contents.files.items():
                 data = _read(pack, archive, name)
                 if digests.Digest.of_bytes(data) != digest:

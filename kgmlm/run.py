@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import labeled, runs
 from kgmlm.asking import Runtime, Way
+from kgmlm.columns import ENDS
 from kgmlm.config import Settings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, IntArray, QueryError, RunError, check_whole
@@ -160,7 +161,7 @@ class Run:
             asked = [find(r, h, t) for h, r, t in labeled.asked(queries)]
             for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel):
                 rows += [_columns(self.graph, query) | _row(p) for p in found]
-        return pd.DataFrame(rows, columns=[*labeled.ENDS, *_COLUMNS])
+        return pd.DataFrame(rows, columns=[*ENDS, *_COLUMNS])
 
     def explain(
         self,
@@ -228,7 +229,7 @@ class Run:
             ranker = self.open(watch).ranker
             for rows, scores_bN in ranker.rank(queries, advance=lambda n: watch("scoring", n, len(queries))):
                 scores_B[rows] = numpy(scores_bN)[np.arange(len(rows)), answers[rows]]
-        table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(labeled.ENDS))
+        table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ENDS))
         heads, tails = np.split(scores_B, 2)
         return table.assign(tail_score=tails, head_score=heads)
 
@@ -278,7 +279,7 @@ class Run:
 
 
 def _columns(graph: KnowledgeGraph, query: Query) -> dict[str, str | None]:
-    known: dict[str, str | None] = dict.fromkeys(labeled.ENDS)
+    known: dict[str, str | None] = dict.fromkeys(ENDS)
     known["head" if query.target == "tail" else "tail"] = graph.entities[query.entity].label
     known["relation"] = graph.relations[query.relation].label
     return known

@@ -64,8 +64,8 @@ def _text_of(dataset: str | Path) -> int:
     if folder.is_dir():
         paths = [x for stem in (*SPLITS, "entities") if (x := find_table(folder, stem)) is not None]
         return sum(_text_in(path) for path in paths)
-    card = find_card(str(dataset))
-    if card is None or card.counts is None:
+    card = find_card(dataset)
+    if card is None:
         return 0
     counts = card.counts
     return TRIPLE * (counts.train + counts.valid + counts.test) + ENTITY * counts.entities

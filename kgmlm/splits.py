@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -134,7 +135,7 @@ def _touching(negatives: Mapping[str, IntArray], held: Mapping[str, list[int]]) 
     return {split: triples for split, triples in alone.items() if len(triples)}
 
 
-def describe_split(graph: KnowledgeGraph, origin: str, how: str) -> Card:
+def describe_split(graph: KnowledgeGraph, origin: str | Path, how: str) -> Card:
     """A card for a graph that was split here; license and citation are the origin's, where it has a card."""
     source = find_card(origin)
     counts = {s: len(graph.splits.get(s, ())) for s in SPLITS}

@@ -16,6 +16,7 @@ from typing import TextIO
 from kgmlm import files
 from kgmlm.kg import DataError
 
+csv.field_size_limit(2**31 - 1)  # descriptions may be longer than Python's default allows
 SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".tsv.gz", ".txt.gz", ".csv.gz")
 _SPANNED = 50  # lines that the end of a quoted field is looked for in
 
@@ -188,18 +189,20 @@ def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
 
 
 def fits_tsv(field: str) -> bool:
-    """Whether TSV can hold a field: it has neither a tab nor a line break."""
-    return not ("\t" in field or "\n" in field or field.endswith("\r"))
+    """Whether TSV can hold a field: it has no tab or line break, and no byte order mark in front."""
+    return not ("\t" in field or "\n" in field or field.endswith("\r") or field.startswith("\ufeff"))
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     """Write rows without quoting.
 
     Raises:
-        DataError: when a field has a tab or a line break, which TSV cannot hold.
+        DataError: when TSV cannot hold a field.
     """
     for row in rows:
         for field in row:
             if not fits_tsv(field):
-                raise DataError(f"{field!r} has a tab or a line break, which a TSV file cannot hold")
+                raise DataError(
+                    f"{field!r} has a tab, a line break or a byte order mark, which a TSV file cannot hold"
+                )
     files.write_atomic(path, "".join("\t".join(row) + "\n" for row in rows), follow=True)

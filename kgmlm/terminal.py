@@ -89,20 +89,18 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         from kgmlm.kg import KgmlmError
         from kgmlm.processes import in_several_processes, main_process
+        from kgmlm.watching import quiet_environment
 
-        # transformers reports its loading in bars and warnings of its own; ours say what matters.
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        quiet_environment()
         for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is escaped there
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
-        if in_several_processes() and function.__name__ not in IN_SEVERAL_PROCESSES:
+        name = function.__name__.replace("_", " ")
+        if in_several_processes() and name not in IN_SEVERAL_PROCESSES:
             if main_process():  # the others leave without a word
                 several = ", ".join(IN_SEVERAL_PROCESSES)
                 print(
-                    f"kgmlm: `kgmlm {function.__name__}` runs in one process (in several: {several})",
+                    f"kgmlm: `kgmlm {name}` runs in one process (in several: {several})",
                     file=sys.stderr,
                 )
                 raise typer.Exit(2)
@@ -116,7 +114,9 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
         except ModuleNotFoundError as error:
             if error.name not in HEAVY:
                 raise
-            fail(f"`kgmlm {function.__name__}` needs {error.name} here, which is not installed")
+            fail(f"`kgmlm {name}` needs {error.name} here, which is not installed")
+        except UnicodeEncodeError as error:
+            fail(f"{error.object!r} is not in UTF-8, so it cannot be written; rename it")
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
             raise typer.Exit(0) from None

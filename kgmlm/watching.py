@@ -5,6 +5,7 @@ Heavy imports live inside the functions.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -261,15 +262,18 @@ def watcher_of(progress: bool | Watcher | Advance = True) -> Watcher:
 
 def quiet_transformers() -> None:
     """No loading bars and advice of transformers: ours say what matters."""
-    import os
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    quiet_environment()
     try:
         from transformers.utils import logging
     except ImportError:  # an installation for ranking alone
         return
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def quiet_environment() -> None:
+    """The part of :func:`quiet_transformers` that needs no import of it."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -74,6 +74,14 @@ def test_entities_of_a_table_are_candidates_with_their_texts() -> None:
     assert graph.entities[2].description == "who"
 
 
+def test_names_of_blanks_are_none() -> None:
+    columns = {"label": ["a"], "name": ["A"], "description": [""], "surface": [" \t"]}
+    table = pa.table(columns, pa.schema([(name, pa.large_string()) for name in columns]))
+    texts = TextColumns(columns=table, relations={"is_a": "  "})
+    graph = build_graph("blank", {"train": [("a", "is_a", "b")]}, texts, humanize_labels=True)
+    assert (graph.entities[0].surface, graph.relations[0].name) == ("A", "is a")
+
+
 def test_a_graph_without_training_triples_is_refused() -> None:
     with pytest.raises(DataError, match="'none' has no training triples"):
         build_graph("none", {"test": [("a", "r", "b")]})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kgmlm import files
-from kgmlm.cards import Card, Counts, Source, Sources, card_names, fetch, folder_card, read_card
+from kgmlm.cards import Card, Counts, Source, Sources, card_names, fetch, find_card, folder_card, read_card
 from kgmlm.datasets import TEXT_READERS
 from kgmlm.kg import DataError
 
@@ -110,6 +110,15 @@ def test_archives_are_read_by_member(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sources.read("a.tar.gz:test.txt")
     with pytest.raises(DataError, match="names no source"):
         sources.read("b.tar.gz")
+
+
+def test_a_path_is_a_folder_and_a_name_is_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (built_in := find_card("toy")) is not None
+    assert find_card(Path("toy")) == built_in
+    Path("toy").mkdir()
+    assert find_card("toy") == built_in
+    assert find_card(Path("toy")) is None
 
 
 @pytest.mark.parametrize(

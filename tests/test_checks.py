@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,15 @@ def test_the_toy_graph_is_what_it_was_made_to_be(toy: KnowledgeGraph) -> None:
     assert report["collisions"] == {"bare": 2, "surface": 2}
     assert report["unseen_triples"] == {"valid": 0, "test": 4}
     assert report["mismatches"] == {}
+
+
+def test_false_triples_are_counted_and_are_not_asked(toy: KnowledgeGraph) -> None:
+    false = np.array([[0, 0, 0], toy.splits["train"][0]])
+    graph = replace(toy, splits={**toy.splits, "test": false[:0]}, negatives={"test": false})
+    report = check_graph(graph)
+    assert (report["false"], report["false_and_true"]) == ({"test": 2}, {"test": 1})
+    assert report["ceiling"]["split"] == "valid"
+    assert lines_of(report)["of these, true in some split"] == ["test 1"]
 
 
 def test_the_ceiling_is_the_one_of_counting_by_hand(toy: KnowledgeGraph) -> None:

@@ -467,8 +467,8 @@ def test_ranks_stay_in_the_run(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
 
 
 def test_what_runs_in_one_process_is_refused_in_several(cli: Cli, toy_run: Path) -> None:
-    for command in (("info", toy_run), ("data", "list")):
-        refused(cli(*command, WORLD_SIZE="2", RANK="0"), "runs in one process")
+    for name, command in (("info", ("info", toy_run)), ("data list", ("data", "list"))):
+        refused(cli(*command, WORLD_SIZE="2", RANK="0"), f"`kgmlm {name}` runs in one process")
         other = cli(*command, WORLD_SIZE="2", RANK="1")
         assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
 

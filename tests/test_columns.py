@@ -231,7 +231,7 @@ def test_a_written_table_comes_back(
     assert again.to_pydict() == table.to_pydict()
 
 
-@pytest.mark.parametrize("odd", ["a\tb", "a\nb", "a\r"])
+@pytest.mark.parametrize("odd", ["a\tb", "a\nb", "a\r", "\ufeffa"])
 def test_what_tsv_cannot_hold_is_written_as_parquet(tmp_path: Path, odd: str) -> None:
     columns.write_table(tmp_path / "entities", pa.table({"label": ["x"], "name": [odd]}))
     again = columns.read_texts(tmp_path / "entities.parquet", ("label", "name"), ())

@@ -137,6 +137,13 @@ def test_a_written_folder_reads_back_the_same(toy: KnowledgeGraph, tmp_path: Pat
     assert list(copy.relations) == list(toy.relations)
 
 
+def test_a_description_may_be_very_long(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,r,b\n")
+    words = "x, " * 50_000
+    (tmp_path / "entities.csv").write_text(f'label,name,description\na,A,"{words}"\n')
+    assert read_folder(tmp_path).entities[0].description == words
+
+
 def test_a_folder_in_use_is_not_overwritten(toy: KnowledgeGraph, tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     with pytest.raises(DataError, match="not empty"):

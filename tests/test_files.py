@@ -32,6 +32,29 @@ def test_an_atomic_folder_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_what_others_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    target.mkdir()
+    with files.new_folder(target) as folder:
+        (folder / "x").touch()
+    assert [p.name for p in target.iterdir()] == ["x"], "an empty folder is"
+    other = tmp_path / "other"
+    with pytest.raises(DataError, match="exists and is not empty"), files.new_folder(other):  # noqa: PT012
+        other.mkdir()
+        (other / "precious").touch()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["new", "other", "precious", "x"]
+
+
+def test_names_that_no_record_could_hold_are_refused(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff.csv")
+    for check in (files.check_writable, files.check_new_folder):
+        with pytest.raises(DataError, match="not a name in UTF-8"):
+            check(odd)
+    files.write_atomic(odd, "x")
+    assert odd.read_text() == "x"
+    assert files.size_of(tmp_path) == 1
+
+
 def test_links_are_followed_and_pipes_written_into(tmp_path: Path) -> None:
     real, link, pipe = (tmp_path / name for name in ("real", "link", "pipe"))
     real.write_text("old")

@@ -12,8 +12,9 @@ from conftest import Cli, refused
 import kgmlm
 from kgmlm import judgments
 from kgmlm.columns import read_triples
+from kgmlm.datasets import read_labeled
 from kgmlm.judgments import Judgment
-from kgmlm.kg import RunError
+from kgmlm.kg import DataError, RunError
 
 
 def said(tail: str, label: int | None, head: str = "virus") -> Judgment:
@@ -29,6 +30,20 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
     assert [j.tail for j in found.judgments] == ["flu", "rain", "rain", "flu", "a\nb 🦠"]
     assert {triple[2]: j.label for triple, j in found.latest().items()} == {"rain": 0, "a\nb 🦠": 1}
     assert all(j.time.endswith("+00:00") for j in found.judgments)
+
+
+def test_odd_labels_are_written_as_parquet(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    for tail, label in (("a\tb", 1), ("c", 0)):
+        judgments.add(tmp_path / judgments.FILE, said(tail, label))
+    with pytest.raises(DataError, match="which a TSV file cannot hold"):
+        kgmlm.feedback(tmp_path, tmp_path / "said.tsv")
+    output = tmp_path / "said.parquet"
+    assert kgmlm.feedback(tmp_path, output)["accepted"] == 1
+    table, true = read_labeled(output)
+    assert table.column("tail").to_pylist() == ["a\tb", "c"]
+    assert true is not None
+    assert true.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_new_entities_may_be_a_table() -> None:
     )
     table = entities(frame)
     assert table.column("label") == ["atl", "el_dorado"]
-    assert table.column("name") == ["Atlantis", "el_dorado"]
+    assert table.column("name") == ["Atlantis", "el dorado"], "as from a file"
     assert table.column("description") == ["", ""]
     assert table.table.column("types").to_pylist() == ["island|city", ""]
     for types in (np.array(["island", "city"], object), ("island", "city")):  # Parquet's lists are arrays

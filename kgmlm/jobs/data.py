@@ -213,7 +213,7 @@ def check(
 
 def _card_of(dataset: KnowledgeGraph | str | Path) -> Card | None:
     """The card of a dataset, if it has one; a graph has none."""
-    return find_card(str(dataset)) if isinstance(dataset, str | Path) else None
+    return find_card(dataset) if isinstance(dataset, str | Path) else None
 
 
 def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def split(
         twice = repeated(graph.all_triples)
         graph = split_unseen(graph, unseen_entities, seed)
         how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
-    card = describe_split(graph, graph.name if dataset is source else str(dataset), how)
+    card = describe_split(graph, dataset if isinstance(dataset, str | Path) else graph.name, how)
     write_folder(graph, Path(output), card)
     if twice:
         watch.tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kgmlm.exporting import BASE, FOLDER, format_for, write_export
-from kgmlm.kg import DataError
+from kgmlm.kg import ConfigError, DataError
 from kgmlm.listing import read_list
 from kgmlm.upkeep import check_result
 
@@ -33,12 +33,14 @@ def export(
 
     Raises:
         DataError: when there is no such list.
-        ConfigError: when there is no such format.
+        ConfigError: when there is no such format, or no such probability.
     """
     import pyarrow.compute as pc
 
     if not isinstance(triples, str | Path):
         raise DataError("export takes the file that `complete` has written")
+    if not 0 <= min_probability <= 1:
+        raise ConfigError(f"a probability is from 0 to 1, not {min_probability}")
     target = Path(output)
     if target.resolve() == Path(triples).resolve():
         raise DataError(f"{target} is the list itself; choose another --output")

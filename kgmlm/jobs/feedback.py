@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kgmlm import judgments
+import pyarrow as pa
+
+from kgmlm import files, judgments
+from kgmlm.columns import ENDS, LABEL
 from kgmlm.kg import DataError, RunError
 from kgmlm.run import Run, path_of
 from kgmlm.tables import write_tsv
@@ -16,15 +19,15 @@ def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
     """Write the judgments that the service's page took as a file of triples with labels.
 
     Args:
-        output: a TSV file: head, relation, tail, and 1 for accepted or 0 for rejected. It can be classified,
-            or be the ``valid`` or ``test`` file of a dataset.
+        output: a TSV file, or ``.parquet``, which can hold labels with tabs: head, relation, tail, and 1
+            for accepted or 0 for rejected. It can be classified, or be a dataset's ``valid`` or ``test``.
 
     Returns:
         What was written: ``output``, ``accepted``, ``rejected``, and ``damaged``: lines that are none.
 
     Raises:
         RunError: when there is no such run.
-        DataError: when there are no judgments.
+        DataError: when there are no judgments, or TSV cannot hold them.
     """
     path, target = path_of(run), Path(output)
     if not (path / "run.json").is_file():
@@ -34,7 +37,12 @@ def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
     counting = list(said.latest().values())
     if not counting:
         raise DataError(f"{path} has no judgments; the page of `kgmlm serve {path}` takes them")
-    write_tsv(target, [(*judgment.triple, str(judgment.label)) for judgment in counting])
+    rows = [(*judgment.triple, str(judgment.label)) for judgment in counting]
+    if target.suffix == ".parquet":
+        columns = zip((*ENDS, LABEL), zip(*rows, strict=True), strict=True)
+        files.write_parquet(target, pa.table({name: pa.array(of) for name, of in columns}), follow=True)
+    else:
+        write_tsv(target, rows)
     accepted = sum(judgment.label == 1 for judgment in counting)
     return {
         "output": str(target),

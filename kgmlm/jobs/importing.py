@@ -66,7 +66,7 @@ def import_graph(
     target = Path(output)
     files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths)
-    with watcher_of(progress) as watch, files.atomic_folder(target, follow=True) as folder:
+    with watcher_of(progress) as watch, files.new_folder(target) as folder:
         importer = Importer(folder, [language] if isinstance(language, str) else language)
         for path in paths:
             read_statements(path, importer, format, base, lambda n: watch("reading bytes", n, total))

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kgmlm import ranks_file, runs
+from kgmlm import files, ranks_file, runs
 from kgmlm.kg import DataError, RunError
 from kgmlm.machine import installed
 from kgmlm.metrics import Ranks
@@ -158,7 +158,7 @@ def info(run: Run | str | Path) -> Info:
         },
         probabilities=_probabilities(folder),
         ranks=_ranks(path),
-        bytes=sum(p.stat().st_size for p in path.rglob("*") if p.is_file() and not p.is_symlink()),
+        bytes=files.size_of(path),
     )
 
 

@@ -88,7 +88,7 @@ def report(
     watch = watcher_of(progress)
     work = _Work(opened, max_triples, batch_size, watch)
     with TemporaryDirectory() as folder:
-        asked = split or next((s for s in ("test", "valid") if s in opened.graph.splits), None)
+        asked = split or next((s for s in ("test", "valid") if opened.graph.has(s)), None)
         found = None
         if asked is not None or given is not None:
             found = work.ranks(opened, given, asked or "", Path(folder) / "a.parquet")

@@ -73,6 +73,11 @@ class Explorer:
         sizes_N: IntArray = np.diff(self._facts_NF.indptr)
         return sizes_N
 
+    @cached_property
+    def _filled_NS(self) -> sp.csr_array:
+        """Which sides of relations each entity fills."""
+        return sp.csr_array(self.slots_NS > 0).astype(np.float32)
+
     def usual(self, entity: int | None, side: str) -> list[tuple[int, float, int]]:
         """All relations, those first that entities like this one have: (relation, share of what such
         entities have, the entity's own training triples).
@@ -91,7 +96,7 @@ class Explorer:
         if entity is not None and entity < self.slots_NS.shape[0]:
             own_S = self.slots_NS[[entity]].toarray()[0]
         if own_S.any():
-            filled_NS = sp.csr_array(self.slots_NS > 0).astype(np.float32)
+            filled_NS = self._filled_NS
             width_N = np.maximum(np.diff(filled_NS.indptr), 1)
             like_N = filled_NS @ (own_S > 0) / np.sqrt(width_N * (own_S > 0).sum())
             counts_S = (like_N**4) @ filled_NS  # so that those that are most alike say most

@@ -59,7 +59,7 @@ class Given(OneSide):
 
 
 def _one_line(text: str) -> str:
-    if len(text.splitlines()) > 1 or not text.strip():
+    if text.splitlines() != [text] or not text.strip():
         raise ValueError("it is one line, and not of blanks alone")
     return text
 

@@ -60,7 +60,7 @@ const swap = el(
   },
   "",
 );
-const newName = el("input", { type: "text", id: "new-name", maxlength: 1000, dir: "auto", autocomplete: "off" });
+const newName = el("input", { type: "text", id: "new-name", maxlength: 990, dir: "auto", autocomplete: "off" });
 const about = el("textarea", { id: "new-about", rows: 2, maxlength: 10000, dir: "auto" });
 const whatIf = el(
   "button",

@@ -85,6 +85,12 @@ async function update(state) {
     show(state);
   } catch (error) {
     if (error.name === "AbortError" || mine !== turn) return;
+    if (asked !== question(state)) {
+      // Answers of another question would stand under this one.
+      byId("found").hidden = true;
+      byId("around").hidden = true;
+      ask.showHole(null);
+    }
     fail(error.message);
   } finally {
     if (mine === turn) byId("found").removeAttribute("aria-busy");
@@ -129,9 +135,14 @@ function askToken(wrong) {
   return new Promise((done) => {
     form.onsubmit = (event) => {
       event.preventDefault();
+      const token = byId("token-field").value.trim();
+      if (!/^[\x21-\x7e]+$/.test(token)) {
+        byId("token-wrong").textContent = "That is not it."; // and no header could hold it
+        return;
+      }
       form.hidden = true;
       byId("page").hidden = info === null;
-      done(byId("token-field").value.trim());
+      done(token);
       byId("token-field").value = "";
     };
   });
