@@ -141,26 +141,26 @@ class Applied:
         """Rules with constants whose answer the query's entity is: whatever their body holds for."""
         c, directed = self.rules.constants, 2 * self.relations
         query, rule = self._by_head.find(queries.entity_B * directed + (asked_of(queries) ^ 1))
-        holder, begin, count = self._holders(c.relation[rule], c.value[rule])
+        any_, begin, count = self._holders(c.relation[rule], c.value[rule])
         of, within = expanded(count)
-        entity = holder[begin[of] + within]
+        place, every = begin[of] + within, any_[of]
+        entity = np.empty(len(of), np.int64)
+        entity[every], entity[~every] = self._of_relation[0][place[every]], self.links.others[place[~every]]
         without = np.zeros(len(rule), np.bool_)
         without[of[entity == answer_B[query][of]]] = True
         evidence = self._evidence(c, rule, without)
         return Said(query[of], entity, evidence[of], rule[of] + len(self.rules.paths))
 
-    def _holders(self, relation: IntArray, value: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Who bodies of rules with constants hold for: places in an array, and how many from there."""
+    def _holders(self, relation: IntArray, value: IntArray) -> tuple[BoolArray, IntArray, IntArray]:
+        """Who bodies of rules with constants hold for: whether all that have the relation, or those linked to
+        the value; from which place of these, and how many.
+        """
         links = self.links
-        any_, order = value == NONE, self._of_relation
+        any_ = value == NONE
         row = links.rows(np.maximum(value, 0), relation ^ 1)
         begin, count = links.offsets[row], np.where(row >= 0, links.offsets[row + 1] - links.offsets[row], 0)
-        starts = np.searchsorted(order[1], [relation, relation + 1])
-        return (
-            np.concatenate([links.others, order[0]]),
-            np.where(any_, len(links.others) + starts[0], begin),
-            np.where(any_, starts[1] - starts[0], count),
-        )
+        starts = np.searchsorted(self._of_relation[1], [relation, relation + 1])
+        return any_, np.where(any_, starts[0], begin), np.where(any_, starts[1] - starts[0], count)
 
     @cached_property
     def _of_relation(self) -> tuple[IntArray, IntArray]:

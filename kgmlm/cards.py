@@ -20,7 +20,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kgmlm import files
-from kgmlm.kg import DataError
+from kgmlm.kg import DataError, first_line
 
 
 class _Strict(BaseModel):
@@ -249,7 +249,7 @@ class Sources:
                     found = pc.extract_regex(batch.column(0), pattern)
                     batches.append(pa.RecordBatch.from_struct_array(found.filter(pc.is_valid(found))))
         except (OSError, pa.ArrowException) as error:
-            why = (str(error).splitlines() or ["?"])[0]
+            why = first_line(error)
             raise DataError(f"{self.path(name)} cannot be read: {why}") from None
         return pa.Table.from_batches(batches, pa.schema([(name, pa.large_string()) for name in kinds]))
 

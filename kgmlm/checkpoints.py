@@ -16,7 +16,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from kgmlm import digests, files
-from kgmlm.kg import RunError
+from kgmlm.kg import RunError, first_line
 from kgmlm.modeling import SpanModel
 from kgmlm.objectives import Losses
 from kgmlm.ranker import Ranker
@@ -37,6 +37,7 @@ class State:
     validated: int = -1  # the step of the latest validation
     decay_from: int = -1  # the step from which on the learning rate falls to nothing, if it was asked to
     decay_steps: int = 0
+    decay_factor: float | None = None  # of the peak learning rate, where that began; older ones have none
     # (samples of a micro-batch, steps), one after the other; checkpoints by older versions have none
     read: list[tuple[int, int]] = field(default_factory=list)
 
@@ -91,7 +92,7 @@ def read_state(folder: Path) -> State:
         state = TypeAdapter(State).validate_json((folder / "state.json").read_bytes(), strict=True)
     except ValidationError as error:
         raise ValueError(f"state.json: {error.errors()[0]['msg']}") from None
-    numbers = (state.minutes, 0.0 if state.best_mrr is None else state.best_mrr)
+    numbers = (state.minutes, state.best_mrr or 0.0, state.decay_factor or 0.0)
     decaying = state.decay_from >= 0
     read = not state.read or (
         sum(steps for _, steps in state.read) == state.step
@@ -117,7 +118,7 @@ def load_checkpoint(
 ) -> State:
     """Restore weights, moments and the own state of a process; returns the rest.
 
-    A process beyond those that there were begins with the state of the first.
+    A process beyond those that there were remembers what the first does, and keeps random states of its own.
     """
     from safetensors.torch import load_file, load_model
 
@@ -130,11 +131,13 @@ def load_checkpoint(
         losses.restore(own)
         moments = _moments(tensors, optimizer)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        if prefix != f"{rank}.":
+            return state
         torch.set_rng_state(own["rng.cpu"])
         if model.device.type == "cuda" and "rng.cuda" in own:
             torch.cuda.set_rng_state(own["rng.cuda"], model.device)
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = first_line(error)
         raise RunError(f"{folder} cannot be read: {why}; {digests.RESTORE}") from None
     return state
 
@@ -157,19 +160,23 @@ def _moments(
         if tensor.shape != shape or tensor.dtype != torch.float32:
             raise ValueError(f"'{name}' is not that of the model")
         moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned again, as in load_model
-    keys = [moments.get(i, {}).keys() for i in range(len(parameters))]
-    if any(keys) and keys != [{"step", "exp_avg", "exp_avg_sq"}] * len(parameters):
-        raise ValueError("moments are missing")
+    if any(of.keys() != {"step", "exp_avg", "exp_avg_sq"} for of in moments.values()):
+        raise ValueError("moments are missing")  # what never gets a gradient has none at all
     return moments
 
 
 class MetricsLog:
     """``metrics.jsonl``: one object per step and one per validation.
 
-    What lies behind a resumed step is cut, and so are validations that only ``max_steps`` asked for.
+    What lies behind a resumed step is cut, and so are validations that only ``max_steps`` asked for, and one
+    that was cut short after it was logged: it is done again.
+
+    Args:
+        step: the resumed one.
+        validated: the latest step whose validation counted.
     """
 
-    def __init__(self, path: Path | None, step: int) -> None:
+    def __init__(self, path: Path | None, step: int, validated: int | None = None) -> None:
         self._file = None
         if path is None:
             return
@@ -178,7 +185,8 @@ class MetricsLog:
             for line in path.read_bytes().splitlines():
                 try:
                     row = json.loads(line)
-                    if row["step"] <= step and not row.get(PROVISIONAL):
+                    most = step if validated is None or "valid_mrr" not in row else validated
+                    if row["step"] <= most and not row.get(PROVISIONAL):
                         kept.append(f"{line.decode()}\n")
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     break  # a line that a crash cut short

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgmlm import files
-from kgmlm.kg import BoolArray, DataError
+from kgmlm.kg import BoolArray, DataError, first_line
 from kgmlm.tables import header_columns, parse_lines, parse_rows, separator_of, truths
 
 ENDS = ("head", "relation", "tail")
@@ -168,7 +168,7 @@ def _read_parquet(path: Path, wanted: Collection[str]) -> pa.Table:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from kgmlm import digests, files
 from kgmlm.chosen import Chosen, fingerprints
 from kgmlm.config import Settings, dump_settings
-from kgmlm.kg import RunError
+from kgmlm.kg import RunError, first_line
 from kgmlm.mixture import Mixture, Use
 from kgmlm.records import FORMAT, read_record
 from kgmlm.runs import HOW, MIXTURE, TEACHER
@@ -59,7 +59,7 @@ def convert_run(run: Path) -> None:
     except RunError:
         raise
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = first_line(error)
         raise RunError(f"{run} cannot be converted: {why}") from error
 
 

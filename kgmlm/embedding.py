@@ -144,9 +144,10 @@ class _Asked(NamedTuple):
 def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
     """Of all that a step depends on; how many there are it does not."""
     as_json = settings.model_dump_json(exclude={"epochs", "max_steps"})
-    triples = np.ascontiguousarray(graph.triples("train"))
     counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
-    return sha256(as_json.encode() + counts.tobytes() + triples.tobytes()).hexdigest()
+    digest = sha256(as_json.encode() + counts.tobytes())
+    digest.update(np.ascontiguousarray(graph.triples("train")).data)
+    return digest.hexdigest()
 
 
 class _Kept:

@@ -18,7 +18,16 @@ from kgmlm import files
 from kgmlm.digests import RESTORE
 from kgmlm.filters import Links
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import TEXT_COLUMNS, TYPES, DataError, EntityTable, IntArray, RelationTable, RunError
+from kgmlm.kg import (
+    TEXT_COLUMNS,
+    TYPES,
+    DataError,
+    EntityTable,
+    IntArray,
+    RelationTable,
+    RunError,
+    first_line,
+)
 
 IDS = ("head", "relation", "tail")
 NEGATIVES = "negatives"  # triples that are known to be false, where a graph has some
@@ -226,4 +235,4 @@ def _damaged(path: Path, why: str) -> RunError:
 
 
 def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return first_line(error)[:160]

@@ -60,6 +60,11 @@ def readable(message: str) -> str:
     return message if len(message) <= LONGEST else f"{message[:half]}…{message[-half:]}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what another library says of an error, or the error's name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class KgmlmError(Exception):
     """The root of every error that a user can cause and mend; its message is one line."""
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import files
 from kgmlm.arrays import logits, logsumexp
-from kgmlm.kg import IntArray, ModelError
+from kgmlm.kg import IntArray, ModelError, first_line
 from kgmlm.machine import installed
 from kgmlm.states import SpanOutput
 from kgmlm.tokenization import MaskedBatch
@@ -109,7 +109,7 @@ class OnnxModel:
         except OSError:
             raise
         except Exception as error:  # the runtime's own have no common base
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
             raise ModelError(f"{path} cannot be used: {why}; `kgmlm onnx` makes it again") from None
         return cls(session, decoder, facts, (tensors, values))
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import __version__, digests, files
 from kgmlm.graph_files import portable, read_graph
-from kgmlm.kg import RunError
+from kgmlm.kg import RunError, first_line
 from kgmlm.locks import locked
 from kgmlm.onnx_model import FILE as STRUCTURE
 from kgmlm.upkeep import RERANKER, has_reranker, steady
@@ -362,7 +362,7 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
     try:
         packed = load(data)
     except Exception as error:
-        raise _damaged(pack, (str(error).splitlines() or ["?"])[0]) from None
+        raise _damaged(pack, first_line(error)) from None
     tensors = {}
     for name, tensor in packed.items():
         if name.endswith(_SCALE):
@@ -398,7 +398,7 @@ def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         return archive.read(name)
     except (KeyError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
-        raise _damaged(pack, (str(error).splitlines() or [name])[0]) from None
+        raise _damaged(pack, first_line(error)) from None
 
 
 def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:

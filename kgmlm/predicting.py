@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,8 @@ def predicted(
     with shared_by(join(run.way.device)) as world:
         opened = run.open(watch, batch_size) if crew.here else None
         made_by = run.opened or run.folder.made_by
-        world.agree((made_by, len(run.graph.entities), list(asked)), "weights, entities or queries")
+        digest = sha256(repr(list(asked)).encode()).hexdigest()
+        world.agree((made_by, len(run.graph.entities), digest), "weights, entities or queries")
         piece = piece_size(len(asked), batch_size)
         work = Predicting(run.path, run.way, run.further, made_by, asked, piece, batch_size, options, opened)
         sizes = np.array([work.size(n) for n in range(-(-len(asked) // piece))], np.int64)

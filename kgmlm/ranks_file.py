@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from kgmlm import files
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import TARGETS, BoolArray, DataError, FloatArray, IntArray
+from kgmlm.kg import TARGETS, BoolArray, DataError, FloatArray, IntArray, first_line
 from kgmlm.metrics import Ranks
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def read_ranks(path: Path) -> pd.DataFrame:
         read.validate(full=True)  # text that is no UTF-8
         table = read.to_pandas()
     except Exception as error:  # whatever a file that is no Parquet makes the library raise
-        why = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        why = first_line(error)[:120]
         raise DataError(f"{path} cannot be read as Parquet: {why}") from None
     missing = [c for c in COLUMNS if c not in table]
     if missing:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from kgmlm import digests
 from kgmlm.config import Settings, Stage, load_settings
 from kgmlm.digests import RESTORE
-from kgmlm.kg import RunError
+from kgmlm.kg import RunError, first_line
 
 FORMAT = 2
 _ALWAYS = ("text", "scoring", "training")  # sections that every version has written
@@ -154,4 +154,4 @@ def read_settings(path: Path) -> Settings:
 
 
 def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return first_line(error)[:160]

@@ -40,7 +40,7 @@ from kgmlm.faiss_parts import (
     search_part,
     unwrapped,
 )
-from kgmlm.kg import ConfigError, IntArray, RunError
+from kgmlm.kg import ConfigError, IntArray, RunError, first_line
 from kgmlm.tokenization import Candidates
 
 Kind = Literal["likelihood", "entity"]
@@ -325,7 +325,7 @@ class Retriever:
         except RunError:
             raise
         except Exception as error:  # whatever damaged files make the libraries raise
-            why = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            why = first_line(error)[:120]
             raise RunError(f"{folder} is damaged ({why}); build it again with `kgmlm index`") from None
         return cls(record["kind"], parts, reduction, record)
 

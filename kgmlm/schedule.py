@@ -43,10 +43,10 @@ class Plan:
     ) -> Plan:
         """The plan of a run whose epochs have ``per_epoch`` micro-batches; its state says if it is ending."""
         accumulation = settings.accumulation
-        laid = max(1, int(settings.epochs * per_epoch) // accumulation)
+        laid = _steps(settings, settings.epochs, per_epoch)
         total = laid - ahead if state.decay_from < 0 else state.decay_from + state.decay_steps
         between = min(settings.eval_every * per_epoch, accumulation * (total + 1.0))  # or inf
-        every = max(1, int(between) // accumulation)
+        every = max(1, math.ceil(between / accumulation * (1 - 1e-9)))  # so the last comes with the end
         epochs = math.ceil((total + ahead) * accumulation / per_epoch)
         return cls(laid, total, min(total, max_steps or total), every, epochs, ahead)
 
@@ -76,7 +76,7 @@ def rate_factor(
     warmup = round(settings.warmup * total)
 
     def laid(step: int) -> float:
-        step += ahead
+        step = max(0, step + ahead)
         if step < warmup:
             return step / warmup
         if settings.schedule == "constant":
@@ -87,6 +87,21 @@ def rate_factor(
         if state.decay_from < 0 or step < state.decay_from:
             return laid(step)
         left = state.decay_from + state.decay_steps - step
-        return laid(state.decay_from) * max(0.0, left / state.decay_steps)
+        began = laid(state.decay_from) if state.decay_factor is None else state.decay_factor
+        return began * max(0.0, left / state.decay_steps)
 
     return factor
+
+
+def end_within(
+    epochs: float, settings: TrainingSettings, per_epoch: int, state: State, ahead: int = 0
+) -> None:
+    """Have the rate of a run fall to nothing, from where its state is and within so many epochs."""
+    laid = _steps(settings, settings.epochs, per_epoch)
+    state.decay_factor = rate_factor(settings, laid, state, ahead)(state.step)
+    state.decay_from, state.decay_steps = state.step, _steps(settings, epochs, per_epoch)
+
+
+def _steps(settings: TrainingSettings, epochs: float, per_epoch: int) -> int:
+    """Steps in so many epochs, one at least."""
+    return max(1, int(epochs * per_epoch) // settings.accumulation)

@@ -18,7 +18,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, RunError
 from kgmlm.machine import only_cpu
 from kgmlm.modeling import create_model, load_model
-from kgmlm.objectives import OBJECTIVES, check_distillation, stream_of
+from kgmlm.objectives import check_distillation, stream_of
 from kgmlm.opening import check_vocabulary
 from kgmlm.packs import find_pack
 from kgmlm.provenance import command, hardware, model_address, versions
@@ -117,9 +117,9 @@ def start_run(
     names = names.cut(vocabulary.span_length)
     ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
     ranker.reader.adopt_names(names)
-    stream_of(ranker, graph, settings.training, (processes.process_index, processes.num_processes))
-    if OBJECTIVES[settings.training.objective].checks_queries:
-        ranker.reader.encode(of_each_relation(graph))  # what cannot fit is said before anything is written
+    share = (processes.process_index, processes.num_processes)
+    # What cannot fit is said before anything is written.
+    stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
     if processes.is_main_process:
         teacher = (teach or partial(fit_signal, "kge", graph, settings))() if distillation else None
         create_run(
@@ -176,6 +176,6 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
         how = "leave out --resume" if is_blank(path) else "start it again with --overwrite"
         raise RunError(f"{path} has no checkpoint to resume from; {how}")
     if not (checkpoint / "model" / "config.json").is_file():
-        raise RunError(f"{checkpoint} is damaged; remove it to resume from one before")
+        raise RunError(f"{checkpoint} is damaged; start the run again with --overwrite")
     digests.check_folder(checkpoint, contents=True)
     return run, run.text_ranker(device, checkpoint / "model")

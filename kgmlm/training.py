@@ -37,7 +37,7 @@ from kgmlm.objectives import OBJECTIVES, objective
 from kgmlm.objectives.streams import Stretch
 from kgmlm.ranker import Ranker
 from kgmlm.runs import TEACHER, RunFolder
-from kgmlm.schedule import Plan, peak_learning_rate, rate_factor
+from kgmlm.schedule import Plan, end_within, peak_learning_rate, rate_factor
 from kgmlm.signals.kge import KGE
 from kgmlm.upkeep import ENDED, discard_checkpoints
 
@@ -180,17 +180,15 @@ class _Training:
         self.state = State()
         if checkpoint is not None:
             self.state = load_checkpoint(checkpoint, self.model, self.optimizer, self.losses, share[0])
-        if decay is not None and self.state.decay_from < 0:
-            steps = max(1, int(decay * self.stream.per_epoch) // self.settings.accumulation)
-            self.state.decay_from, self.state.decay_steps = self.state.step, steps
         self.began, ahead = self._goes_on()
+        self.ends_now = decay is not None and self.state.decay_from < 0
+        if decay is not None and self.ends_now:
+            end_within(decay, self.settings, self.stream.per_epoch, self.state, ahead)
         self.plan = Plan.of(self.settings, self.stream.per_epoch, self.state, max_steps, ahead)
         factor = rate_factor(self.settings, self.plan.laid, self.state, ahead)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # what a schedule that starts midway asks for
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, factor, last_epoch=self.state.step - 1
-        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor, self.state.step - 1)
         self.prepared = accelerator.prepare(self.model)
         self.trained = [self.prepared]
         if self.losses.residuals is not None:
@@ -199,7 +197,7 @@ class _Training:
         self.prepared_optimizer = accelerator.prepare(self.optimizer)
         # Of several processes one writes.
         log = run.path / "metrics.jsonl" if accelerator.is_main_process else None
-        self.log = MetricsLog(log, self.state.step)
+        self.log = MetricsLog(log, self.state.step, None if checkpoint is None else self.state.validated)
         self.started = time.monotonic() - 60 * self.state.minutes
         self.saved, self.saved_step = time.monotonic(), -1 if checkpoint is None else self.state.step
 
@@ -210,6 +208,8 @@ class _Training:
             The position in the stream, and how many steps of today's size the run is ahead of its own.
         """
         state, accumulation, size = self.state, self.settings.accumulation, self.stream.size
+        if state.read and not state.read[-1][1]:
+            state.read.pop()  # of a launch that did no step
         if not state.read or state.read[-1][0] != size:
             state.read.append((size, 0) if state.read else (size, state.step))
         earlier = [Stretch(size, steps * accumulation) for size, steps in state.read[:-1]]
@@ -234,6 +234,8 @@ class _Training:
         self.reporter.start(self.plan.total, state.step)
         if not state.step:
             self.save()
+        elif self.ends_now:
+            self._save_state()  # a kill must not forget that the run was asked to end
         self.model.train()
         status = self._steps(caught)
         if status != "interrupted" and state.validated != state.step:
@@ -388,7 +390,7 @@ def _accelerator(run: RunFolder, tracker: str | None, device: str | None) -> Acc
 
 def _placed(model: SpanModel, settings: TrainingSettings, accelerator: Accelerator) -> SpanModel:
     """The model on its device, seeded and set up as the settings say."""
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.seed + accelerator.process_index)  # so that each draws its own dropout
     model = model.to(accelerator.device)
     if settings.dropout is not None:
         model.set_dropout(settings.dropout)

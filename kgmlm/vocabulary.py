@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kgmlm.config import Settings, TextSettings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, IntArray, ModelError, Queries
+from kgmlm.kg import BoolArray, IntArray, ModelError, Queries, both_sides
 from kgmlm.linearization import get_template
 from kgmlm.tokenization import Candidates, auto_span_length
 
@@ -70,5 +70,5 @@ def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
 
 def of_each_relation(graph: KnowledgeGraph) -> Queries:
     """One query of training for each relation and side."""
-    _, first = np.unique(graph.splits["train"][:, 1], return_index=True)
-    return graph.queries("train")[0][np.concatenate([first, first + len(graph.splits["train"])])]
+    train = graph.splits["train"]
+    return both_sides(train[np.unique(train[:, 1], return_index=True)[1]])[0]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from kgmlm.kg import ConfigError, IntArray, RunError
+from kgmlm.kg import ConfigError, IntArray, RunError, first_line
 from kgmlm.processes import in_several_processes, sharing
 from kgmlm.watching import Watcher
 
@@ -396,7 +396,7 @@ def _cluster(address: str | None, cpus: int) -> Iterator[None]:
             **(own if address is None else {}),
         )  # fmt: skip
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        why = (str(error).strip().splitlines() or ["?"])[0]
+        why = first_line(error)
         where = "on this machine" if address is None else f"at {address}"
         raise RunError(f"Ray cannot be used {where}: {why}") from None
     finally:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,18 @@ import pytest
 import torch
 from conftest import without_digests
 from safetensors.torch import load_file, save_file
-from trainings import VECTORS, Validation, go, settings
+from trainings import VECTORS, Validation, go, losses, settings
 
 from kgmlm import training
-from kgmlm.checkpoints import State, latest_checkpoint, read_state, save_checkpoint, save_state
+from kgmlm.checkpoints import (
+    MetricsLog,
+    State,
+    _moments,
+    latest_checkpoint,
+    read_state,
+    save_checkpoint,
+    save_state,
+)
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
 from kgmlm.ranker import Ranker
@@ -77,6 +86,45 @@ def test_a_damaged_line_of_metrics_ends_what_is_kept(
     path.write_bytes(rows[0] + line + b"\n" + rows[1])
     train(*resume_run(tmp_path / "run"), resume=True, max_steps=3)
     assert [json.loads(row)["step"] for row in path.read_text().splitlines()] == [1, 3]
+
+
+def test_a_validation_that_was_cut_short_is_not_in_the_log_twice(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"step": 1, "loss": 1.0},
+        {"step": 1, "valid_mrr": 0.1},
+        {"step": 2, "loss": 1.0},
+        {"step": 2, "valid_mrr": 0.2},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    MetricsLog(path, 2, 1).close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == rows[:3]
+
+
+def test_what_never_gets_a_gradient_has_no_moments() -> None:
+    used, unused = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([used, unused])
+    (used**2).sum().backward()
+    optimizer.step()
+    state = {
+        f"optimizer.{i}.{k}": v for i, of in optimizer.state_dict()["state"].items() for k, v in of.items()
+    }
+    assert _moments(state, optimizer).keys() == {0}
+    del state["optimizer.0.exp_avg"]
+    with pytest.raises(ValueError, match="moments are missing"):
+        _moments(state, optimizer)
+
+
+def test_a_launch_that_did_no_step_changes_nothing(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    for name in ("whole", "idle"):
+        go(tmp_path / name, toy, max_steps=3)
+    folder = latest_checkpoint(tmp_path / "idle")
+    assert folder is not None
+    state = read_state(folder)
+    save_state(folder, replace(state, read=[*state.read, (2 * state.read[0][0], 0)]))
+    for name in ("whole", "idle"):
+        train(*resume_run(tmp_path / name), resume=True, max_steps=9)
+    assert losses(tmp_path / "idle") == losses(tmp_path / "whole")
 
 
 def test_a_checkpoint_removes_older_ones_and_nothing_else(toy: KnowledgeGraph, tmp_path: Path) -> None:

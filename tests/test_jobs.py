@@ -23,7 +23,7 @@ from kgmlm.jobs import staging
 from kgmlm.jobs.running import Given, Interrupted, as_assignments
 from kgmlm.jobs.serving import service
 from kgmlm.jobs.tuning import choose
-from kgmlm.kg import ConfigError, EntityTable, KgmlmError, RunError
+from kgmlm.kg import ConfigError, EntityTable, KgmlmError, ModelError, RunError
 from kgmlm.modeling import SpanModel, load_model
 from kgmlm.ranks_file import made_by
 from kgmlm.recipes import ASKING_BACK, recipe_of
@@ -449,6 +449,9 @@ def test_a_decay_goes_on_where_a_setting_bounded_the_steps(tmp_path: Path) -> No
         **{key: value for key, value in bounded.items() if value is not None},
     )  # fmt: skip
     assert (run.folder.record["status"], run.folder.record["step"]) == ("max steps", 3)
+    for wrong in (-3.0, 1e308, float("nan"), "x"):
+        with pytest.raises(RunError, match="--decay takes a number of epochs from 0 on, not"):
+            kgmlm.train(output=tmp_path / "run", resume=True, decay=wrong, progress=False)  # type: ignore[arg-type]
     ended = kgmlm.train(output=tmp_path / "run", resume=True, decay=1.0, progress=False)
     assert ended.folder.record["status"] == "finished"
     assert ended.folder.record["step"] > 3
@@ -623,6 +626,9 @@ def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path:
     assert about.reranking == {"k": found["k"], "weight": found["weight"]}
     with pytest.raises(RunError, match="say how to --add"):
         kgmlm.tune(run, kge={"dimension": 4}, progress=False)
+    with pytest.raises(ModelError, match="max_length"):
+        kgmlm.rerank(run, overwrite=True, text={"max_length": 8}, progress=False)
+    assert kgmlm.info(run).reranking == about.reranking, "what cannot be trained replaces nothing"
     folder = kgmlm.open_run(run).folder
     folder.save_chosen(replace(folder.chosen, mixture=folder.chosen.mixture.evenly("kge", 3.0)))
     assert list(kgmlm.tune(run, add="reverse", progress=False)) == ["reverse", "reranking"]

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from trainings import Validation, go, losses, settings
 
-from kgmlm.checkpoints import State
+from kgmlm.checkpoints import State, latest_checkpoint
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.objectives import stream_of
-from kgmlm.schedule import rate_factor
+from kgmlm.schedule import Plan, end_within, rate_factor
 from kgmlm.starting import resume_run
-from kgmlm.training import train
+from kgmlm.training import Silent, train
 
 
 def rates(run: Path) -> list[float]:
@@ -46,6 +47,43 @@ def test_a_constant_rate_may_be_ended_from_any_checkpoint(toy: KnowledgeGraph, t
         run, ranker = resume_run(tmp_path / "in parts")
         train(run, ranker, max_steps=stop, decay=decay, resume=True)
     assert losses(tmp_path / "in parts") == losses(tmp_path / "ended")
+
+
+def test_an_ending_keeps_its_rates_in_another_number_of_processes() -> None:
+    """How far ahead of its steps a run is says how the schedule is laid, not how an ending falls."""
+    training = settings("training.warmup=0", "training.epochs=10").training
+    state = State(step=1000)
+    end_within(2.5, training, 400, state)
+    assert (state.decay_from, state.decay_steps, state.decay_factor) == (1000, 1000, 0.75)
+    for ahead in (0, -1500, 3000):
+        factor = rate_factor(training, 4000, state, ahead)
+        assert [factor(step) for step in (1000, 1500, 2000)] == [0.75, 0.375, 0.0]
+    older = replace(state, decay_factor=None)
+    assert all(rate_factor(training, 1000, older, ahead)(1500) >= 0 for ahead in (-1500, 0, 3000))
+
+
+def test_a_kill_does_not_forget_that_a_run_was_asked_to_end(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    class Kills(Silent):
+        def step(self, step: int, loss: float) -> None:
+            raise MemoryError
+
+    go(tmp_path / "run", toy, max_steps=4)
+    run, ranker = resume_run(tmp_path / "run")
+    with pytest.raises(MemoryError):
+        train(run, ranker, decay=1.0, resume=True, reporter=Kills())
+    assert train(*resume_run(tmp_path / "run"), resume=True).step == 4 + len(losses(tmp_path / "run")) - 4
+    kept = latest_checkpoint(tmp_path / "run")
+    assert kept is None, "it has ended"
+    assert rates(tmp_path / "run")[-1] < rates(tmp_path / "run")[4] / 2
+
+
+@pytest.mark.parametrize(("per_epoch", "last"), [(1357, [453, 906]), (1000, [334, 668]), (299, [100, 200])])
+def test_no_validation_comes_a_step_before_the_last(per_epoch: int, last: list[int]) -> None:
+    training = settings("training.epochs=1", f"training.eval_every={1 / 3}").training
+    plan = Plan.of(training, per_epoch, State(), None)
+    assert [step for step in range(1, per_epoch) if plan.validates(step)] == last
+    whole = Plan.of(settings("training.epochs=3", "training.eval_every=1").training, per_epoch, State(), None)
+    assert whole.every == per_epoch
 
 
 def test_an_ending_may_go_beyond_the_epochs(toy: KnowledgeGraph, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_what_cannot_be_resumed_says_why(toy: KnowledgeGraph, tmp_path: Path) ->
     with pytest.raises(RunError, match="no checkpoint to resume from; leave out --resume"):
         resume_run(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000050").mkdir(parents=True)
-    with pytest.raises(RunError, match="step-00000050 is damaged; remove it"):
+    with pytest.raises(RunError, match="step-00000050 is damaged; start the run again with --overwrite"):
         resume_run(tmp_path / "run")
     go(tmp_path / "done", toy, "training.epochs=1")
     with pytest.raises(RunError, match="finished already"):

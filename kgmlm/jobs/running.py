@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import files, runs
 from kgmlm.config import Settings, load_settings
-from kgmlm.kg import RunError
+from kgmlm.digests import RESTORE
+from kgmlm.kg import RunError, first_line
 from kgmlm.processes import count_processes
 from kgmlm.recipes import given_settings
+from kgmlm.sections import MOST
 from kgmlm.watching import Watcher
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
         raise RunError("--resume and --overwrite exclude each other")
     if decay is not None and not resume:
         raise RunError("--decay ends a training that is resumed; a new one ends after training.epochs")
-    if decay is not None and not math.isfinite(decay):
-        raise RunError(f"--decay takes a number of epochs, not {decay}")
+    if decay is not None and not (isinstance(decay, int | float) and 0 <= decay <= MOST):
+        raise RunError(f"--decay takes a number of epochs from 0 on, not {decay}")
 
 
 def ends_by_decay(run: runs.RunFolder, decay: float | None) -> bool:
@@ -125,7 +126,12 @@ def ends_by_decay(run: runs.RunFolder, decay: float | None) -> bool:
     from kgmlm.checkpoints import latest_checkpoint, read_state
 
     checkpoint = latest_checkpoint(run.path)
-    return decay is not None or (checkpoint is not None and read_state(checkpoint).decay_from >= 0)
+    if decay is not None or checkpoint is None:
+        return decay is not None
+    try:
+        return read_state(checkpoint).decay_from >= 0
+    except (OSError, ValueError) as error:
+        raise RunError(f"{checkpoint} cannot be read: {first_line(error)}; {RESTORE}") from None
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
+from kgmlm.sections import MOST
 from kgmlm.sizing import TRAINING, check_dataset
 from kgmlm.upkeep import writing
 from kgmlm.watching import Advance, Watcher, quiet_transformers, watcher_of
@@ -163,7 +164,7 @@ def _check_settings(
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
     if resume and (minutes or teacher):
         raise RunError("--minutes and --teacher are for the start of a run")
-    if minutes is not None and (not isinstance(minutes, int | float) or not minutes > 0):
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MOST):
         raise RunError(f"--minutes takes a time above 0, not {minutes}")
     if minutes is not None and (preset == PLAIN or (preset is None and (given.plain or teacher is not None))):
         raise RunError("--minutes goes with a preset that is not plain")

@@ -56,12 +56,9 @@ class Objective(Generic[_Stream]):
         distillable: a KGE model may teach it.
         keeps_last: it learns something else than ranking, so the last model is kept, not the one that ranks
             best.
-        checks_queries: queries must fit ``text.max_length`` before a run is written; where they do not come
-            first, another run has looked already.
     """
 
     stream: Callable[[Task], _Stream]
     losses: Callable[[Task, _Stream], Losses]
     distillable: bool = False
     keeps_last: bool = False
-    checks_queries: bool = True

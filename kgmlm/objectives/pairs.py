@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kgmlm.best import best_of
-from kgmlm.kg import ConfigError, FloatArray, IntArray
+from kgmlm.kg import ConfigError, FloatArray, IntArray, Queries
 from kgmlm.objectives.contract import Objective, Stateless
 from kgmlm.objectives.streams import QueryStream, Task
 from kgmlm.reranker import Reranker
@@ -49,6 +49,10 @@ class RerankingStream(QueryStream[list[Encoded], PairBatch]):
         )
         self.first = task.first or ranker  # without one it is only asked how long it is
         self.entities = np.flatnonzero(task.graph.seen_N)
+
+    def check(self, queries: Queries) -> None:
+        """As of any stream, of pairs."""
+        self.reranker.encode(queries, [self.entities[:1]] * len(queries))
 
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[list[Encoded]]:
         true = self._drawn(rows, rng.random(len(rows)))
@@ -105,4 +109,4 @@ class PairLosses(Stateless):
         return pair_loss(self.reranker.read(span), batch.counts_B)
 
 
-RERANK = Objective(RerankingStream, PairLosses, checks_queries=False)
+RERANK = Objective(RerankingStream, PairLosses)

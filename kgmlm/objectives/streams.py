@@ -94,6 +94,14 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         """Micro-batches in an epoch."""
         return max(1, math.ceil(len(self) / self.size))
 
+    def check(self, queries: Queries) -> None:
+        """See whether queries of all kinds fit into a text.
+
+        Raises:
+            ModelError: when one does not.
+        """
+        self.ranker.reader.encode(queries)
+
     @abstractmethod
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[_Sample]:
         """The tokens of some rows; ``rng`` draws what each time is another."""
@@ -190,8 +198,7 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
             stretches: of the stream, from its beginning.
 
         Returns:
-            The position there, in micro-batches of today's size; it is never below the share of the epochs
-            that was read.
+            The position there, in micro-batches of today's size: within one of them of what was read.
         """
         epoch, left, begun = 0, len(self), list[Stretch]()
         for size, batches in stretches:

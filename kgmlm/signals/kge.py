@@ -20,7 +20,7 @@ from kgmlm import files
 from kgmlm.arrays import Array, Device, at, complex_product, like, numpy, where
 from kgmlm.config import KGESettings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.kg import IntArray, Queries, RunError, first_line
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
 
@@ -102,7 +102,7 @@ class KGE:
             if not known or not ((rows >= -1) & (rows < len(floats[0]))).all():
                 raise ValueError("it names entities that it does not have")
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
         if (len(rows), len(floats[1])) != (len(graph.entities), 2 * len(graph.relations)):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add kge` makes another")

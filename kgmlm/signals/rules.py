@@ -21,7 +21,7 @@ from kgmlm.arrays import Device
 from kgmlm.config import RuleSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.grounding import blocks
-from kgmlm.kg import IntArray, NoRulesError, Queries, Query, RunError
+from kgmlm.kg import IntArray, NoRulesError, Queries, Query, RunError, first_line
 from kgmlm.mining import mine
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import Reader
@@ -169,7 +169,7 @@ class Rules:
             if found == sizes:
                 rules.check(*sizes)
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
         if found != sizes:
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add rules` makes another")

@@ -22,7 +22,7 @@ from kgmlm import files
 from kgmlm.arrays import Device
 from kgmlm.config import TypeSettings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries, RunError
+from kgmlm.kg import IntArray, Queries, RunError, first_line
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 from kgmlm.slots import BINS, NONE, Affinity, EntityTypes, Floats
@@ -135,7 +135,7 @@ class Types:
             floats = (t[name].astype(np.float32) for name in ("least", "rates"))
             affinity = Affinity(labels, relation, together, *counts, *floats)
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
         if affinity.slots != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")

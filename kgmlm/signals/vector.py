@@ -13,7 +13,7 @@ import numpy as np
 from kgmlm import files
 from kgmlm.arrays import Array, cosines, numpy
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, RunError
+from kgmlm.kg import IntArray, RunError, first_line
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 
@@ -51,7 +51,7 @@ class Vector:
             if vectors_ND.dtype != np.float32:
                 raise ValueError("its vectors are not float32")
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
         expected = (len(graph.entities), reader.model.decoder[0].shape[1])
         if vectors_ND.shape != expected:
