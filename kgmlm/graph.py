@@ -28,6 +28,7 @@ from kgmlm.kg import (
 )
 
 HUB = 32  # triples of an entity from which on their order is kept
+HUBS = 1 << 16  # of which the order is kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +246,8 @@ class ContextGraph:
         ordered_E3 = rows_E3[place_E]
         found = Telling(ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E)
         if len(keys) >= HUB:
+            if len(self._hubs) >= HUBS:
+                self._hubs.clear()
             self._hubs[entity] = found
         return found
 
