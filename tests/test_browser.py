@@ -136,7 +136,7 @@ def test_a_question_is_asked_by_typing(visit: Any, url: str) -> None:
         "#sentence [role=option]:visible >> nth=0"
     )  # what Germany has comes first
     page.keyboard.type("bord")
-    page.wait_for_selector("#sentence [role=option]:only-child:visible")
+    page.wait_for_selector("#sentence :not([aria-busy]) > [role=option]:only-child:visible")
     page.keyboard.press("Enter")
     visitor.settled()
     assert "relation=borders" in page.url

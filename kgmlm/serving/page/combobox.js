@@ -59,6 +59,7 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
   function show(found) {
     options = found;
     stale = false;
+    list.removeAttribute("aria-busy");
     fill(
       list,
       found.map((option, i) =>
@@ -101,6 +102,7 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
     resize();
     clearTimeout(timer);
     stale = true;
+    list.setAttribute("aria-busy", "true"); // what it shows is of what was typed before
     mark(-1);
     timer = setTimeout(() => open(input.value.trim()), pause);
   });
