@@ -38,6 +38,7 @@ class State:
     decay_from: int = -1  # the step from which on the learning rate falls to nothing, if it was asked to
     decay_steps: int = 0
     decay_factor: float | None = None  # of the peak learning rate, where that began; older ones have none
+    moments: int | None = None  # parameters that have some; what never gets a gradient has none
     # (samples of a micro-batch, steps), one after the other; checkpoints by older versions have none
     read: list[tuple[int, int]] = field(default_factory=list)
 
@@ -63,7 +64,9 @@ def save_checkpoint(
         own: what :func:`own_state` is in each process.
     """
     tensors = {f"{rank}.{k}": v for rank, mine in enumerate(own) for k, v in mine.items()}
-    for index, values in optimizer.state_dict()["state"].items():
+    trained = optimizer.state_dict()["state"]
+    state.moments = len(trained)
+    for index, values in trained.items():
         tensors |= {f"optimizer.{index}.{k}": v.contiguous() for k, v in values.items()}
     folder = run / "checkpoints"
     files.refuse_link(folder)
@@ -129,7 +132,7 @@ def load_checkpoint(
         prefix = f"{rank}." if f"{rank}.rng.cpu" in tensors else "0."
         own = {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix)}
         losses.restore(own)
-        moments = _moments(tensors, optimizer)
+        moments = _moments(tensors, optimizer, state.moments)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
         if prefix != f"{rank}.":
             return state
@@ -143,9 +146,12 @@ def load_checkpoint(
 
 
 def _moments(
-    tensors: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, count: int | None
 ) -> dict[int, dict[str, torch.Tensor]]:
     """The optimizer's moments in a checkpoint's tensors; fused kernels do not look whether these fit.
+
+    Args:
+        count: parameters that have some; None is all or none, as in older checkpoints.
 
     Raises:
         ValueError: when they are not those of the parameters.
@@ -160,8 +166,10 @@ def _moments(
         if tensor.shape != shape or tensor.dtype != torch.float32:
             raise ValueError(f"'{name}' is not that of the model")
         moments.setdefault(int(index), {})[key] = tensor.clone()  # aligned again, as in load_model
-    if any(of.keys() != {"step", "exp_avg", "exp_avg_sq"} for of in moments.values()):
-        raise ValueError("moments are missing")  # what never gets a gradient has none at all
+    wanted = (0, len(parameters)) if count is None else (count,)
+    whole = all(of.keys() == {"step", "exp_avg", "exp_avg_sq"} for of in moments.values())
+    if not whole or len(moments) not in wanted:
+        raise ValueError("moments are missing")
     return moments
 
 

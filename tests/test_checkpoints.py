@@ -109,10 +109,11 @@ def test_what_never_gets_a_gradient_has_no_moments() -> None:
     state = {
         f"optimizer.{i}.{k}": v for i, of in optimizer.state_dict()["state"].items() for k, v in of.items()
     }
-    assert _moments(state, optimizer).keys() == {0}
-    del state["optimizer.0.exp_avg"]
-    with pytest.raises(ValueError, match="moments are missing"):
-        _moments(state, optimizer)
+    assert _moments(state, optimizer, 1).keys() == {0}
+    cut = {name: tensor for name, tensor in state.items() if name != "optimizer.0.exp_avg"}
+    for tensors, count in ((state, None), (state, 2), (cut, 1), ({}, 1)):
+        with pytest.raises(ValueError, match="moments are missing"):
+            _moments(tensors, optimizer, count)
 
 
 def test_a_launch_that_did_no_step_changes_nothing(toy: KnowledgeGraph, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from kgmlm.asking import read_entities
 from kgmlm.calibration import Calibration
 from kgmlm.graph import Edge, KnowledgeGraph
-from kgmlm.judging import judged
-from kgmlm.kg import KgmlmError, Query, QueryError, RunError
+from kgmlm.judging import Classified, judged
+from kgmlm.kg import IntArray, KgmlmError, Query, QueryError, RunError
 from kgmlm.prediction import Prediction, Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.run import Run
@@ -191,7 +191,7 @@ class Session:
         if not asked:
             return results
         claims = [(ids, tasks[at].prior, tasks[at].relation_thresholds) for at, ids in asked.items()]
-        judgments = judged(self.calibration, self._first_stage(predictor), predictor.graph, claims)
+        judgments = self._judged(predictor, claims)
         for at, found in zip(asked, judgments, strict=True):
             results[at] = found.as_json(tasks[at].explain)
         return results
@@ -211,7 +211,7 @@ class Session:
                 for row in rows
             ]
             claims = [(np.array(triples, np.int64), 0.5, False)]
-            (told,) = judged(self.calibration, self._first_stage(predictor), predictor.graph, claims)
+            (told,) = self._judged(predictor, claims)
             for row, said in zip(rows, told.as_json(), strict=True):
                 row["probability"] = said["probability"]
         for row in (found["entity"], *rows):
@@ -245,6 +245,14 @@ class Session:
         """
         names = self.names
         return self.explorer.near(query_of(names, asked), names.entity(answer))
+
+    def _judged(
+        self, predictor: Predictor, claims: Sequence[tuple[IntArray, float, bool]]
+    ) -> list[Classified]:
+        """The probabilities of some lists of triples, as of :func:`~kgmlm.judging.judged`."""
+        assert self.calibration is not None
+        first = self._first_stage(predictor)
+        return judged(self.calibration, first, predictor.graph, claims, batch_size=self.batch_size)
 
     def _first_stage(self, predictor: Predictor) -> Ranker:
         if self._plain is None:
