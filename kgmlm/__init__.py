@@ -3,6 +3,8 @@
 The public names load on first use, so that ``import kgmlm`` stays cheap.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from kgmlm.run import Run, open_run
 
 __version__ = "0.1.0"
+
+# Threads of OpenMP that wait for each other spin, which takes the cores from other processes: training beside
+# five of them took four times as long as with threads that soon sleep (docs/scale.md). GNU's OpenMP, which
+# torch's wheels for Linux bring, reads this when torch is imported; its own default is 300,000 rounds.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 _HOMES = {
     "Classified": "kgmlm.judging",

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from kgmlm.kg import DataError, RunError
 
+UNPACKED, RATIO = 2**28, 200  # bytes, or times its size, that a packed file may unpack to
 STALE = 3600  # seconds after which nobody is writing a temporary file any more
 # Beside a file or folder: half-written; whole, and about to take its place; whole, and about to make room.
 _PART, _NEW, _OLD = ".kgmlm-part", ".kgmlm-new", ".kgmlm-old"
@@ -39,8 +40,14 @@ def sha256(path: Path) -> str:
 def read_bytes(path: Path) -> bytes:
     """A file's bytes, ungzipped by its suffix."""
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        most = max(UNPACKED, RATIO * path.stat().st_size)
+        with gzip.open(path) as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise DataError(f"{path} cannot be read: it unpacks to more than {RATIO} times its size")
+        return data
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except (OSError, EOFError, zlib.error) as error:

@@ -17,6 +17,7 @@ Shapes: B queries, N entities, n triples.
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,27 @@ def humanized(labels: pa.ChunkedArray) -> pa.ChunkedArray:
     words = pc.if_else(pc.equal(words, ""), labels, words)
     parts = [column.combine_chunks() for column in (words, labels, odd)]
     return pa.chunked_array([by_python(parts[0], parts[1], parts[2], humanize)])
+
+
+def tidy(text: str) -> str:
+    """A text in Unicode's composed form (NFC), with single blanks between its words.
+
+    >>> tidy(" New\u00a0York  City ")
+    'New York City'
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def folded(text: str) -> str:
+    """A text by which names are looked up: whatever the case, the Unicode form (NFKC), blanks, underscores.
+
+    >>> folded(" Zu\u0308rich_West") == folded("z\u00fcrich west")
+    True
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    return " ".join(text.casefold().replace("_", " ").split())
 
 
 def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kgmlm import files
 from kgmlm.enumerating import triple_keys
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, DataError, FloatArray, IntArray, Target
+from kgmlm.kg import BoolArray, DataError, FloatArray, IntArray, Target, first_line
 from kgmlm.merging import (
     FEATURES,
     MOST,
@@ -215,11 +216,60 @@ def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise DataError(f"there is no file {path}") from None
     except (OSError, pa.ArrowException):
         raise DataError(f"{path} cannot be read as Parquet; `kgmlm complete` writes such a file") from None
+    try:
+        return _checked(table), _manifest(table)
+    except (ValueError, RecursionError, pa.ArrowException) as error:
+        why = "its metadata is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+        raise DataError(f"{path} is no list of new triples: {why}; `kgmlm complete` writes one") from None
+
+
+def _manifest(table: pa.Table) -> dict[str, Any]:
+    """The manifest in a list's metadata."""
     about = (table.schema.metadata or {}).get(_KEY)
-    if about is None or not {"head", "relation", "tail", "probability"} <= set(table.column_names):
-        raise DataError(f"{path} is no list of new triples; `kgmlm complete` writes one")
-    manifest: dict[str, Any] = json.loads(about)
-    return table, manifest
+    if about is None:
+        raise ValueError("its metadata has no manifest")
+    manifest = json.loads(about.decode())
+    if not isinstance(manifest, dict):
+        raise ValueError("its manifest is no JSON object")
+    return manifest
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """A list whose columns, types and values are such as :func:`write_list` writes.
+
+    Raises:
+        ValueError: naming the first column that is not.
+    """
+    names = table.column_names
+    own = ("tail_name", "tail_score", "tail_rank")
+    signals = [n.removeprefix("tail_") for n in names if n.startswith("tail_") and n not in own]
+    schema = schema_of(signals, "because" in names)
+    if wrong := [n for n in schema.names if names.count(n) != 1]:
+        raise ValueError(f"it has {names.count(wrong[0])} columns '{wrong[0]}'")
+    if further := [n for n in names if n not in schema.names]:
+        raise ValueError(f"it has a column '{further[0]}'")
+    for field in schema:
+        there = table.schema.field(field.name).type
+        text = pa.types.is_large_string(field.type) and pa.types.is_string(there)  # as other programs write
+        if there != field.type and not text:
+            raise ValueError(f"its column '{field.name}' has {there}, not {field.type}")
+    table = table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
+    table.validate(full=True)
+    for name in (n for n in schema.names if n == "probability" or schema.field(n).type == pa.large_string()):
+        if table.column(name).null_count:
+            raise ValueError(f"its column '{name}' has an empty cell")
+    for name in ("head", "relation", "tail"):
+        if pc.any(pc.equal(table.column(name), "")).as_py():
+            raise ValueError(f"its column '{name}' has an empty label")
+    probability = table.column("probability").to_numpy()
+    if not ((probability >= 0) & (probability <= 1)).all():
+        raise ValueError("a probability is not from 0 to 1")
+    for field in schema:
+        if pa.types.is_float32(field.type):
+            values = table.column(field.name).drop_null().to_numpy()
+            if not np.isfinite(values).all():
+                raise ValueError(f"its column '{field.name}' has a number that is not finite")
+    return table
 
 
 def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArray) -> dict[str, Any]:

@@ -16,16 +16,25 @@ from kgmlm.kg import ConfigError
 
 GROWN, SPARE = 1.25, 2**29  # how much more memory than needed is held before it is given back
 MEMORY = "KGMLM_MEMORY"  # GiB that there are, whatever the system says
+BF16 = "KGMLM_BF16"  # 0 or 1: whether the CPU has units for bf16, whatever it says itself
 
 
 @cache
 def fast_bf16() -> bool:
-    """Whether the CPU has units for products in bf16 (AVX512-BF16, AMX, or Arm's).
+    """Whether the CPU has units for products in bf16 (AVX512-BF16, AMX, or Arm's), or ``KGMLM_BF16`` says so.
 
     With them a training step is 1.6 times as fast and more; without them bf16 is emulated, many times slower
     than float32.
+
+    Raises:
+        ConfigError: when ``KGMLM_BF16`` is neither 0 nor 1.
     """
     import torch
+
+    if given := os.environ.get(BF16):
+        if given not in ("0", "1"):
+            raise ConfigError(f"{BF16} takes 0 or 1, not '{given}'")
+        return given == "1"
 
     found = torch.cpu.get_capabilities()
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
@@ -186,6 +195,24 @@ def _cached(group: Path) -> int:
         return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
     except (OSError, ValueError, IndexError):
         return 0
+
+
+@cache
+def compute_in_forks() -> None:
+    """Let processes that are forked from this one compute, each on one thread.
+
+    A fork has none of its parent's threads, and OpenMP would wait for them for ever.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_use_one_thread)
+
+
+def _use_one_thread() -> None:
+    """Keep OpenMP of torch and FAISS from handing work to other threads."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+    if faiss := sys.modules.get("faiss"):
+        faiss.omp_set_num_threads(1)
 
 
 def installed(package: str) -> bool:

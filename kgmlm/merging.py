@@ -218,7 +218,8 @@ class Scale:
         """
         scaled = np.nan_to_num((features - self.mean[relations]) / self.deviation[relations])
         softmax = np.nan_to_num(features[:, :, FEATURES.index("log_softmax")], nan=-np.inf)
-        return scaled.reshape(len(scaled), -1), scaled[np.arange(len(scaled)), softmax.argmax(1)]
+        both = scaled.reshape(len(scaled), len(SIDES) * len(FEATURES))  # of no triple, too
+        return both, scaled[np.arange(len(scaled)), softmax.argmax(1)]
 
 
 @dataclass(frozen=True, eq=False)

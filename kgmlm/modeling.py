@@ -10,6 +10,7 @@ Shapes: B queries, T tokens, L span, D width of the decoder's input, V vocabular
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from kgmlm.config import ScratchSettings
 
 _LAYERS = 1000  # that a model has at most
+_LOADING = threading.RLock()  # transformers lays weights by settings of the whole process
+_ENTERING = threading.RLock()  # a model keeps where it is read while it is read
 _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
 
 
@@ -132,7 +135,8 @@ class SpanModel(nn.Module):
 
     def _at(self, readings: Sequence[Reading]) -> list[torch.Tensor]:
         """The states that enter the decoder at the positions of each reading, float32."""
-        with torch.autocast(self.device.type, torch.bfloat16) if self._reduced else nullcontext():
+        reduced = torch.autocast(self.device.type, torch.bfloat16) if self._reduced else nullcontext()
+        with _ENTERING, reduced:
             if self._packed is None:
                 return [
                     self._enter(r.input_ids_BT, (r.rows, r.columns), attention_mask=r.attention_mask_BT)
@@ -257,6 +261,11 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
     Raises:
         ModelError: when it cannot be loaded or is no masked LM.
     """
+    with _LOADING:
+        return _loaded(path, seed)
+
+
+def _loaded(path: str | Path, seed: int) -> SpanModel:
     from transformers import AutoConfig, AutoModelForMaskedLM
 
     check_model_folder(path)

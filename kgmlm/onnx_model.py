@@ -10,7 +10,7 @@ Shapes: B texts, T tokens, L span, S positions read per text, D width, V vocabul
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,19 @@ class OnnxModel:
     """A masked LM that answers at the span only, as :class:`~kgmlm.modeling.SpanModel` does.
 
     Args:
-        session: of ONNX Runtime.
+        make: begins a session of ONNX Runtime.
         decoder: weight (V, D) and bias (V,).
-        kept: what the session looks into.
+        path: the structure's file.
     """
 
     device = None  # its arrays are NumPy's
 
-    def __init__(self, session: Any, decoder: tuple[Floats, Floats], facts: Facts, kept: Any = None) -> None:
-        self.session = session
-        self._kept = kept
+    def __init__(
+        self, make: Callable[[], Any], decoder: tuple[Floats, Floats], facts: Facts, path: Path
+    ) -> None:
+        self._make = make
+        self._process, self._session = os.getpid(), make()
+        self.path = path
         self.decoder = decoder
         self.positions = facts.positions
         self.tokens = facts.tokens
@@ -104,14 +107,20 @@ class OnnxModel:
             tensors = load_file(folder / WEIGHTS)
             values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in facts.weights]
             options.add_external_initializers(facts.weights, values)
-            session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-            decoder = _decoder(tensors, facts)
+            providers = ["CPUExecutionProvider"]
+
+            def make() -> Any:
+                assert values  # which the session looks into
+                return onnxruntime.InferenceSession(data, options, providers=providers)
+
+            model = cls(make, _decoder(tensors, facts), facts, path)
+            model.try_out()
         except OSError:
             raise
         except Exception as error:  # the runtime's own have no common base
             why = first_line(error)
             raise ModelError(f"{path} cannot be used: {why}; `kgmlm onnx` makes it again") from None
-        return cls(session, decoder, facts, (tensors, values))
+        return model
 
     def __call__(self, batch: MaskedBatch) -> SpanOutput:
         """Encode a batch; one pass for all queries."""
@@ -122,12 +131,42 @@ class OnnxModel:
             "attention_mask": batch.attention_mask_BT,
             "columns": columns_BS,
         }
-        (states_BSD,) = self.session.run(None, given)
+        try:
+            (states_BSD,) = self.session.run(None, given)
+        except Exception as error:  # the runtime's own have no common base
+            why = first_line(error)
+            raise ModelError(
+                f"{self.path} cannot be used: {why}; `kgmlm onnx` makes it again, and --runtime torch does "
+                "without"
+            ) from None
         if not batch.vector:
             return SpanOutput(states_BSD)
         vector_BD = states_BSD[:, -1]
         length_B1 = np.sqrt((vector_BD * vector_BD).sum(-1, keepdims=True))
         return SpanOutput(states_BSD[:, :-1], vector_BD / np.maximum(length_B1, np.float32(1e-12)))
+
+    @property
+    def session(self) -> Any:
+        """The session of this process: a fork has none of the threads that its parent's works with."""
+        if os.getpid() != self._process:
+            self._process, self._session = os.getpid(), self._make()
+        return self._session
+
+    def try_out(self) -> None:
+        """Read two short texts, one of them padded.
+
+        Raises:
+            ValueError: when the states are not those of a text model.
+        """
+        ids_BT = np.ones((2, 6), np.int64)
+        mask_BT = np.ones((2, 6), np.int64)
+        mask_BT[1, 4:] = 0
+        columns_BS = np.array([[1, 2], [1, 2]], np.int64)
+        given = {"input_ids": ids_BT, "attention_mask": mask_BT, "columns": columns_BS}
+        (states_BSD,) = self.session.run(None, given)
+        shape = (2, 2, self.decoder[0].shape[1])
+        if states_BSD.dtype != np.float32 or states_BSD.shape != shape or not np.isfinite(states_BSD).all():
+            raise ValueError("it does not give the states of a text model")
 
     def eval(self) -> OnnxModel:
         """Nothing: it cannot be trained."""

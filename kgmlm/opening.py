@@ -9,7 +9,7 @@ from kgmlm import digests
 from kgmlm.arrays import Device
 from kgmlm.graph import ContextGraph, KnowledgeGraph
 from kgmlm.kg import ModelError, RunError
-from kgmlm.machine import installed
+from kgmlm.machine import compute_in_forks, installed
 from kgmlm.onnx_model import OnnxModel
 from kgmlm.ranker import Ranker
 from kgmlm.records import check_files, read_record, read_settings
@@ -69,6 +69,7 @@ def open_text(
     Raises:
         RunError: when there is no model, or something is damaged or does not fit.
     """
+    compute_in_forks()
     digests.check_folder(folder)
     if not (folder / "config.json").is_file():
         raise RunError(f"{run} has no trained model yet; `kgmlm train --output {run} --resume` continues")

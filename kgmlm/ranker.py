@@ -14,7 +14,7 @@ from kgmlm.arrays import Array, joined, like, put
 from kgmlm.constraints import Possible
 from kgmlm.first_stage import MAX_SCORES, FirstStage
 from kgmlm.graph import ContextGraph
-from kgmlm.kg import ConfigError, IntArray, Queries
+from kgmlm.kg import BoolArray, ConfigError, IntArray, Queries
 from kgmlm.mixture import Mixture, Use
 from kgmlm.pool import Pool
 from kgmlm.reader import Reader
@@ -98,17 +98,19 @@ class Ranker(FirstStage):
         pool: Pool | None = None,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
     ) -> Array:
         """The second stage, where there is one: the best are asked back, then read again.
 
         Args:
             advance: called with how many of how many distinct queries have just been asked back.
+            free_B: queries whose scores have no constraints on what can answer; None is no query.
         """
         pool = pool or self.pool()
         if self.reverse is not None:
             from kgmlm.reverse import reranked
 
-            scores_BN = reranked(self, self.reverse, queries, scores_BN, pool, batch_size, advance)
+            scores_BN = reranked(self, self.reverse, queries, scores_BN, pool, batch_size, advance, free_B)
         if self.reranking is None:
             return scores_BN
         return self.reranking.reranked(queries, scores_BN, pool, self.mixture, batch_size)
@@ -149,7 +151,8 @@ class Ranker(FirstStage):
             twice = np.concatenate([np.arange(len(rows)), constrained])
             if len(constrained):
                 scores_bN = joined([scores_bN, free_bN[like(constrained, free_bN)]])
-            found = self.reranked(queries[rows[twice]], scores_bN, pool, batch_size, back)
+            free_B = np.arange(len(twice)) >= len(rows)
+            found = self.reranked(queries[rows[twice]], scores_bN, pool, batch_size, back, free_B)
             own_bN, freed = found[: len(rows)], found[len(rows) :]
             yield rows, own_bN, put(own_bN, constrained, freed) if len(constrained) else own_bN
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import Query, QueryError, text_scalar
+from kgmlm.kg import Query, QueryError, by_python, folded, text_scalar, tidy
 
 LARGE = 200_000  # entities from which on names are compared as columns, instead of in a dictionary of all
 _LIKE = 20_000  # names of a large graph among which the nearest to an unknown one are looked for
@@ -28,25 +29,28 @@ class Resolver:
         found: dict[str, list[int]] = defaultdict(list)
         columns = zip(*(self.graph.entities.column(c) for c in ("name", "surface")), strict=True)
         for i, (name, surface) in enumerate(columns):
-            for text in dict.fromkeys((name.casefold(), surface.casefold())):
+            for text in dict.fromkeys((folded(name), folded(surface))):
                 found[text].append(i)
         return found
 
     @cached_property
-    def _lowered(self) -> list[pa.ChunkedArray]:
-        """Names and surfaces in lower case, of a large graph."""
+    def _folded(self) -> list[pa.ChunkedArray]:
+        """Names and surfaces of a large graph, folded."""
         table = self.graph.entities.table
-        names = pc.utf8_lower(table.column("name"))
         same = table.column("surface").equals(table.column("name"))
-        return [names] if same else [names, pc.utf8_lower(table.column("surface"))]
+        columns = [table.column("name")] if same else [table.column("name"), table.column("surface")]
+        return [pa.chunked_array([_folded(part) for part in column.chunks]) for column in columns]
 
     def _named(self, text: str) -> list[int]:
-        """The entities of a name, whatever the case."""
+        """The entities of a name: those that have it letter by letter, else whatever the case and form."""
         if len(self.graph.entities) < LARGE:
-            return self._by_name.get(text.casefold(), [])
-        asked = text_scalar(text.lower())
-        found = [pc.indices_nonzero(pc.equal(column, asked)).to_pylist() for column in self._lowered]
-        return sorted({i for part in found for i in part})
+            found = self._by_name.get(folded(text), [])
+        else:
+            asked = text_scalar(folded(text))
+            parts = [pc.indices_nonzero(pc.equal(column, asked)).to_pylist() for column in self._folded]
+            found = sorted({i for part in parts for i in part})
+        entities = self.graph.entities
+        return _closest(text, {i: (entities[i].name, entities[i].surface) for i in found})
 
     def entity(self, text: str) -> int:
         """Id of an entity by label, else by surface or name, whatever the case.
@@ -57,8 +61,9 @@ class Resolver:
         """
         _check_text(text)
         entities = self.graph.entities
-        if (labeled := entities.find(text)) is not None:
-            return labeled
+        for form in dict.fromkeys((text, text.strip(), unicodedata.normalize("NFC", text.strip()))):
+            if (labeled := entities.find(form)) is not None:
+                return labeled
         found = self._named(text)
         if len(found) == 1:
             return found[0]
@@ -79,12 +84,13 @@ class Resolver:
         """
         _check_text(text)
         relations = self.graph.relations
-        if text in relations.index:
-            return relations.index[text]
+        for form in (text, text.strip(), unicodedata.normalize("NFC", text.strip())):
+            if form in relations.index:
+                return relations.index[form]
         by_name: dict[str, list[int]] = defaultdict(list)
         for i, relation in enumerate(relations):
-            by_name[relation.name.casefold()].append(i)
-        found = by_name.get(text.casefold(), [])
+            by_name[folded(relation.name)].append(i)
+        found = _closest(text, {i: (relations[i].name,) for i in by_name.get(folded(text), [])})
         if len(found) == 1:
             return found[0]
         if found:
@@ -99,8 +105,8 @@ class Resolver:
         """Names of entities that are like an unknown one; of a large graph, those that begin as it does."""
         if len(self.graph.entities) < LARGE:
             return _nearest(text, self._by_name)
-        begin = text.lower()[:2]
-        like = (column.filter(pc.starts_with(column, begin)).slice(0, _LIKE) for column in self._lowered)
+        begin = folded(text)[:2]
+        like = (column.filter(pc.starts_with(column, begin)).slice(0, _LIKE) for column in self._folded)
         return _nearest(text, [name for column in like for name in column.to_pylist()])
 
     def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:
@@ -114,6 +120,23 @@ class Resolver:
         known = head if head is not None else tail
         assert known is not None
         return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
+
+
+def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
+    """Of some entities or relations by their names, those whose names are the most like a text."""
+    same: list[Callable[[str], str]] = [lambda x: x, tidy, lambda x: tidy(x).casefold()]
+    for form in same:
+        asked = form(text)
+        if found := [i for i, of in names.items() if asked in map(form, of)]:
+            return found
+    return list(names)
+
+
+def _folded(names: pa.Array) -> pa.Array:
+    """Names as :func:`~kgmlm.kg.folded` makes them; Python's functions are asked about the odd ones alone."""
+    lowered = pc.utf8_lower(pc.if_else(pc.string_is_ascii(names), names, ""))
+    blank = pc.replace_substring_regex(lowered, r"[\s_]+", " ")
+    return by_python(pc.utf8_trim_whitespace(blank), names, pc.invert(pc.string_is_ascii(names)), folded)
 
 
 def _check_text(text: object) -> None:

@@ -17,7 +17,7 @@ from kgmlm.arrays import Array, highest, logsumexp, numpy
 from kgmlm.best import Floats, best_of
 from kgmlm.filters import Groups
 from kgmlm.first_stage import FirstStage
-from kgmlm.kg import IntArray, Queries
+from kgmlm.kg import BoolArray, IntArray, Queries
 from kgmlm.mixture import BEST, Use
 from kgmlm.pool import Pool
 
@@ -32,6 +32,7 @@ def reranked(
     pool: Pool,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
+    free_B: BoolArray | None = None,
 ) -> Array:
     """First-stage scores with what asking back adds to the best of each query; all of them stay ahead of the
     rest.
@@ -39,11 +40,12 @@ def reranked(
     Args:
         use: how many of the best, and how much that counts.
         advance: called with how many of how many distinct queries have just been asked back.
+        free_B: as of :func:`asked_back`.
     """
     if not use.k:
         return scores_BN
     best, ids_BK = best_of(first.context, queries, scores_BN, use.k, pool)
-    back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance)
+    back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance, free_B)
     return best.reranked(scores_BN, back_BK, use.weight)
 
 
@@ -53,6 +55,7 @@ def asked_back(
     ids_BK: IntArray,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
+    free_B: BoolArray | None = None,
 ) -> Floats:
     """How probable the entity of each query is as the answer of its candidates ``(B, K)``; 0 where an id is
     -1.
@@ -63,9 +66,11 @@ def asked_back(
 
     Args:
         advance: as of :func:`reranked`.
+        free_B: queries whose candidates are asked without constraints on what can answer; None is no query.
     """
     row_P, column_P = np.nonzero(ids_BK >= 0)
     asked = queries[row_P]
+    free_P = np.zeros(len(row_P), np.bool_) if free_B is None else free_B[row_P]
     back = Queries(ids_BK[row_P, column_P], asked.relation_B, ~asked.tail_B)
     groups = Groups.of(first.context.answers.keys(back))
     distinct = back[groups.first]
@@ -73,11 +78,15 @@ def asked_back(
     temperature = first.reader.settings.training.temperature if single else 1.0
     back_BK = np.zeros(ids_BK.shape, np.float32)
     for rows, _, said in first.said(distinct, None, batch_size):
-        scores_dN = first.combined(distinct[rows], said)
-        best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
-        whole_d = logsumexp(numpy(best_dK) / temperature)
+        all_dN = first.mixture.combine(said, distinct[rows])
         at_p, of_p = groups.take(rows)
-        found_p = numpy(scores_dN[of_p, asked.entity_B[at_p]]) / temperature - whole_d[of_p]
-        back_BK[row_P[at_p], column_P[at_p]] = temperature * np.maximum(found_p, FLOOR)
+        for free in np.unique(free_P[at_p]).tolist():
+            scores_dN = all_dN if free else first.possible.applied(all_dN, distinct[rows])
+            best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
+            whole_d = logsumexp(numpy(best_dK) / temperature)
+            mine = free_P[at_p] == free
+            at_m, of_m = at_p[mine], of_p[mine]
+            found_m = numpy(scores_dN[of_m, asked.entity_B[at_m]]) / temperature - whole_d[of_m]
+            back_BK[row_P[at_m], column_P[at_m]] = temperature * np.maximum(found_m, FLOOR)
         advance(len(rows), len(distinct))
     return back_BK

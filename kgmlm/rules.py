@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm.kg import BoolArray, DataError, EntityTable, IntArray, RelationTable
 
@@ -281,9 +283,11 @@ class RuleFile:
 
     def _atoms(self, text: str) -> list[_Atom] | None:
         """Atoms behind each other; None where any is none."""
-        found, left = [], ""
+        found, left = list[_Atom](), ""
         for part in text.split("), "):
             left += part
+            if len(left) > self._longest or len(found) > LONGEST:
+                return None
             atom = self._atom(left if left.endswith(")") else left + ")")
             if atom is not None:
                 found.append(atom)
@@ -292,16 +296,37 @@ class RuleFile:
 
     def _atom(self, text: str) -> _Atom | None:
         """``relation(X,entity)``; labels may hold brackets and commas."""
-        for at in (m.start() for m in re.finditer(r"\(", text)):
-            relation = self.relations.index.get(text[:at])
-            if relation is None or not text.endswith(")"):
+        if not text.endswith(")") or len(text) > self._longest:
+            return None
+        relation_lengths, term_lengths = self._lengths
+        for at in relation_lengths:
+            if text[at : at + 1] != "(" or (relation := self.relations.index.get(text[:at])) is None:
                 continue
             inside = text[at + 1 : -1]
-            for comma in (m.start() for m in re.finditer(",", inside)):
-                left, right = self._term(inside[:comma]), self._term(inside[comma + 1 :])
-                if left is not None and right is not None:
-                    return _Atom(relation, left, right)
+            for comma in term_lengths:
+                if inside[comma : comma + 1] == "," and len(inside) - comma - 1 in term_lengths:
+                    left, right = self._term(inside[:comma]), self._term(inside[comma + 1 :])
+                    if left is not None and right is not None:
+                        return _Atom(relation, left, right)
         return None
+
+    @cached_property
+    def _lengths(self) -> tuple[dict[int, None], dict[int, None]]:
+        """The lengths that labels of relations have, and those of terms, in ascending order.
+
+        Where a label ends is looked for at these alone: a line of brackets and commas is read in linear time.
+        """
+        of_relations = sorted({len(relation.label) for relation in self.relations})
+        labels = pa.array(self.entities.column("label"), pa.large_string())
+        variable, quoted = 1, 3  # X, and a label that is one capital letter
+        of_terms = sorted({variable, quoted, *pc.unique(pc.utf8_length(labels)).to_pylist()})
+        return dict.fromkeys(of_relations), dict.fromkeys(of_terms)
+
+    @property
+    def _longest(self) -> int:
+        """Characters that an atom has at most, with what stands behind it."""
+        of_relations, of_terms = self._lengths
+        return max(of_relations, default=0) + 2 * max(of_terms) + len("(,)") + len("), ")
 
     def _term(self, text: str) -> str | int | None:
         if _VARIABLE.fullmatch(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kgmlm.prediction import Prediction, Predictor
 
 Labeled = tuple[str, str, str]  # head, relation, tail
+_OPENING = threading.RLock()  # one model is opened at a time, whichever threads ask for it
 _COLUMNS = ("rank", "entity", "name", "score", "known")
 
 
@@ -76,11 +78,11 @@ class Run:
         Raises:
             RunError: when training has left no model yet, or weights do not fit the signals.
         """
-        if "predictor" in vars(self):
+        with _OPENING:
+            if "predictor" not in vars(self):
+                self.opened, made = opened_by(self.way, self.folder, self.graph, watch, batch_size)
+                vars(self)["predictor"] = made
             return self.predictor
-        self.opened, made = opened_by(self.way, self.folder, self.graph, watch, batch_size)
-        vars(self)["predictor"] = made
-        return made
 
     def reopen(self) -> None:
         """Read the folder again, which has changed; the model is loaded when it is asked again."""

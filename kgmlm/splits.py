@@ -5,8 +5,9 @@ Knows no files; the card of what was split is made here and written elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,25 +47,54 @@ def split_random(
     train = distinct_triples(graph.splits["train"])
     left_entities = np.bincount(train[:, [0, 2]].ravel(), minlength=len(graph.entities))
     left_relations = np.bincount(train[:, 1], minlength=len(graph.relations))
-    order = iter(np.random.default_rng(seed).permutation(len(train)).tolist())
+    rng = np.random.default_rng(seed)
+    sizes = [max(1, round(share * len(train))) for share in wanted.values()]
+    moved: list[int] = []
+    for i in rng.permutation(len(train)).tolist():
+        h, r, t = train[i]
+        if min(left_entities[h], left_entities[t]) > 1 + (h == t) and left_relations[r] > 1:
+            np.subtract.at(left_entities, [h, t], 1)
+            left_relations[r] -= 1
+            moved.append(i)
+        if len(moved) == sum(sizes):
+            break
+    if len(moved) < len(sizes):
+        raise DataError(
+            f"the graph is too sparse to split: {len(moved):,} of {len(train):,} triples can leave training, "
+            "which keeps a triple of each entity and relation"
+        )
+    if len(moved) < sum(sizes):  # the last ones are of the densest parts
+        rng.shuffle(moved)
+        sizes = _dealt(len(moved), sizes)
     where = np.zeros(len(train), np.int64)
-    for number, share in enumerate(wanted.values(), 1):
-        missing = max(1, round(share * len(train)))
-        for i in order:
-            h, r, t = train[i]
-            if min(left_entities[h], left_entities[t]) > 1 + (h == t) and left_relations[r] > 1:
-                np.subtract.at(left_entities, [h, t], 1)
-                left_relations[r] -= 1
-                where[i] = number
-                missing -= 1
-            if missing == 0:
-                break
-        if not (where == number).any():
-            raise DataError("the graph is too sparse to split: every triple has an entity's only occurrence")
+    where[moved] = np.repeat(np.arange(1, len(sizes) + 1), sizes)
     splits = dict(graph.splits) | {"train": train[where == 0]}
     splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
     ordered = {s: splits[s] for s in SPLITS if s in splits}
     return replace(graph, splits=ordered)
+
+
+def _dealt(count: int, sizes: Sequence[int]) -> list[int]:
+    """Deal fewer triples than were asked for in the ratio of what was; each split gets one at least.
+
+    >>> _dealt(39, [100, 100]), _dealt(10, [300, 100]), _dealt(2, [1000, 1])
+    ([20, 19], [8, 2], [1, 1])
+    """
+    exact = [count * size / sum(sizes) for size in sizes]
+    dealt = [max(1, int(x)) for x in exact]
+    while sum(dealt) != count:
+        step = 1 if sum(dealt) < count else -1
+        over = [(x - n) * step if step > 0 or n > 1 else -math.inf for x, n in zip(exact, dealt, strict=True)]
+        dealt[over.index(max(over))] += step
+    return dealt
+
+
+def lacking(graph: KnowledgeGraph, split: str) -> list[str]:
+    """The labels of the relations that training has and a split lacks."""
+    have = set(graph.splits[split][:, 1].tolist())
+    return [
+        graph.relations[r].label for r in np.unique(graph.splits["train"][:, 1]).tolist() if r not in have
+    ]
 
 
 def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -92,6 +92,10 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
         from kgmlm.watching import quiet_environment
 
         quiet_environment()
+        for name in ("stdin", "stdout", "stderr"):  # a closed one (`>&-`) would be the next file's number
+            if getattr(sys, name) is None:
+                nothing = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+                setattr(sys, name, nothing)
         for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is escaped there
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -137,9 +141,10 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def print_json(value: Any) -> None:
-    """Indented JSON on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """JSON on stdout; where that is not UTF-8, letters beyond ASCII are escaped."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, indent=indent, ensure_ascii=not utf8))
 
 
 def tell(message: str) -> None:
@@ -151,7 +156,8 @@ def stdout() -> Console:
     """Where tables go; wide enough for names where no terminal sets the width."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+    return Console(width=width, emoji=False, highlight=False)
 
 
 def print_metrics(evaluation: Evaluation) -> None:
@@ -193,7 +199,7 @@ def print_metrics(evaluation: Evaluation) -> None:
     table = Table(title=escape(f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"))
     table.add_column("queries")
     for name in wanted:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for side in ("tail", "head", "both"):
         table.add_row(side, *cells(report["metrics"], f"{side}.{kind}."))
     position = report["breakdown"]["unseen_position"]
@@ -224,7 +230,9 @@ def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
     names = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10"}
     table = Table(title=escape(f"A: {a}, B: {b}"))
     for column in ("queries", "metric", "A", "B", "B - A", "95 % interval", "p"):
-        table.add_column(column, justify="left" if column in ("queries", "metric") else "right")
+        table.add_column(
+            column, justify="left" if column in ("queries", "metric") else "right", overflow="fold"
+        )
     for d in differences:
         interval = f"{d.low:+.4f} to {d.high:+.4f}"
         figures = (f"{d.a:.4f}", f"{d.b:.4f}", f"{d.difference:+.4f}", interval, f"{d.p:.4f}")
@@ -254,7 +262,7 @@ def print_predictions(
     if as_json:
         for position in range(len(asked)):
             for p in results[position]:
-                print(json.dumps((query_of(position) if many else {}) | p.as_json(), ensure_ascii=False))
+                print_json((query_of(position) if many else {}) | p.as_json(), indent=None)
         return
     if as_csv:
         import csv
@@ -285,7 +293,9 @@ def print_predictions(
         columns = ["rank", "entity", "name", "score", "known"]
         explained = any(p.tokens is not None for p in results[position])
         for column in columns + (["parts of the score"] if explained else []):
-            table.add_column(column, justify="right" if column in ("rank", "score") else "left")
+            table.add_column(
+                column, justify="right" if column in ("rank", "score") else "left", overflow="fold"
+            )
         for p in results[position]:
             parts = []
             for part, (weight, value) in (p.parts or {}).items():
@@ -307,7 +317,8 @@ def print_table(title: str, rows: pd.DataFrame) -> None:
 
     table = Table(title=escape(title))
     for column in rows.columns:
-        table.add_column(column, justify="right" if rows[column].dtype.kind in "if" else "left")
+        justify: Literal["left", "right"] = "right" if rows[column].dtype.kind in "if" else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in rows.itertuples(index=False):
         table.add_row(*(escape(f"{x:,}" if isinstance(x, int) else printable(str(x))) for x in row))
     stdout().print(table)
@@ -318,7 +329,7 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
     rows = found.as_json(explain)
     if as_json:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
+            print_json(row, indent=None)
         return
     if as_csv:
         import csv
@@ -342,7 +353,7 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
     labeled = found.labels is not None
     columns = ["head", "relation", "tail", "probability", "true", *(["label"] if labeled else [])]
     for column in columns + (["parts of the log odds"] if explain else []):
-        table.add_column(column, justify="right" if column == "probability" else "left")
+        table.add_column(column, justify="right" if column == "probability" else "left", overflow="fold")
     for row in rows:
         probability = "known" if row["known"] else f"{row['probability']:.4f}"
         cells = [row["head"], row["relation"], row["tail"], probability, "yes" if row["true"] else "no"]

@@ -18,10 +18,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from kgmlm.kg import ConfigError, IntArray, RunError, first_line
-from kgmlm.processes import in_several_processes, sharing
+from kgmlm.processes import UNGUARDED, WORKER, in_several_processes, sharing, unguarded
 from kgmlm.watching import Watcher
 
 T = TypeVar("T")
@@ -171,6 +172,26 @@ def made_here(
         yield from of_one
 
 
+class _Spawning(SpawnContext):
+    """Starts worker processes under names of our own, and knows how each has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[SpawnProcess] = []
+
+    def Process(self, **given: Any) -> SpawnProcess:  # type: ignore[override]
+        """Make a process, as :class:`multiprocessing.Process` does."""
+        process = SpawnProcess(**given)
+        self.started.append(process)
+        process.name = f"{WORKER} {len(self.started)}"
+        return process
+
+    @property
+    def unguarded(self) -> bool:
+        """Whether a worker began the parent's script again instead of its work."""
+        return any(process.exitcode == UNGUARDED for process in self.started)
+
+
 _make: Make[Any] | Exception | None = None  # of a worker process, or why it has none
 
 
@@ -205,16 +226,16 @@ def made_in_processes(
     When one ends that was not told to, all are begun again for the pieces that are left.
 
     Raises:
-        RunError: when processes end again and again.
+        RunError: when processes end again and again, or begin the parent's script again.
     """
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
 
     left, sent, lost = list(numbers), work.sent(far=False), 0  # lost one after the other
     while left:
         count = min(workers, len(left))
-        pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (sent, _threads(count)))
+        context = _Spawning()
+        pool = ProcessPoolExecutor(count, context, _begin, (sent, _threads(count)))
         try:
             futures = {pool.submit(_made, number): number for number in left}
             for future in as_completed(futures):
@@ -229,6 +250,8 @@ def made_in_processes(
             pass  # before all pieces were given to it
         finally:
             pool.shutdown(cancel_futures=True)
+        if context.unguarded:
+            raise unguarded()
         if left:
             lost += 1
             if lost > workers:

@@ -58,6 +58,52 @@ def test_what_is_no_list_is_refused(tmp_path: Path) -> None:
         read_list(tmp_path / "other")
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("probability", 7.5), ("probability", float("inf")), ("probability", float("nan")),
+        ("probability", None), ("probability", -0.1), ("head", None), ("tail", ""), ("tail_name", None),
+        ("tail_score", float("inf")),
+    ],
+)  # fmt: skip
+def test_a_damaged_value_is_named(toy: KnowledgeGraph, tmp_path: Path, column: str, value: object) -> None:
+    import pyarrow.parquet as pq
+
+    write_list(tmp_path / "list", toy, some(toy), SIGNALS, {})
+    table, _ = read_list(tmp_path / "list")
+    at = table.column_names.index(column)
+    changed = [value, *table.column(column).to_pylist()[1:]]
+    damaged = table.set_column(at, table.schema.field(at), pa.array(changed, table.schema.field(at).type))
+    pq.write_table(damaged, tmp_path / "list")
+    with pytest.raises(DataError, match="no list of new triples: .*probab|no list of new triples: .*'"):
+        read_list(tmp_path / "list")
+
+
+@pytest.mark.parametrize("about", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, None])
+def test_a_manifest_that_is_none_is_refused(toy: KnowledgeGraph, tmp_path: Path, about: bytes | None) -> None:
+    import pyarrow.parquet as pq
+
+    write_list(tmp_path / "list", toy, some(toy), SIGNALS, {})
+    table, _ = read_list(tmp_path / "list")
+    pq.write_table(table.replace_schema_metadata(about and {b"kgmlm": about}), tmp_path / "list")
+    with pytest.raises(DataError, match="no list of new triples"):
+        read_list(tmp_path / "list")
+
+
+def test_columns_of_other_names_and_types_are_refused(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    write_list(tmp_path / "list", toy, some(toy), SIGNALS, {})
+    table, _ = read_list(tmp_path / "list")
+    without = table.drop_columns(["head_name"])
+    further = table.append_column("more", table.column("head"))
+    other = table.set_column(6, "probability", table.column("probability").cast(pa.string()))
+    for damaged in (without, further, other):
+        pq.write_table(damaged.replace_schema_metadata(table.schema.metadata), tmp_path / "list")
+        with pytest.raises(DataError, match="no list of new triples: it"):
+            read_list(tmp_path / "list")
+
+
 def test_a_hidden_split_measures_precision(toy: KnowledgeGraph) -> None:
     best = some(toy)
     hidden = {tuple(t) for t in toy.splits["test"].tolist()}

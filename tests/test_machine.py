@@ -26,6 +26,7 @@ from kgmlm.training import _precision
 def test_precision_is_chosen_by_what_the_cpu_has(
     monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], expected: str
 ) -> None:
+    monkeypatch.delenv(machine.BF16, raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     machine.fast_bf16.cache_clear()
     try:
@@ -34,6 +35,39 @@ def test_precision_is_chosen_by_what_the_cpu_has(
         assert _precision(TrainingSettings(precision="bf16"), on_cpu=True) == "bf16"
     finally:
         machine.fast_bf16.cache_clear()
+
+
+@pytest.mark.parametrize(("given", "expected"), [("0", "no"), ("1", "bf16")])
+@pytest.mark.parametrize("has", [True, False])
+def test_the_environment_says_whether_there_are_units(
+    monkeypatch: pytest.MonkeyPatch, given: str, expected: str, has: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has})
+    monkeypatch.setenv(machine.BF16, given)
+    machine.fast_bf16.cache_clear()
+    try:
+        assert _precision(TrainingSettings(), on_cpu=True) == expected
+        assert _precision(TrainingSettings(precision="fp32"), on_cpu=True) == "no"
+        machine.fast_bf16.cache_clear()
+        monkeypatch.setenv(machine.BF16, "yes")
+        with pytest.raises(ConfigError, match="KGMLM_BF16 takes 0 or 1, not 'yes'"):
+            machine.fast_bf16()
+    finally:
+        machine.fast_bf16.cache_clear()
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}])
+@pytest.mark.parametrize("before", ["", "import torch; "])
+def test_threads_wait_as_the_user_says_or_soon_sleep(given: dict[str, str], before: str) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {k: v for k, v in os.environ.items() if k not in names} | given
+    script = f"{before}import kgmlm, os; print(*(os.environ.get(name) for name in {names}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    expected = {"GOMP_SPINCOUNT": "1000"} if not (given or before) else given
+    assert done.stdout.split() == [expected.get(name, "None") for name in names]
+    assert done.stderr == ""
 
 
 @pytest.mark.slow
@@ -119,12 +153,13 @@ def test_where_nothing_says_how_much_there_is(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_released_memory_goes_back_to_the_system() -> None:
     script = """
+import os
 import numpy as np
 from kgmlm.machine import keep_memory, release_memory
 
 def resident():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 keep_memory()
 large, small = np.ones(2**25), np.ones(100)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kgmlm import resolver
-from kgmlm.building import build_graph
+from kgmlm.building import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import QueryError
 from kgmlm.resolver import Resolver
@@ -52,3 +52,32 @@ def test_a_suggestion_is_made_once() -> None:
 def test_a_query_has_one_known_entity(toy: KnowledgeGraph, sides: dict[str, str]) -> None:
     with pytest.raises(QueryError, match="either a head"):
         Resolver(toy).query("capital", **sides)
+
+
+NAMED = [
+    ("e1", "Zu\u0308rich"), ("e2", "M\u00e1laga"), ("e3", "New York City"), ("e4", "  Spaced  "),
+    ("e5", "Bank"), ("e6", "bank"), ("e7", "Stra\u00dfe"), ("e8", "\u03a3\u03af\u03c3\u03c5\u03c6\u03bf\u03c2"),
+    ("e9", "\ufb01ne \u2163"), ("e10", "snake_case"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "label"),
+    [
+        ("Z\u00fcrich", "e1"), ("Zu\u0308rich", "e1"), ("z\u00dcRICH", "e1"), ("Ma\u0301laga", "e2"),
+        ("New\u00a0York  city ", "e3"), ("new_york_city", "e3"), ("Spaced", "e4"), ("Bank", "e5"),
+        ("bank", "e6"), ("STRASSE", "e7"), ("\u03a3\u038a\u03a3\u03a5\u03a6\u039f\u03a3", "e8"), ("fine IV", "e9"),
+        ("Snake Case", "e10"), (" e1 ", "e1"), ("zero\u200bwidth", None),
+    ],
+)  # fmt: skip
+def test_an_exact_name_wins_and_forms_are_forgiven(typed: str, label: str | None) -> None:
+    triples = [(a, "r", b) for (a, _), (b, _) in zip(NAMED, NAMED[1:], strict=False)]
+    graph = build_graph("names", {"train": triples}, texts=TextColumns(names=dict(NAMED)))
+    find = Resolver(graph)
+    if label is None:
+        with pytest.raises(QueryError, match="no entity has"):
+            find.entity(typed)
+    else:
+        assert graph.entities[find.entity(typed)].label == label
+    with pytest.raises(QueryError, match="names 2 entities"):
+        find.entity("BANK")

@@ -147,3 +147,19 @@ def test_rules_about_what_is_not_there_are_refused(file: RuleFile, tmp_path: Pat
 def test_a_rule_that_was_right_once_is_not_sure() -> None:
     found = confidence(np.array([1, 100, 3]), np.array([1, 100, -1]))
     np.testing.assert_allclose(found, [1 / 3, 100 / 102, 0])
+
+
+@pytest.mark.parametrize("hostile", ["in(X, ), ", "(,), ", "in(", ",", "in(X,Y), near(X,"])
+def test_a_line_of_brackets_is_read_once(
+    file: RuleFile, hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = list[int]()
+    term = RuleFile._term
+
+    def counted(self: RuleFile, text: str) -> object:
+        looked_up.append(len(text))
+        return term(self, text)
+
+    monkeypatch.setattr(RuleFile, "_term", counted)
+    assert file.parsed(f"in(X,Y) <= {hostile * 20_000}") is None
+    assert sum(looked_up) < 20_000, "characters that are looked up do not grow with the line"

@@ -13,7 +13,7 @@ from kgmlm.checks import check_graph
 from kgmlm.datasets import load_graph, write_folder
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import DataError
-from kgmlm.splits import describe_split, split_random, split_unseen
+from kgmlm.splits import describe_split, lacking, split_random, split_unseen
 
 
 def grid(n: int) -> KnowledgeGraph:
@@ -134,3 +134,23 @@ def test_a_split_folder_has_a_card_that_counts_it(toy: KnowledgeGraph, tmp_path:
     assert back.name == "toy-unseen" == card.name
     assert card.license == read_card("toy").license
     assert check_graph(back, card.counts)["mismatches"] == {}
+
+
+def test_what_may_move_is_dealt_in_the_ratio_of_the_shares() -> None:
+    leaves = [(f"leaf{i}", "part of", f"hub{i}") for i in range(250)]
+    among = [(f"hub{i}", "near", f"hub{i + 1}") for i in range(50)]
+    graph = build_graph("sparse", {"train": leaves + among})
+    for valid, test in ((0.1, 0.1), (0.1, 0.3)):
+        split = split_random(graph, valid, test)
+        counts = [len(split.splits[name]) for name in ("valid", "test")]
+        assert 0 < sum(counts) < (valid + test) * 300, "fewer can leave training"
+        assert abs(counts[0] * test - counts[1] * valid) <= max(valid, test), (
+            "in the ratio that was asked for"
+        )
+        assert lacking(split, "valid") == lacking(split, "test") == ["part of"]
+
+
+def test_too_few_triples_to_deal_are_refused() -> None:
+    graph = build_graph("leaves", {"train": [(f"e{i}", "r", f"f{i}") for i in range(50)]})
+    with pytest.raises(DataError, match="too sparse to split: 0 of 50 triples can leave training"):
+        split_random(graph)

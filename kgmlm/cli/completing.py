@@ -159,27 +159,31 @@ def _print(made: dict[str, Any]) -> None:
 
 
 def _print_report(report: dict[str, Any]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
+    from kgmlm.kg import printable
     from kgmlm.terminal import stdout
 
     table = Table(title=f"in {report['split']} ({report['found']:,} of {report['triples']:,}): a lower bound")
     for column in ("listed", "triples", "true", "precision", "expected"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"]]
     rows += [(f"best {row['listed']:,}", row) for row in report["best"]]
     most = sorted(report["by relation"], key=lambda row: -row["listed"])[:10]
     rows += [(row["relation"], row) for row in most]
     for name, row in rows:
         shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected")]
-        table.add_row(name, f"{row['listed']:,}", f"{row['true']:,}", *shares)
+        table.add_row(escape(printable(name)), f"{row['listed']:,}", f"{row['true']:,}", *shares)
     stdout().print(table)
 
 
 @handled
 def export(
     triples: Annotated[Path, typer.Argument(help="A list that `kgmlm complete` wrote.", show_default=False)],
-    output: Annotated[Path, typer.Option(help="The file to write; of neo4j a folder.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option(help="The file to write, - for stdout; of neo4j a folder.", show_default=False)
+    ],
     format: Annotated[
         str | None,
         typer.Option(
@@ -197,8 +201,30 @@ def export(
     """
     from kgmlm.jobs.exporting import export as job
 
+    if str(output) == "-":
+        _export_to_stdout(triples, format, min_probability, base)
+        return
     made = job(triples, output, format=format, min_probability=min_probability, base=base)
     if as_json:
         print_json(made)
         return
     print(f"{made['output']}: {made['triples']:,} triples as {made['format']}")
+
+
+def _export_to_stdout(triples: Path, format: str | None, min_probability: float, base: str) -> None:
+    import shutil
+    import sys
+    from tempfile import TemporaryDirectory
+
+    from kgmlm.exporting import FOLDER
+    from kgmlm.jobs.exporting import export as job
+    from kgmlm.kg import ConfigError
+
+    if format is None or format == FOLDER:
+        raise ConfigError("--output - needs a --format of one file: ntriples, rdf-star, trig, csv or jsonl")
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / "list"
+        job(triples, made, format=format, min_probability=min_probability, base=base)
+        sys.stdout.flush()
+        with made.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)

@@ -28,7 +28,7 @@ def data_list(as_json: Json = False) -> None:
     table = Table()
     columns = ("name", "entities", "relations", "train", "valid", "test", "unseen")
     for column in columns:
-        table.add_column(column, justify="left" if column == "name" else "right")
+        table.add_column(column, justify="left" if column == "name" else "right", overflow="fold")
     for row in rows:
         table.add_row(row["name"], *(f"{row[column]:,}" for column in columns[1:]))
     stdout().print(table)

@@ -212,7 +212,9 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     from kgmlm import files, tables
     from kgmlm.kg import DataError
 
-    lines = list(tables.parse_lines(files.read_bytes(path), str(path), tables.separator_of(path)))
+    data = files.read_bytes(Path("/dev/stdin") if str(path) == "-" else path)
+    separator = "\t" if b"\t" in data.partition(b"\n")[0] else ","  # the names of columns have neither
+    lines = list(tables.parse_lines(data, str(path), separator))
     if not lines:
         raise DataError(
             f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"

@@ -17,7 +17,7 @@ from kgmlm.datasets import load_graph, write_folder
 from kgmlm.filters import repeated
 from kgmlm.kg import SPLITS, ConfigError, Entity, check_numbers, counted
 from kgmlm.sizing import CHECKING, check_dataset
-from kgmlm.splits import describe_split, split_random, split_unseen
+from kgmlm.splits import describe_split, lacking, split_random, split_unseen
 from kgmlm.watching import Advance, Watcher, watcher_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kgmlm.tokenization import SpanTokenizer
 
 Triple = tuple[str, str, str]  # labels
+NAMED = 5  # relations that a message names
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,9 @@ def split(
         watch.tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")
     counts = ", ".join(f"{name} {len(part):,}" for name, part in graph.splits.items())
     watch.tell(f"{counts} triples written to {output}")
+    made = [name for name in graph.splits if name not in source.splits or unseen_entities is not None]
+    for message in split_notes(graph, made, {"valid": valid, "test": test} if random else {}):
+        watch.tell(message)
     unseen = {} if unseen_entities is None else {name: count_unseen(graph, name) for name in SPLITS[1:]}
     if left := sum(map(len, source.negatives.values())) - sum(map(len, graph.negatives.values())):
         watch.tell(f"{counted(left, 'false triple')} left out: each split has those of its own entities")
@@ -322,6 +326,33 @@ def split(
             f"in {found['tail']:,} as the tail, in {found['both']:,} as both"
         )
     return Split(Path(output), card.counts, unseen, twice)
+
+
+def split_notes(
+    graph: KnowledgeGraph, made: Sequence[str], shares: Mapping[str, float | None]
+) -> Sequence[str]:
+    """Say what splits that were made lack: triples, where fewer could leave training, and relations.
+
+    Args:
+        shares: of the distinct triples that were asked for each split; None is a tenth; empty where no share
+            of the triples was.
+    """
+    notes = []
+    made = [name for name in made if name != "train"]
+    count = sum(len(graph.splits[name]) for name in ("train", *made))
+    for name in made if shares else ():
+        share = shares.get(name)
+        asked = max(1, round((0.1 if share is None else share) * count))
+        if len(graph.splits[name]) < asked:
+            notes.append(
+                f"{name} has {len(graph.splits[name]):,} of the {asked:,} triples asked for: training keeps "
+                "a triple of each entity and relation"
+            )
+    for name in made:
+        if lack := lacking(graph, name):
+            more = f" and {len(lack) - NAMED:,} more" if len(lack) > NAMED else ""
+            notes.append(f"{name} has no triple of {', '.join(lack[:NAMED])}{more}")
+    return notes
 
 
 def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 from kgmlm.exporting import BASE, FOLDER, format_for, write_export
 from kgmlm.kg import ConfigError, DataError
 from kgmlm.listing import read_list
+from kgmlm.processes import check_main_guard
 from kgmlm.upkeep import check_result
 
 
@@ -37,6 +38,7 @@ def export(
     """
     import pyarrow.compute as pc
 
+    check_main_guard()
     if not isinstance(triples, str | Path):
         raise DataError("export takes the file that `complete` has written")
     if not 0 <= min_probability <= 1:

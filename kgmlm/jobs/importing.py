@@ -11,6 +11,7 @@ from kgmlm.cards import folder_card, write_card
 from kgmlm.datasets import read_folder, write_splits
 from kgmlm.importing import Importer
 from kgmlm.kg import ConfigError, DataError, check_numbers
+from kgmlm.processes import check_main_guard
 from kgmlm.splits import describe_split, split_random
 from kgmlm.statements import READERS, format_of, read_statements
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -53,6 +54,7 @@ def import_graph(
     Example:
         >>> kgmlm.import_graph("dump.nt.gz", "mygraph", split=True)  # doctest: +SKIP
     """
+    check_main_guard()
     check_numbers(seed=(seed, 0))
     paths = [Path(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not paths:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import EntityTable, IntArray, Query, QueryError
+from kgmlm.kg import EntityTable, IntArray, Query, QueryError, folded
 from kgmlm.resolver import Resolver
 from kgmlm.serving.models import NewEntity, OneSide, Triple
 from kgmlm.serving.search import Hit
@@ -37,7 +37,7 @@ class OwnNames:
         self.labels = {label: first + i for i, label in enumerate(more.column("label"))}
         self.names: dict[str, list[int]] = defaultdict(list)
         for i, name in enumerate(more.column("name"), first):
-            self.names[name.casefold()].append(i)
+            self.names[folded(name)].append(i)
 
     def entity(self, text: str) -> int:
         """Id of an entity.
@@ -47,7 +47,7 @@ class OwnNames:
         """
         if text in self.labels:
             return self.labels[text]
-        found = self.names.get(text.casefold(), [])
+        found = self.names.get(folded(text), [])
         if len(found) > 1:
             raise QueryError(f"'{text}' names {len(found)} of the new entities; give a label")
         return found[0] if found else self.base.entity(text)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 import uvicorn
@@ -61,21 +64,31 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.ready()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        def end(number: int, frame: FrameType | None) -> None:
-            self.handle_exit(number, frame)
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to :func:`run`."""
+        return nullcontext()
 
-        before = {number: signal.signal(number, end) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+@contextmanager
+def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end a server, where this thread is told of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        server.handle_exit(number, frame)
+
+    before = {number: signal.signal(number, end) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning") -> None:
-    """Serve until SIGTERM or Ctrl-C.
+    """Serve until SIGTERM or Ctrl-C; in a notebook until its kernel is interrupted.
 
     Args:
         ready: called when requests are taken.
@@ -88,4 +101,18 @@ def run(app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: s
         ws="none",
         access_log=log_level in ("info", "debug"),
     )
-    _Server(config, ready).run(sockets=[at])
+    server = _Server(config, ready)
+    with _ended_by_signals(server):
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            server.run(sockets=[at])
+            return
+        # A notebook runs its cells in a loop of its own, which this cell keeps busy.
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(server.run, sockets=[at])
+            try:
+                served.result()
+            except BaseException:
+                server.should_exit = True
+                raise

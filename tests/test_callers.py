@@ -1,0 +1,156 @@
+"""Scripts, threads, forks and notebooks that call kgmlm in ways of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import kgmlm
+from kgmlm.kg import EntityTable
+
+pytestmark = pytest.mark.slow
+
+
+def python(script: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+JOBS = {
+    "complete": "kgmlm.complete(sys.argv[1], sys.argv[2], min_probability=0, workers=2, progress=False)",
+    "evaluate": "kgmlm.evaluate(sys.argv[1], workers=2, progress=False)",
+    "rank": "kgmlm.open_run(sys.argv[1]).rank([('France', 'capital', None)] * 300, workers=2)",
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_script_without_a_guard_is_told_so(job: str, toy_run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys, kgmlm\n{JOBS[job]}\nprint('done')\n")
+    done = python(script, toy_run, tmp_path / "new.parquet")
+    assert done.returncode == 1
+    assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1, "the parent's alone"
+    assert "memory" not in done.stderr
+
+
+def test_no_job_begins_in_a_worker_that_imports_the_script(toy_run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, kgmlm\n"
+        "from multiprocessing import get_context\n"
+        "kgmlm.train('toy', model='scratch', output=sys.argv[1], preset='plain', max_steps=1, progress=False,"
+        " overwrite=True)\n"
+        "process = get_context('spawn').Process(target=print)\n"
+        "process.start(); process.join(); print(process.exitcode)\n"
+    )
+    done = python(script, tmp_path / "run")
+    assert done.stdout.split() == ["1"], done.stderr
+    assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_open_a_run_at_the_same_time(shared: bool, toy_vector_run: Path) -> None:
+    one, gate = kgmlm.open_run(toy_vector_run), threading.Barrier(4)
+    more = EntityTable(["new"], ["Atlantis"], ["a lost island"])
+    found: dict[int, object] = {}
+
+    def best(run: kgmlm.Run) -> float:
+        return float(run.rank(head="france", relation="capital", k=1)["score"][0])
+
+    def ask(number: int) -> None:
+        gate.wait()
+        run = one if shared else kgmlm.open_run(toy_vector_run)
+        if number % 2:
+            run = run.with_entities(more)
+        try:
+            found[number] = best(run)
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = kgmlm.open_run(toy_vector_run)
+    expected = [best(alone), best(alone.with_entities(more))] * 2
+    assert [found[n] for n in range(4)] == [pytest.approx(x, abs=1e-4) for x in expected]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_ranks_as_its_parent(toy_run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, kgmlm, multiprocessing\n"
+        "run = kgmlm.open_run(sys.argv[1])\n"
+        "def ask(name): return float(run.rank(head=name, relation='capital', k=1)['score'][0])\n"
+        "if __name__ == '__main__':\n"
+        "    own = [ask(name) for name in ('france', 'spain')]\n"
+        "    with multiprocessing.get_context('fork').Pool(2) as pool:\n"
+        "        asked = pool.map_async(ask, ('france', 'spain')).get(timeout=100)\n"
+        "    assert all(abs(a - b) < 1e-4 for a, b in zip(own, asked)), (own, asked)\n"
+    )
+    done = python(script, toy_run, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_notebook_and_a_thread_serve(toy_run: Path) -> None:
+    script = """
+import asyncio, os, signal, sys, threading, urllib.request
+import kgmlm
+
+def stop(url):
+    answer = urllib.request.urlopen(url + "/healthz").status
+    print(answer, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+async def cell():
+    kgmlm.serve(sys.argv[1], port=0, progress=False,
+                ready=lambda url: threading.Thread(target=stop, args=(url,)).start())
+
+asyncio.run(cell())
+served = threading.Event()
+threading.Thread(
+    target=lambda: kgmlm.serve(sys.argv[1], port=0, progress=False, ready=lambda url: served.set()),
+    daemon=True,
+).start()
+assert served.wait(100)
+print("served")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(toy_run)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.split() == ["200", "served"], done.stderr
+
+
+def test_few_entities_are_completed(tmp_path: Path) -> None:
+    for count in (2, 3, 4):
+        folder = tmp_path / f"graph{count}"
+        folder.mkdir()
+        (folder / "train.tsv").write_text("".join(f"e{i}\tr\te{(i + 1) % count}\n" for i in range(count)))
+        (folder / "valid.tsv").write_text("e0\tr\te0\n")
+        run = kgmlm.train(
+            folder, model="scratch", output=tmp_path / f"run{count}", preset="plain", max_steps=2,
+            progress=False,
+        )  # fmt: skip
+        made = kgmlm.complete(run, tmp_path / f"{count}.parquet", min_probability=0, progress=False)
+        assert made["listed"] <= count * count
+
+
+def test_a_closed_stdout_loses_no_work(toy_run: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m kgmlm.cli evaluate {toy_run} --output {tmp_path}/test.json >&-",
+        shell=True, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "test.json").read_text().startswith("{")
