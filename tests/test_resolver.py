@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from kgmlm import resolver
@@ -56,7 +58,8 @@ def test_a_query_has_one_known_entity(toy: KnowledgeGraph, sides: dict[str, str]
 
 NAMED = [
     ("e1", "Zu\u0308rich"), ("e2", "M\u00e1laga"), ("e3", "New York City"), ("e4", "  Spaced  "),
-    ("e5", "Bank"), ("e6", "bank"), ("e7", "Stra\u00dfe"), ("e8", "\u03a3\u03af\u03c3\u03c5\u03c6\u03bf\u03c2"),
+    ("e5", "Bank"), ("e6", "bank"), ("e7", "Stra\u00dfe"),
+    ("e8", "\u03a3\u03af\u03c3\u03c5\u03c6\u03bf\u03c2"),
     ("e9", "\ufb01ne \u2163"), ("e10", "snake_case"),
 ]  # fmt: skip
 
@@ -66,12 +69,13 @@ NAMED = [
     [
         ("Z\u00fcrich", "e1"), ("Zu\u0308rich", "e1"), ("z\u00dcRICH", "e1"), ("Ma\u0301laga", "e2"),
         ("New\u00a0York  city ", "e3"), ("new_york_city", "e3"), ("Spaced", "e4"), ("Bank", "e5"),
-        ("bank", "e6"), ("STRASSE", "e7"), ("\u03a3\u038a\u03a3\u03a5\u03a6\u039f\u03a3", "e8"), ("fine IV", "e9"),
+        ("bank", "e6"), ("STRASSE", "e7"),
+        ("\u03a3\u038a\u03a3\u03a5\u03a6\u039f\u03a3", "e8"), ("fine IV", "e9"),
         ("Snake Case", "e10"), (" e1 ", "e1"), ("zero\u200bwidth", None),
     ],
 )  # fmt: skip
 def test_an_exact_name_wins_and_forms_are_forgiven(typed: str, label: str | None) -> None:
-    triples = [(a, "r", b) for (a, _), (b, _) in zip(NAMED, NAMED[1:], strict=False)]
+    triples = [(a, "r", b) for (a, _), (b, _) in pairwise(NAMED)]
     graph = build_graph("names", {"train": triples}, texts=TextColumns(names=dict(NAMED)))
     find = Resolver(graph)
     if label is None:
