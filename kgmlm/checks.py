@@ -248,6 +248,44 @@ def _contradicted(graph: KnowledgeGraph) -> dict[str, int]:
     }
 
 
+def odd_columns(graph: KnowledgeGraph) -> str:
+    """Ask about triples whose columns seem to be in another order than head, relation, tail; empty if not.
+
+    Entities are heads and tails, and are more than relations: where the middle column shares more labels with
+    another one than the outer ones share, or has more labels than entities usually leave it, it is none of
+    relations.
+    """
+    train = graph.splits["train"]
+    labels = graph.entities.table.column("label")
+    heads, tails = (set(labels.take(pa.array(np.unique(train[:, at]))).to_pylist()) for at in (0, 2))
+    relations = {graph.relations[r].label for r in np.unique(train[:, 1]).tolist()}
+    order = ""
+    if len(heads & relations) > len(heads & tails) and len(relations) > len(tails):
+        order = "head, tail, relation"
+    elif len(relations & tails) > len(heads & tails) and len(relations) > len(heads):
+        order = "relation, head, tail"
+    elif not heads & tails and len(relations) > len(tails) and 2 * len(relations) >= len(heads | tails):
+        order = "another order"
+    if not order:
+        return ""
+    return (
+        f"there are {len(relations):,} relations of {len(heads | tails):,} entities: are the columns of the "
+        f"triples {order}? They must be head, relation, tail"
+    )
+
+
+def _unread(name: str, remedy: str) -> str:
+    return f"{name}: {remedy}" if remedy else name
+
+
+def _nameless_blank_nodes(graph: KnowledgeGraph) -> int:
+    """How many entities are RDF's blank nodes whose name says no more than their label, such as ``_:b1``."""
+    labels, names = (graph.entities.table.column(name) for name in ("label", "name"))
+    blank = pc.or_(pc.starts_with(labels, "_:"), pc.match_substring(labels, "/.well-known/genid/"))
+    last = pc.replace_substring_regex(labels, r"^_:|^.*/", "")
+    return int(pc.sum(pc.and_(blank, pc.or_(pc.equal(names, last), pc.equal(names, labels)))).as_py() or 0)
+
+
 def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[str, Any]:
     """Everything that ``kgmlm data check`` reports, as one JSON-ready object.
 
@@ -291,6 +329,8 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
         "without_name": graph.entities.unnamed,
+        "columns": odd_columns(graph),
+        "nameless_blank_nodes": _nameless_blank_nodes(graph),
         "without_description": graph.entities.undescribed,
         "types": about_types(graph),
         "longest_names": _longest(graph.entities.table.column("surface")),
@@ -345,6 +385,7 @@ def _about_types(types: Mapping[str, int] | None) -> dict[str, list[str]]:
 def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
     """The report of :func:`check_graph` as people read it: lines, by heading."""
     top, odd, new = report["ceiling"], report["listed"], report["unseen_relations"]
+    nameless, unread = report["nameless_blank_nodes"], report.get("unread_files", {})
     shared = _examples(
         odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(_listed(x['entities'], 3))})"
     )
@@ -357,12 +398,14 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
             f"{report['relations']:,}, of which {len(new):,} occur in no training triple",
             *([f"such as {', '.join(_listed(new))}"] if new else []),
         ],
-        "triples": [_pairs(report["triples"])],
+        "triples": [_pairs(report["triples"]), *([report["columns"]] if report["columns"] else [])],
         "with an unseen entity": [_pairs(report["unseen_triples"])],
         **_about_false(report),
         "duplicate triples": [_pairs(report["duplicates"])],
         "shared between splits": [_pairs(report["shared"])],
         "entities named by their label": [f"{report['without_name']:,}"],
+        **({"blank nodes without a name": [f"{nameless:,}"]} if nameless else {}),
+        **({"files that nobody reads": [_unread(*x) for x in unread.items()]} if unread else {}),
         "entities without a description": [f"{report['without_description']:,}"],
         **_about_types(report["types"]),
         **{

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kgmlm import files
 from kgmlm.kg import BoolArray, DataError, first_line
-from kgmlm.tables import header_columns, parse_lines, parse_rows, separator_of, truths
+from kgmlm.tables import header_columns, parse_lines, parse_rows, separator_of, truths, wrong_count
 
 ENDS = ("head", "relation", "tail")
 LABEL = "label"  # the fourth column of triples of which some are false
@@ -231,7 +231,10 @@ def _strictly(path: Path, data: bytes | pa.Table, header: list[str], wanted: Seq
     def rows() -> Iterator[list[str]]:
         for number, fields in islice(_lines(path, data), 1, None):
             if len(fields) != len(header):
-                raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
+                why = f"expected {len(header)} columns, found {len(fields)}"
+                if not isinstance(data, pa.Table) and separator_of(path) == ",":
+                    why = wrong_count(fields, len(header), ",")
+                raise DataError(f"{path}:{number}: {why}")
             if not fields[at]:
                 raise DataError(f"{path}:{number}: the label is empty")
             yield [fields[i] for i in where]

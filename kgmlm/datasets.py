@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -243,7 +243,90 @@ def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> pa
         )
     if skip_header and len(table) == 1:
         raise DataError(f"{path} has no triples below its header")
+    if tables.separator_of(path) == "\t":
+        _check_quotes(path, table)
     return table.slice(1) if skip_header else table
+
+
+def _check_quotes(path: Path, table: pa.Table) -> None:
+    """Refuse TSV whose every label stands in quotes, which TSV has not: they would be part of the labels."""
+    for end in ENDS:
+        labels = table.column(end).combine_chunks()
+        labels = labels.dictionary if isinstance(labels, pa.DictionaryArray) else labels
+        quoted = pc.and_(pc.starts_with(labels, '"'), pc.ends_with(labels, '"'))
+        if not pc.all(quoted).as_py():
+            return
+    raise DataError(f"{path}: all fields are in quotes, which TSV has not; save it without quotes, or as CSV")
+
+
+def _check_headers(paths: Mapping[str, Path], graph: KnowledgeGraph, skip_header: bool) -> None:
+    """Refuse a first line that is a header in words of its own.
+
+    That is a line whose three labels occur nowhere else in the graph, in a file where no other line is so.
+    Labels that ``entities`` or ``relations`` list are known.
+    """
+    if skip_header:
+        return
+    every = [*graph.splits.values(), *graph.negatives.values()]
+    entities = np.bincount(
+        np.concatenate([x[:, [0, 2]].ravel() for x in every]), minlength=len(graph.entities)
+    )
+    relations = np.bincount(np.concatenate([x[:, 1] for x in every]), minlength=len(graph.relations))
+    listed = set(graph.relations.index) if "relations" in paths else set()
+    for split, path in paths.items():
+        triples = graph.splits.get(split)
+        if triples is None or len(triples) < 3 or path.suffix == ".parquet" or split in graph.negatives:
+            continue
+        h, r, t = triples.T
+        same = sum(len(x) > 0 and (x[0] == triples[0]).all() for x in graph.splits.values())  # as a header is
+        alone = (entities[h] <= same) & (entities[t] <= same) & (relations[r] <= same) & (h != t)
+        if not alone[0] or alone[1:].any():
+            continue
+        labels = graph.labeled(triples[:1])[0]
+        named = "entities" in paths and bool({labels[0], labels[2]} & _listed(paths["entities"]))
+        if not named and labels[1] not in listed:
+            raise DataError(
+                f"{path}:1: '{' '.join(labels)}' looks like a header: its words occur nowhere else; "
+                "--skip-header leaves out the first line of each file of triples, and a name in entities.tsv "
+                "keeps it"
+            )
+
+
+def _listed(path: Path) -> set[str]:
+    """The labels of a table of texts."""
+    return set(read_texts(path, ("label",), ()).column("label").to_pylist())
+
+
+KNOWN_FILES = {
+    "entity2text.txt": "entities.tsv with the columns label and name takes such texts",
+    "entity2textlong.txt": "entities.tsv with the columns label, name and description takes such texts",
+    "relation2text.txt": "relations.tsv with the columns label and name takes such texts",
+    "entities.json": "entities.tsv with the columns label, name, description and types takes such texts",
+    "relations.json": "relations.tsv with the columns label and name takes such texts",
+    "entity2id.txt": "labels are text here: no ids are needed",
+    "relation2id.txt": "labels are text here: no ids are needed",
+}
+_NO_DATA = ("readme", "license", "licence", "card")
+
+
+def unread_files(folder: Path) -> dict[str, str]:
+    """Files beside the triples that look like data and that :func:`read_folder` does not read.
+
+    Returns:
+        Name to what to do with it; empty where nobody knows.
+    """
+    stems = (*SPLITS, "entities", "relations")
+    read = {path for stem in stems if (path := tables.find_table(folder, stem))}
+    found = {}
+    for path in sorted(folder.iterdir()):
+        name = path.name.casefold()
+        data = name.removesuffix(".gz").endswith(
+            (".txt", ".tsv", ".csv", ".json", ".jsonl", ".dict", ".parquet")
+        )
+        if path.is_file() and data and path not in read and not name.startswith(_NO_DATA):
+            false = "a fourth column, -1, of valid and test says what is false" if "negatives" in name else ""
+            found[path.name] = KNOWN_FILES.get(name, false)
+    return found
 
 
 def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
@@ -289,6 +372,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         sources={p.name: files.sha256(p) for p in paths.values()},
         negatives=negatives,
     )
+    _check_headers(paths, graph, skip_header)
     del splits, negatives, texts
     release_memory()
     return graph

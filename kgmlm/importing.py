@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from kgmlm.cards import Card, Counts, write_card
 from kgmlm.filters import distinct_triples
 from kgmlm.kg import BoolArray, DataError, IntArray
-from kgmlm.statements import Kind
+from kgmlm.statements import Kind, language_of
 from kgmlm.tables import header_columns
 
 _HEADS = 1 << 16  # head ids of one part on disk
@@ -64,17 +64,20 @@ class Texts:
     """
 
     def __init__(self, languages: Sequence[str]) -> None:
-        self.languages = [language.casefold() for language in languages]
+        self.languages = [language_of(language) for language in languages]
         self.best: dict[Kind, dict[int, tuple[int, int, str]]] = {"name": {}, "description": {}}
         self.aliases: dict[int, dict[str, None]] = {}
 
     def rank(self, language: str) -> int | None:
-        """How good a language is, 0 the best; None when it is not wanted. ``en`` wants ``en-GB``, too."""
-        language = language.casefold()
+        """How good a language is, 0 the best; None when it is not wanted.
+
+        ``en`` wants ``en-GB`` and ``eng``, too; and ``en-GB`` ``en``.
+        """
+        language = language_of(language)
         for at, wanted in enumerate(self.languages):
             if language == wanted:
                 return 2 * at
-            if language.startswith(f"{wanted}-"):
+            if language and (language.startswith(f"{wanted}-") or wanted.startswith(f"{language}-")):
                 return 2 * at + 1
         return 2 * len(self.languages) + (language == "") if language in ("mul", "") else None
 
@@ -112,6 +115,8 @@ class Importer:
         self.texts = Texts(languages)
         self.ids: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
+        self.by: dict[str, Counter[str]] = {}  # what is left out, by predicate (and language)
+        self.reifiers: set[int] = set()
         self.told = 0
         self._parts = folder / "parts"
         self._buffer = array("q")
@@ -125,16 +130,21 @@ class Importer:
         if len(self._buffer) >= 3 * _BUFFERED:
             self._spill()
 
-    def text(self, subject: str, kind: Kind, value: str, language: str, order: int) -> None:
+    def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
         """Keep a text, where it is wanted."""
         if self.texts.rank(language) is None:
-            self.counts["texts in other languages"] += 1
+            self.left_out("texts in other languages", f"{predicate} ({language})")
             return
         self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
 
-    def left_out(self, why: str) -> None:
-        """Count it."""
+    def left_out(self, why: str, predicate: str) -> None:
+        """Count it, by predicate, too."""
         self.counts[why] += 1
+        self.by.setdefault(why, Counter())[predicate] += 1
+
+    def reifier(self, label: str) -> None:
+        """Leave out the triples of what stands for a statement."""
+        self.reifiers.add(self.ids.setdefault(label, len(self.ids)))
 
     def new_blank(self) -> str:
         """``_:b1`` and so on, through all files."""
@@ -162,7 +172,24 @@ class Importer:
     def _distinct(self) -> Iterator[IntArray]:
         """All triples, each once, sorted; a part at a time."""
         for part in sorted(self._parts.iterdir(), key=lambda path: int(path.name)):
-            yield distinct_triples(np.fromfile(part, np.int64))
+            triples = np.fromfile(part, np.int64).reshape(-1, 3)
+            about = np.isin(triples[:, [0, 2]], list(self.reifiers)).any(1)
+            if len(kept := distinct_triples(triples[~about])):
+                yield kept
+
+    def _leave_out_statements(self) -> None:
+        """Count the triples of what stands for statements, which are left out."""
+        if not self.reifiers:
+            return
+        own = list(self.reifiers)
+        found = 0
+        for part in self._parts.iterdir() if self._parts.is_dir() else ():
+            found += int(np.isin(np.fromfile(part, np.int64).reshape(-1, 3)[:, [0, 2]], own).any(1).sum())
+        self.told -= found
+        if found:
+            self.counts["triples about statements"] += found
+        blank = sum(label.startswith("_:") for label, i in self.ids.items() if i in self.reifiers)
+        self.counts["blank nodes"] -= blank
 
     # --- the folder
 
@@ -176,6 +203,7 @@ class Importer:
             DataError: when no file had a triple.
         """
         self._spill()
+        self._leave_out_statements()
         if not self.told:
             left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
             raise DataError(f"no triple links two entities in what was read (left out: {left or 'nothing'})")
@@ -201,7 +229,8 @@ class Importer:
             "relations without a name": unnamed_relations,
             "entities without a description": entities
             - len(self.texts.best["description"].keys() & set(np.flatnonzero(entity_N).tolist())),
-            "left out": dict(self.counts - Counter({"blank nodes": self.counts["blank nodes"]})),
+            "left out": {what: n for what, n in self.counts.items() if what != "blank nodes" and n},
+            "left out by": {what: dict(by.most_common()) for what, by in self.by.items()},
             "blank nodes": self.counts["blank nodes"],
         }
 

@@ -18,6 +18,8 @@ from kgmlm.filters import distinct_triples
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import SPLITS, DataError, IntArray
 
+NAMED = 5  # relations that a message names
+
 
 def split_random(
     graph: KnowledgeGraph, valid: float | None = None, test: float | None = None, seed: int = 0
@@ -95,6 +97,33 @@ def lacking(graph: KnowledgeGraph, split: str) -> list[str]:
     return [
         graph.relations[r].label for r in np.unique(graph.splits["train"][:, 1]).tolist() if r not in have
     ]
+
+
+def split_notes(
+    graph: KnowledgeGraph, made: Sequence[str], shares: Mapping[str, float | None]
+) -> Sequence[str]:
+    """Say what splits that were made lack: triples, where fewer could leave training, and relations.
+
+    Args:
+        shares: of the distinct triples that were asked for each split; None is a tenth; empty where no share
+            of the triples was.
+    """
+    notes = []
+    made = [name for name in made if name != "train"]
+    count = sum(len(graph.splits[name]) for name in ("train", *made))
+    for name in made if shares else ():
+        share = shares.get(name)
+        asked = max(1, round((0.1 if share is None else share) * count))
+        if len(graph.splits[name]) < asked:
+            notes.append(
+                f"{name} has {len(graph.splits[name]):,} of the {asked:,} triples asked for: training keeps "
+                "a triple of each entity and relation"
+            )
+    for name in made:
+        if lack := lacking(graph, name):
+            more = f" and {len(lack) - NAMED:,} more" if len(lack) > NAMED else ""
+            notes.append(f"{name} has no triple of {', '.join(lack[:NAMED])}{more}")
+    return notes
 
 
 def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:

@@ -113,20 +113,43 @@ def parse_lines(
         yield number, fields
 
 
+_SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
+
+
+def wrong_count(fields: Sequence[str], expected: int, separator: str) -> str:
+    """Say what is wrong with a line that has another number of fields, and how to mend it."""
+    kind = "tab" if separator == "\t" else "comma"
+    line = separator.join(fields)
+    if separator == "," and _csv_fields(line)[1]:
+        return "a quoted field does not end in this line; write it on one line"
+    found = f"found {len(fields)}" if len(fields) > 1 else f"found no {kind}"
+    message = f"expected {expected} {kind}-separated columns, {found}"
+    for other, name in _SEPARATORS.items():
+        count = line.count(other)
+        if other != separator and (count == expected - 1 or (len(fields) == 1 and count >= expected - 1)):
+            call = f", or name the file .{_NAMED[other]}" if other in _NAMED else ""
+            return f"{message}; it has {name}: write {kind}s{call}"
+    if len(fields) > expected:
+        return f"{message}: keep head, relation and tail alone" if expected == len(TRIPLE) else message
+    return message
+
+
+TRIPLE = ("head", "relation", "tail")
+_NAMED = {"\t": "tsv", ",": "csv"}
+
+
 def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") -> Iterator[list[str]]:
     """Rows of exactly ``columns`` non-empty fields, such as triples.
 
     Raises:
         DataError: naming the file and the line, for a wrong number of fields, an empty one, or an empty file.
     """
-    kind = "tab" if separator == "\t" else "comma"
     number = 0
     for number, fields in parse_lines(data, origin, separator):
         if fields == [""]:
             raise DataError(f"{origin}:{number}: the line is blank")
         if len(fields) != columns:
-            found = f"found {len(fields)}" if len(fields) > 1 else f"found no {kind}"
-            raise DataError(f"{origin}:{number}: expected {columns} {kind}-separated columns, {found}")
+            raise DataError(f"{origin}:{number}: {wrong_count(fields, columns, separator)}")
         if "" in fields:
             raise DataError(f"{origin}:{number}: column {fields.index('') + 1} is empty")
         yield fields

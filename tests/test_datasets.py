@@ -13,16 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import kgmlm
 from kgmlm import files
 from kgmlm.building import build_graph
 from kgmlm.cards import Card, Sources, card_names, cards_folder, read_card, write_card
-from kgmlm.checks import check_graph
+from kgmlm.checks import check_graph, odd_columns
 from kgmlm.datasets import (
     TEXT_READERS,
     GlossChooser,
     load_graph,
     read_entities,
     read_folder,
+    unread_files,
     write_folder,
 )
 from kgmlm.filters import repeated
@@ -414,3 +416,58 @@ def test_a_graph_is_its_own_dataset(toy: KnowledgeGraph) -> None:
     assert load_graph(toy) is toy
     with pytest.raises(DataError, match="a name, the path of a folder or a graph, not DataFrame"):
         load_graph(pd.DataFrame({"head": ["a"]}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("splits", [["train"], ["train", "valid", "test"]])
+@pytest.mark.parametrize("header", ["drug,interaction,gene", "node1,edge,node2", "n.name,type(r),m.name"])
+def test_a_header_in_words_of_its_own_is_found(header: str, splits: list[str], tmp_path: Path) -> None:
+    for number, split in enumerate(splits):
+        rows = [f"a{i},r{i % 2},a{(i + number + 1) % 6}" for i in range(6)]
+        (tmp_path / f"{split}.csv").write_text("\n".join([header, *rows]) + "\n")
+    with pytest.raises(DataError, match=r"train\.csv:1: .* looks like a header"):
+        load_graph(tmp_path)
+    assert len(load_graph(tmp_path, skip_header=True).splits["train"]) == 6
+    first = header.split(",")[0]
+    (tmp_path / "entities.tsv").write_text(f"label\tname\n{first}\tit\n")
+    assert len(load_graph(tmp_path).splits["train"]) == 7, "a label that is listed is known"
+
+
+def test_a_graph_of_leaves_has_no_header(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\nc\ts\td\ne\tt\tf\n")
+    assert len(load_graph(tmp_path).splits["train"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        ("train.tsv", '"a"\t"r"\t"b"', "in quotes"),
+        ("train.csv", "a;r;b", "semicolons"),
+        ("train.csv", "a\tr\tb\t1\t2", "tabs"),
+        ("train.tsv", "a,r,b", "commas"),
+        ("train.csv", '"a, 0",r,"two\nlines"', "does not end in this line"),
+        ("train.csv", "1,a,r,b", "keep head, relation and tail alone"),
+    ],
+)
+def test_what_is_wrong_with_columns_is_said(name: str, line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(f"{line}\n")
+    with pytest.raises(DataError, match=said):
+        load_graph(tmp_path)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2)])
+def test_columns_in_another_order_are_asked_about(order: tuple[int, ...], toy: KnowledgeGraph) -> None:
+    rows = [tuple(row[i] for i in order) for row in toy.labeled(toy.splits["train"])]
+    asked = odd_columns(build_graph("turned", {"train": rows}))
+    names = ("head", "relation", "tail")
+    expected = ", ".join(names[i] for i in order)
+    assert (f"triples {expected}?" in asked) if order != (0, 1, 2) else asked == ""
+
+
+def test_files_that_nobody_reads_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\n")
+    for name in ("entity2text.txt", "entities.json", "test_negatives.txt", "README.md", "LICENSE.txt"):
+        (tmp_path / name).write_text("x")
+    found = unread_files(tmp_path)
+    assert list(found) == ["entities.json", "entity2text.txt", "test_negatives.txt"]
+    assert all(found.values()), "each with what to do"
+    assert kgmlm.data.check(tmp_path).values["unread_files"] == found

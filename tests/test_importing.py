@@ -69,13 +69,16 @@ def test_texts_are_chosen_by_language_then_predicate_then_order() -> None:
         ("fr", 0, "nom", False), ("", 2, "bare", True), ("mul", 0, "any", True), ("en-GB", 0, "lorry", True),
         ("en", 1, "truck", True), ("EN", 0, "Truck", True), ("en", 0, "later", True),
         ("de-at", 1, "Laster", True), ("de", 1, " \t", True), ("de", 1, "LKW", True),
-        ("deu", 0, "other", False),
+        ("deu", 0, "von drei", True), ("pol", 0, "other", False),
     ]  # fmt: skip
     best = []
     for language, order, text, wanted in offered:
         assert texts.add(7, "name", text, language, order) == wanted
         best.append(texts.of(7, "name"))
-    assert best == ["", "bare", "any", "lorry", "truck", "Truck", "Truck", "Laster", "Laster", "LKW", "LKW"]
+    assert best == [
+        "", "bare", "any", "lorry", "truck", "Truck", "Truck", "Laster", "Laster", "LKW",
+        "von drei", "von drei",
+    ]  # fmt: skip
 
 
 TURTLE = """
@@ -95,6 +98,10 @@ def test_names_descriptions_aliases_and_counts(tmp_path: Path) -> None:
         "entities": 3, "relations": 2, "triples": 3, "repeated": 1, "entities without a name": 1,
         "relations without a name": 1, "entities without a description": 2, "blank nodes": 1,
         "left out": {"texts in other languages": 1, "literals": 1},
+        "left out by": {
+            "texts in other languages": {"http://www.w3.org/2000/01/rdf-schema#label (ru)": 1},
+            "literals": {"http://ex.org/age": 1},
+        },
     }  # fmt: skip
     ada = graph.entities[graph.entities.index["http://ex.org/a"]]
     assert (ada.name, ada.description) == ("Ada", "a mathematician")
@@ -217,3 +224,36 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli: Cli, tmp_path: Path) 
 def test_no_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one"):
         kgmlm.import_graph([], tmp_path / "g")
+
+
+NAMES_OF = """
+@prefix : <http://ex.org/> . @prefix foaf: <http://xmlns.com/foaf/0.1/> .
+@prefix dct: <http://purl.org/dc/terms/> .
+@prefix dc: <http://purl.org/dc/elements/1.1/> . @prefix skos: <http://www.w3.org/2004/02/skos/core#> .
+:a :p :b, :c . :a foaf:name "Ann" ; dct:title "Dr" ; skos:definition "a person"@eng . :b dct:title "Bob" ;
+dc:title "no" ; dct:description "another"@en-GB . :c dc:title "Cy" ; dc:description "a third" .
+"""
+
+
+def test_names_and_descriptions_of_other_vocabularies(tmp_path: Path) -> None:
+    graph, report = imported(NAMES_OF.encode(), tmp_path, "g.ttl")
+    assert graph.entities.column("name") == ["Ann", "Bob", "Cy"]
+    assert graph.entities.column("description") == ["a person", "another", "a third"]
+    assert report["left out"] == {}
+
+
+def test_what_is_said_of_statements_leaves_no_remnant(tmp_path: Path) -> None:
+    data = (
+        "@prefix : <http://ex.org/> .\n:a :p :b {| :source :c ; :since 2001 |} .\n"
+        "_:s :says _:r . _:r <http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies> <<( :d :p :e )>> . "
+        ":d :p :e ."
+    )
+    graph, report = imported(data.encode(), tmp_path, "g.ttl")
+    assert sorted(known(graph)) == [(f"http://ex.org/{h}", "http://ex.org/p", f"http://ex.org/{t}")
+                                    for h, t in ("ab", "de")]  # fmt: skip
+    assert (report["repeated"], report["left out"]["triples about statements"]) == (0, 2)
+
+
+def test_nameless_blank_nodes_are_counted(tmp_path: Path) -> None:
+    graph, _ = imported(b"<http://a> <http://p> [ <http://p> <http://b> ] .", tmp_path, "g.ttl")
+    assert check_graph(graph, None)["nameless_blank_nodes"] == 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import lzma
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,15 +38,19 @@ class Told:
         self.texts: list[tuple[str, str, str, str]] = []
         self.left: Counter[str] = Counter()
         self.blank = 0
+        self.reifiers: list[str] = []
 
     def triple(self, head: str, relation: str, tail: str) -> None:
         self.triples.append((head, relation, tail))
 
-    def text(self, subject: str, kind: str, value: str, language: str, order: int) -> None:
+    def text(self, subject: str, kind: str, value: str, language: str, order: int, predicate: str) -> None:
         self.texts.append((subject, kind, value, language))
 
-    def left_out(self, why: str) -> None:
+    def left_out(self, why: str, predicate: str) -> None:
         self.left[why] += 1
+
+    def reifier(self, label: str) -> None:
+        self.reifiers.append(label)
 
     def new_blank(self) -> str:
         self.blank += 1
@@ -243,3 +248,68 @@ def test_of_wikidata_the_truthy_claims_count(tmp_path: Path) -> None:
 def test_what_is_not_as_wikidata_has_it_is_refused(entity: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Wikidata"):
         read(json.dumps(entity).encode(), "wikidata", tmp_path)
+
+
+XML = """<?xml version="1.0"{declared}?>
+<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:e="http://ex.org/"
+ xmlns:rdfs="http://www.w3.org/2000/01/rdf-schema#">
+<rdf:Description rdf:about="http://ex.org/a"><e:p rdf:resource="http://ex.org/b"/>
+<rdfs:label>Café {filler}</rdfs:label></rdf:Description></rdf:RDF>"""
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "utf8", "UTF8", "utf-8-sig", "iso-8859-1", "latin1", "iso-8859-15", "windows-1252", "utf-16",
+     "utf-16-le", "utf-32"],
+)  # fmt: skip
+@pytest.mark.parametrize("filler", ["", "x" * 200_000])
+def test_xml_is_read_in_its_encoding(encoding: str, filler: str, tmp_path: Path) -> None:
+    declared = "" if encoding == "utf-8-sig" else f' encoding="{encoding.removesuffix("-le")}"'
+    path, told = tmp_path / "g.rdf", Told()
+    path.write_bytes(XML.format(declared=declared, filler=filler).encode(encoding))
+    read_statements(path, told)
+    assert [value for _, _, value, _ in told.texts] == [f"Café {filler}"]
+    assert told.triples == [("http://ex.org/a", "http://ex.org/p", "http://ex.org/b")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("name", ["g.nt", "g.ttl", "g.nt.xz", "g.nt.gz"])
+def test_a_byte_order_mark_is_no_text(encoding: str, name: str, tmp_path: Path) -> None:
+    data = "<http://a> <http://p> <http://b> .\n".encode(encoding)
+    pack = {".xz": lzma.compress, ".gz": gzip.compress}.get(Path(name).suffix, bytes)
+    (tmp_path / name).write_bytes(pack(data))
+    told = Told()
+    read_statements(tmp_path / name, told)
+    assert told.triples == [("http://a", "http://p", "http://b")]
+
+
+@pytest.mark.parametrize("declared", ["no-such", "rot13", "hex"])
+def test_an_unknown_encoding_is_named(declared: str, tmp_path: Path) -> None:
+    (tmp_path / "g.rdf").write_bytes(XML.format(declared=f' encoding="{declared}"', filler="").encode())
+    with pytest.raises(DataError, match=f"'{declared}', which is not known"):
+        read_statements(tmp_path / "g.rdf", Told())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("g.owl", "@prefix : <http://e/> .\n:a :b :c .", "--format turtle"),
+        ("g.owl", "Prefix(:=<http://e/>)\nOntology(<http://e>)", "functional syntax"),
+        ("g.owl", "Prefix: : <http://e/>\nOntology: <http://e>", "Manchester syntax"),
+        ("g.ttl", "<?xml version='1.0'?><rdf:RDF/>", "--format rdfxml"),
+        ("g.ttl", "<!DOCTYPE html><html></html>", "a web page"),
+        ("g.json", '{"@context": {}, "@id": "a"}', "JSON-LD"),
+    ],
+)
+def test_what_a_file_looks_like_is_said(name: str, text: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=hint):
+        read_statements(tmp_path / name, Told())
+
+
+def test_iris_as_people_write_them_are_read(tmp_path: Path) -> None:
+    iris = ["http://e/a b", "http://e/x?y[]=z", "http://e/a|b", "http://e/100%", "http://e/#a#b"]
+    (tmp_path / "g.nt").write_text("".join(f"<{x}> <http://p> <http://b> .\n" for x in iris))
+    told = Told()
+    read_statements(tmp_path / "g.nt", told)
+    assert [head for head, _, _ in told.triples] == iris

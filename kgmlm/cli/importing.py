@@ -10,6 +10,8 @@ import typer
 from kgmlm.cli.options import MOST, Json, Quiet
 from kgmlm.terminal import handled, print_json, tell
 
+LISTED = 5  # predicates of what is left out
+
 
 def _formats() -> list[str]:
     from kgmlm.statements import READERS
@@ -60,7 +62,7 @@ def data_import(
     `pip install 'kgmlm[rdf]'`.
     """
     from kgmlm.jobs.importing import import_graph
-    from kgmlm.kg import counted
+    from kgmlm.kg import counted, printable
     from kgmlm.watching import Bars
 
     report = import_graph(
@@ -86,6 +88,9 @@ def data_import(
             f"relations without a name: {report['relations without a name']:,} (relations.tsv can name them)"
         )
     for what, count in report["left out"].items():
-        print(f"left out: {count:,} {what}")
+        by = list(report["left out by"].get(what, {}).items())
+        more = f", and {len(by) - LISTED:,} more" if len(by) > LISTED else ""
+        listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
+        print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))
     if not split:
         tell(f"`kgmlm data split {output} --random --output FOLDER` draws triples for validation and test")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.checks import LISTED, check_graph, lines_of
-from kgmlm.datasets import load_graph, write_folder
+from kgmlm.datasets import load_graph, unread_files, write_folder
 from kgmlm.filters import repeated
 from kgmlm.kg import SPLITS, ConfigError, Entity, check_numbers, counted
 from kgmlm.sizing import CHECKING, check_dataset
-from kgmlm.splits import describe_split, lacking, split_random, split_unseen
+from kgmlm.splits import describe_split, split_notes, split_random, split_unseen
 from kgmlm.watching import Advance, Watcher, watcher_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kgmlm.tokenization import SpanTokenizer
 
 Triple = tuple[str, str, str]  # labels
-NAMED = 5  # relations that a message names
 
 
 @dataclass(frozen=True)
@@ -203,6 +202,9 @@ def check(
     graph = load_graph(dataset, skip_header=skip_header)
     card = _card_of(dataset)
     report = check_graph(graph, card.counts if card else None)
+    folder = Path(dataset) if isinstance(dataset, str | Path) else None
+    if folder is not None and folder.is_dir():
+        report["unread_files"] = unread_files(folder)
     if model is not None:
         from kgmlm.tokenizer_sources import load_tokenizer
         from kgmlm.watching import quiet_transformers
@@ -326,33 +328,6 @@ def split(
             f"in {found['tail']:,} as the tail, in {found['both']:,} as both"
         )
     return Split(Path(output), card.counts, unseen, twice)
-
-
-def split_notes(
-    graph: KnowledgeGraph, made: Sequence[str], shares: Mapping[str, float | None]
-) -> Sequence[str]:
-    """Say what splits that were made lack: triples, where fewer could leave training, and relations.
-
-    Args:
-        shares: of the distinct triples that were asked for each split; None is a tenth; empty where no share
-            of the triples was.
-    """
-    notes = []
-    made = [name for name in made if name != "train"]
-    count = sum(len(graph.splits[name]) for name in ("train", *made))
-    for name in made if shares else ():
-        share = shares.get(name)
-        asked = max(1, round((0.1 if share is None else share) * count))
-        if len(graph.splits[name]) < asked:
-            notes.append(
-                f"{name} has {len(graph.splits[name]):,} of the {asked:,} triples asked for: training keeps "
-                "a triple of each entity and relation"
-            )
-    for name in made:
-        if lack := lacking(graph, name):
-            more = f" and {len(lack) - NAMED:,} more" if len(lack) > NAMED else ""
-            notes.append(f"{name} has no triple of {', '.join(lack[:NAMED])}{more}")
-    return notes
 
 
 def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:

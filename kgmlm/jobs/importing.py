@@ -12,7 +12,7 @@ from kgmlm.datasets import read_folder, write_splits
 from kgmlm.importing import Importer
 from kgmlm.kg import ConfigError, DataError, check_numbers
 from kgmlm.processes import check_main_guard
-from kgmlm.splits import describe_split, split_random
+from kgmlm.splits import describe_split, split_notes, split_random
 from kgmlm.statements import READERS, format_of, read_statements
 from kgmlm.watching import Advance, Watcher, watcher_of
 
@@ -62,12 +62,12 @@ def import_graph(
     if format is not None and format not in READERS:
         raise ConfigError(f"there is no format '{format}' (there are: {', '.join(READERS)})")
     for path in paths:
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
         format or format_of(path)
     target = Path(output)
     files.check_new_folder(target)
-    total = sum(path.stat().st_size for path in paths)
+    total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
     with watcher_of(progress) as watch, files.new_folder(target) as folder:
         importer = Importer(folder, [language] if isinstance(language, str) else language)
         for path in paths:
@@ -84,5 +84,7 @@ def import_graph(
             write_splits(graph, folder)
             title = f"{card.title}, {how}"
             write_card(card.model_copy(update={"title": title, "counts": counts}), folder)
+            for message in split_notes(graph, [s for s in graph.splits if s != "train"], {"valid": None}):
+                watch.tell(message)
             report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
     return report

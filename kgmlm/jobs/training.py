@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs, upkeep
+from kgmlm.checks import odd_columns
 from kgmlm.config import KGESettings, Settings
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
@@ -244,6 +245,8 @@ def _begin(
 ) -> tuple[runs.RunFolder, Ranker]:
     """Read a graph, choose how it is trained, and lay the run."""
     graph = load_graph(dataset, skip_header=skip_header)
+    if odd := odd_columns(graph):
+        watch.tell(odd)
     chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
     recipe = choose_recipe(chosen, graph, model, given, minutes, watch)
     settings = given.settings if recipe is None else recipe.settings
