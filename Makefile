@@ -59,6 +59,7 @@ browser: $(VENV)/.tested
 # see docs/soak.md.
 soak: $(VENV)/.tested
 	$(PIP) --editable '.[soak]'
+	PYTHON=$(BIN)/python tests/anywhere.sh
 	$(BIN)/python tests/soak/serving.py
 	$(BIN)/python tests/soak/soak.py
 	$(BIN)/python tests/soak/cluster.py
