@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zipfile
 import zlib
@@ -44,6 +45,9 @@ _CHOSEN = "model/mixture.json"
 _PROBABILITIES = "model/probabilities.json"
 _TEXTS = ("run.json", "config.toml", _CHOSEN, "model/config.json", "model/tokenizer.json",
           "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
+# The files that a pack may have, and what they unpack to at most; real packs take less than twice their size.
+_PLACE = re.compile(r"(reranker/)?(run\.json|config\.toml|(graph|model|signals)/[A-Za-z0-9_.-]*[A-Za-z0-9])")
+_RATIO, _SMALL, _CONTENTS_SIZE = 100, 2**24, 2**22  # times; bytes; bytes
 
 
 class _Contents(BaseModel):
@@ -250,7 +254,7 @@ def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
                     target.write_bytes(data)
             try:
                 _settle(folder, contents, cached)
-            except (KeyError, TypeError, ValueError, OSError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
                 raise _damaged(pack, f"{type(error).__name__}: {error}") from None
 
 
@@ -370,7 +374,11 @@ def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
         if tensor.dtype == np.int8:
             if name + _SCALE not in packed:
                 raise _damaged(pack, f"'{name}' has no scale")
-            tensors[name] = np.multiply(tensor, packed[name + _SCALE][:, None], dtype=np.float32)
+            scale = packed[name + _SCALE]
+            fits = tensor.ndim == 2 and scale.dtype == np.float32 and scale.shape == tensor.shape[:1]
+            if not (fits and (np.isfinite(scale) & (scale > 0)).all()):
+                raise _damaged(pack, f"'{name}' has no scale that fits")
+            tensors[name] = np.multiply(tensor, scale[:, None], dtype=np.float32)
         else:
             tensors[name] = tensor.astype(np.float32) if tensor.dtype == np.float16 else tensor
     files.write_tensors(path, tensors, {"format": "pt"})
@@ -401,7 +409,27 @@ def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> bytes:
         raise _damaged(pack, first_line(error)) from None
 
 
+def _check_members(pack: Path, archive: zipfile.ZipFile) -> dict[str, int]:
+    """The declared sizes of a pack's files, by name, before anything of it is read.
+
+    No more than a declared size is ever unpacked, so these bound what opening takes.
+    """
+    sizes: dict[str, int] = {}
+    for member in archive.infolist():
+        if member.filename in sizes:
+            raise _damaged(pack, f"'{member.filename}' is there twice")
+        if member.filename != CONTENTS and not _PLACE.fullmatch(member.filename):
+            raise _damaged(pack, f"'{member.filename}' is no file of a pack")
+        sizes[member.filename] = member.file_size
+    if sizes.get(CONTENTS, 0) > _CONTENTS_SIZE:
+        raise _damaged(pack, f"its {CONTENTS} is of {sizes[CONTENTS]:,} bytes")
+    if (whole := sum(sizes.values())) > (most := _RATIO * pack.stat().st_size + _SMALL):
+        raise _damaged(pack, f"it would unpack to {whole:,} bytes, a pack of its size to {most:,} at most")
+    return sizes
+
+
 def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
+    sizes = _check_members(pack, archive)
     data = _read(pack, archive, CONTENTS)
     try:
         found = json.loads(data)
@@ -416,7 +444,9 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
         raise _damaged(pack, str(error).splitlines()[0]) from None
     if missing := {"run.json", "config.toml", _CHOSEN, _MODEL} - contents.files.keys():
         raise _damaged(pack, f"it has no {min(missing)}")
-    for name in contents.files:
+    for name, digest in contents.files.items():
+        if name in sizes and sizes[name] != digest.size:
+            raise _damaged(pack, f"'{name}' is not as it was written")
         if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
             raise _damaged(pack, f"'{name}' is outside of it")
     return contents

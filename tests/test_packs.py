@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
+from safetensors.numpy import save
 
 import kgmlm
 from kgmlm import packs
@@ -279,3 +280,32 @@ def test_nothing_is_unpacked_outside_of_the_folder(whole: Path, tmp_path: Path) 
     with pytest.raises(RunError, match="is outside of it"):
         unpack(file)
     assert not (tmp_path / "evil").exists()
+
+
+def test_what_would_unpack_to_too_much_is_refused_unread(whole: Path, tmp_path: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    with (
+        zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("graph/more.parquet", "w") as member,
+    ):
+        for _ in range(64):
+            member.write(bytes(2**22))
+    assert file.stat().st_size < 2**21
+    with pytest.raises(RunError, match="would unpack to"):
+        unpack(file)
+
+
+@pytest.mark.parametrize("name", ["evil.py", "model/../../evil", "model/", "signals/a/b", ".hidden"])
+def test_files_that_no_pack_has_are_refused(name: str, whole: Path, tmp_path: Path) -> None:
+    file = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(name, b"x")
+    with pytest.raises(RunError, match="is no file of a pack"):
+        unpack(file)
+
+
+@pytest.mark.parametrize("scale", [[1.0], [1.0, 1.0], [float("nan")] * 3, [0.0] * 3, [[1.0]] * 3])
+def test_a_scale_that_does_not_fit_is_refused(scale: list[float], tmp_path: Path) -> None:
+    tensors = {"a": np.ones((3, 3), np.int8), "a:scale": np.array(scale, np.float32)}
+    with pytest.raises(RunError, match="'a' has no scale that fits"):
+        packs._write_dequantized(tmp_path / "p.kgmlm", save(tensors), tmp_path / "out")

@@ -2,8 +2,9 @@
 
     python eval/benchmarks/waiting.py eval/benchmarks/waiting.json
 
-Each way trains the demo's model (small) and all-MiniLM-L6-v2 (pretrained) on UMLS, in turn, in processes of their
-own; busy means that five other processes compute. Seconds are those between the first steps and the last.
+Each way trains the demo's model (small) and all-MiniLM-L6-v2 (pretrained) on UMLS, in turn, in processes
+of their own; busy means that five other processes compute. Seconds are those from the first steps to the
+last.
 """
 
 from __future__ import annotations
