@@ -306,6 +306,8 @@ def test_files_that_no_pack_has_are_refused(name: str, whole: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("scale", [[1.0], [1.0, 1.0], [float("nan")] * 3, [0.0] * 3, [[1.0]] * 3])
 def test_a_scale_that_does_not_fit_is_refused(scale: list[float], tmp_path: Path) -> None:
-    tensors = {"a": np.ones((3, 3), np.int8), "a:scale": np.array(scale, np.float32)}
+    tensors: dict[str, np.ndarray] = {
+        "a": np.ones((3, 3), np.int8), "a:scale": np.array(scale, np.float32),
+    }  # fmt: skip
     with pytest.raises(RunError, match="'a' has no scale that fits"):
         packs._write_dequantized(tmp_path / "p.kgmlm", save(tensors), tmp_path / "out")

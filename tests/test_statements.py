@@ -276,8 +276,8 @@ def test_xml_is_read_in_its_encoding(encoding: str, filler: str, tmp_path: Path)
 @pytest.mark.parametrize("name", ["g.nt", "g.ttl", "g.nt.xz", "g.nt.gz"])
 def test_a_byte_order_mark_is_no_text(encoding: str, name: str, tmp_path: Path) -> None:
     data = "<http://a> <http://p> <http://b> .\n".encode(encoding)
-    pack = {".xz": lzma.compress, ".gz": gzip.compress}.get(Path(name).suffix, bytes)
-    (tmp_path / name).write_bytes(pack(data))
+    packed = {".xz": lzma.compress(data), ".gz": gzip.compress(data)}
+    (tmp_path / name).write_bytes(packed.get(Path(name).suffix, data))
     told = Told()
     read_statements(tmp_path / name, told)
     assert told.triples == [("http://a", "http://p", "http://b")]
