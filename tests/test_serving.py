@@ -152,6 +152,13 @@ def test_a_service_answers_within_another_application(run: Run) -> None:
         assert "'self'" in client.get("/kg/page/main.js").headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("k", [3.0, True, "3", 2.5, 0, None])
+@pytest.mark.parametrize("path", ["/rank", "/explain"])
+def test_k_is_an_integer(client: TestClient, path: str, k: object) -> None:
+    assert client.post(path, json={"queries": [CAPITAL], "k": 3}).status_code == 200
+    assert client.post(path, json={"queries": [CAPITAL], "k": k}).status_code == 422
+
+
 def test_each_address_of_the_machine_itself_is_its_name(run: Run) -> None:
     for host, status in (("127.0.1.1:80", 200), ("[::1]:80", 200), ("x.org", 400), ("10.0.0.1", 400)):
         with TestClient(service(run), f"http://{host}") as client:

@@ -251,6 +251,14 @@ def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> No
     assert len((folder / judgments.FILE).read_text().splitlines()) == 3
 
 
+def test_entities_that_were_added_are_judged(folder: Path) -> None:
+    with TestClient(service(folder, writable=True), HOME) as client:
+        assert client.post("/feedback", json=JUDGED | {"tail": "atl"}).status_code == 422
+        new = {"entities": [{"label": "atl", "name": "Atlantis"}]}
+        assert client.post("/entities", json=new).status_code == 201
+        assert client.post("/feedback", json=JUDGED | {"tail": "atl"}).status_code == 201
+
+
 def test_judgments_are_refused_where_they_cannot_be_kept(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

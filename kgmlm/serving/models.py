@@ -21,7 +21,7 @@ MOST_BYTES = 2**20  # of a request's body
 MOST_ALSO = 10  # further candidates that are explained
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
-K = Annotated[int, Field(ge=1, le=MOST_K, description="The most candidates per query.")]
+K = Annotated[int, Field(strict=True, ge=1, le=MOST_K, description="The most candidates per query.")]
 
 
 class Body(BaseModel):

@@ -108,7 +108,7 @@ def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
         """Accept or reject an answer; it is written to the run's `feedback.jsonl`."""
         if judging.path is None:
             raise HTTPException(403, REFUSED)
-        graph = session.run.graph
+        graph = session.graph  # with the entities that were added since
         for label in (body.head, body.tail):
             if graph.entities.find(label) is None:
                 raise HTTPException(422, f"no entity of the run has the label '{label}'")
