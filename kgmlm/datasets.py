@@ -45,7 +45,6 @@ from kgmlm.kg import (
     EntityTable,
 )
 from kgmlm.machine import release_memory
-from kgmlm.processes import check_main_guard
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
 
@@ -401,7 +400,6 @@ def load_graph(
         >>> len(graph.entities), len(graph.triples("test"))
         (31, 8)
     """
-    check_main_guard()
     if isinstance(dataset, KnowledgeGraph):
         return dataset
     if not isinstance(dataset, str | Path):

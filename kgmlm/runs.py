@@ -34,7 +34,6 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import RunError
 from kgmlm.packs import SUFFIX, find_pack, unpack
-from kgmlm.processes import check_main_guard
 from kgmlm.provenance import began_from, command, earlier, hardware, versions
 from kgmlm.records import (
     FORMAT,
@@ -416,7 +415,6 @@ def open_run(path: str | Path, *, verify: bool = False) -> RunFolder:
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
-    check_main_guard()
     if not isinstance(path, str | Path):
         raise RunError(f"a run is the path of a folder or a pack, not {path!r:.80}")
     pack = find_pack(path)

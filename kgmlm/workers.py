@@ -22,7 +22,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from kgmlm.kg import ConfigError, IntArray, RunError, first_line
-from kgmlm.processes import UNGUARDED, WORKER, in_several_processes, sharing, unguarded
+from kgmlm.processes import UNGUARDED, WORKER, check_main_guard, in_several_processes, sharing, unguarded
 from kgmlm.watching import Watcher
 
 T = TypeVar("T")
@@ -115,7 +115,9 @@ class Crew:
         Raises:
             ConfigError: for an unknown engine, one that is not installed, an address of none, or workers of
                 one of several processes.
+            RunError: in a worker that is still importing its parent's script.
         """
+        check_main_guard()
         check_engine(self.engine, self.address)
         if self.workers < 1:
             raise ConfigError(f"there is at least one worker, not {self.workers}")

@@ -57,6 +57,21 @@ def test_no_job_begins_in_a_worker_that_imports_the_script(toy_run: Path, tmp_pa
     assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
 
 
+def test_a_script_may_open_a_run_for_its_workers(toy_run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, kgmlm\n"
+        "from multiprocessing import get_context\n"
+        "run, graph = kgmlm.open_run(sys.argv[1]), kgmlm.load_graph('toy')\n"
+        "def ask(name): return len(run.rank(head=name, relation='capital', k=3))\n"
+        "if __name__ == '__main__':\n"
+        "    with get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map_async(ask, ['france']).get(timeout=100))\n"
+    )
+    done = python(script, toy_run)
+    assert done.stdout == "[3]\n", done.stderr
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads_open_a_run_at_the_same_time(shared: bool, toy_vector_run: Path) -> None:
     one, gate = kgmlm.open_run(toy_vector_run), threading.Barrier(4)
