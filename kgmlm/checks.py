@@ -251,26 +251,27 @@ def _contradicted(graph: KnowledgeGraph) -> dict[str, int]:
 def odd_columns(graph: KnowledgeGraph) -> str:
     """Ask about triples whose columns seem to be in another order than head, relation, tail; empty if not.
 
-    Entities are heads and tails, and are more than relations: where the middle column shares more labels with
-    another one than the outer ones share, or has more labels than entities usually leave it, it is none of
-    relations.
+    The two columns of entities share more labels than either shares with the column of relations, and a graph
+    has fewer relations than entities.
     """
-    train = graph.splits["train"]
-    labels = graph.entities.table.column("label")
-    heads, tails = (set(labels.take(pa.array(np.unique(train[:, at]))).to_pylist()) for at in (0, 2))
-    relations = {graph.relations[r].label for r in np.unique(train[:, 1]).tolist()}
+    heads, relations, tails = (np.unique(column) for column in graph.splits["train"].T)
+    named = pa.array([graph.relations[r].label for r in relations.tolist()], pa.string())
+    known = pc.index_in(named, value_set=graph.entities.table.column("label").cast(pa.string()))
+    both = known.drop_null().to_numpy()  # entities that are relations, too
+    shared = len(np.intersect1d(heads, tails))
+    entities = len(heads) + len(tails) - shared
     order = ""
-    if len(heads & relations) > len(heads & tails) and len(relations) > len(tails):
+    if np.isin(both, heads).sum() > shared and len(relations) > len(tails):
         order = "head, tail, relation"
-    elif len(relations & tails) > len(heads & tails) and len(relations) > len(heads):
+    elif np.isin(both, tails).sum() > shared and len(relations) > len(heads):
         order = "relation, head, tail"
-    elif not heads & tails and len(relations) > len(tails) and 2 * len(relations) >= len(heads | tails):
+    elif not shared and len(relations) > len(tails) and 2 * len(relations) >= entities:
         order = "another order"
     if not order:
         return ""
     return (
-        f"there are {len(relations):,} relations of {len(heads | tails):,} entities: are the columns of the "
-        f"triples {order}? They must be head, relation, tail"
+        f"there are {len(relations):,} relations of {entities:,} entities: are the columns of the triples "
+        f"{order}? They must be head, relation, tail"
     )
 
 
@@ -279,7 +280,7 @@ def _unread(name: str, remedy: str) -> str:
 
 
 def _nameless_blank_nodes(graph: KnowledgeGraph) -> int:
-    """How many entities are RDF's blank nodes whose name says no more than their label, such as ``_:b1``."""
+    """Count the blank nodes of RDF that have no name but their label, such as ``_:b1``."""
     labels, names = (graph.entities.table.column(name) for name in ("label", "name"))
     blank = pc.or_(pc.starts_with(labels, "_:"), pc.match_substring(labels, "/.well-known/genid/"))
     last = pc.replace_substring_regex(labels, r"^_:|^.*/", "")

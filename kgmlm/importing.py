@@ -69,7 +69,7 @@ class Texts:
         self.aliases: dict[int, dict[str, None]] = {}
 
     def rank(self, language: str) -> int | None:
-        """How good a language is, 0 the best; None when it is not wanted.
+        """Return a language's place among those that are wanted, 0 the best; None for others.
 
         ``en`` wants ``en-GB`` and ``eng``, too; and ``en-GB`` ``en``.
         """

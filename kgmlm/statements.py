@@ -231,7 +231,7 @@ _BEGINNINGS = (
 
 
 def _hint(head: bytes, asked: str) -> str:
-    """What a file looks like that is not of the format that it was read as; empty where nobody knows."""
+    """Guess the format of a file that could not be read, by its first bytes; empty where none fits."""
     text = head.decode("latin-1").removeprefix("\u00ef\u00bb\u00bf")
     found = next((why for pattern, why in _BEGINNINGS if re.search(pattern, text)), "")
     own = {"ntriples": "turtle", "nquads": "turtle", "trig": "turtle"}.get(asked, asked)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from kgmlm import files
 from kgmlm.kg import KgmlmError, RunError
 from kgmlm.locks import locked
+from kgmlm.processes import check_main_guard
 from kgmlm.records import read_record
 
 ENDED = ("finished", "stopped early")
@@ -101,8 +102,10 @@ def writing(path: Path, what: str) -> Iterator[None]:
         what: what is being done, for the sentence that others get.
 
     Raises:
-        RunError: when another process writes it.
+        RunError: when another process writes it, or this one is a worker that is still importing its parent's
+            script.
     """
+    check_main_guard()
     key = (_owner(path), threading.get_ident())
     if key in _HELD:  # a job that another job of this thread does
         yield

@@ -190,7 +190,7 @@ class _Spawning(SpawnContext):
 
     @property
     def unguarded(self) -> bool:
-        """Whether a worker began the parent's script again instead of its work."""
+        """True if a worker began the parent's script again instead of its work."""
         return any(process.exitcode == UNGUARDED for process in self.started)
 
 

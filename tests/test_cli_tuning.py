@@ -12,6 +12,8 @@ import pytest
 from conftest import Cli, refused
 
 import kgmlm
+from kgmlm.config import Protocol
+from kgmlm.evaluation import evaluate
 from kgmlm.kg import RunError
 from kgmlm.runs import MIXTURE, open_run
 from kgmlm.signals.kge import KGE
@@ -47,6 +49,10 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
         assert done.returncode == 0, done.stderr
         reports[scores] = json.loads(done.stdout)
     assert reports["kge"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_kge"])
+    tuned = opened.untuned().but(mixture=opened.chosen.mixture)
+    for scores in ("all", "text"):
+        by_weights = evaluate(tuned.by(scores), opened.graph, Protocol(split="valid")).report
+        assert reports[scores]["metrics"]["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6)
     assert reports["text"]["signals"] == {}
     assert reports["all"]["signals"]["kge"] == how
     assert reports["all"]["chosen_by"]["valid"] == valid
@@ -98,6 +104,10 @@ def test_weights_are_chosen_again_on_all_of_validation(
     assert {"mrr", "mrr_one_weight", "mrr_likelihood", "mrr_vector", "hits_at_1"} <= valid.keys()
     after = kgmlm.evaluate(run, split="valid", progress=False)
     assert after.values["chosen_by"]["valid"]["text"] == valid
+    opened = open_run(run)
+    tuned = opened.untuned().but(mixture=opened.chosen.mixture)
+    by_weights = evaluate(tuned, opened.graph, Protocol(split="valid")).report
+    assert after.metrics["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6), "by what was chosen"
     assert kgmlm.evaluate(run, scores="likelihood", progress=False).values["chosen_by"] is None
     told = cli("tune", run, "--max-triples", "3")
     assert "text: validation MRR" in told.stdout

@@ -58,7 +58,7 @@ def train(kind: str, steps: int) -> float:
 
 
 def measured(kind: str, steps: int, way: dict[str, str]) -> float:
-    """The same in a process of its own."""
+    """Seconds of :func:`train` in a process of its own, whose threads wait in a given way."""
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     environment = {k: v for k, v in os.environ.items() if k not in names} | way
     done = subprocess.run(

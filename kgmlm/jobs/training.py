@@ -29,7 +29,7 @@ from kgmlm.jobs.tuning import complete_text
 from kgmlm.jobs.writing import as_path
 from kgmlm.kg import ConfigError, RunError, check_whole, counted
 from kgmlm.machine import release_memory
-from kgmlm.processes import check_main_guard, join, main_process, shared_by
+from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
 from kgmlm.run import Run, path_of
 from kgmlm.sections import MOST
@@ -90,7 +90,6 @@ def train(
     Example:
         >>> kgmlm.train("mygraph/", model="bert-base-uncased", output="runs/mine", epochs=5)  # doctest: +SKIP
     """
-    check_main_guard()
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = Path(output)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from kgmlm.kg import RunError
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked
-from kgmlm.processes import check_main_guard, main_process
+from kgmlm.processes import main_process
 from kgmlm.run import Run, path_of
 from kgmlm.upkeep import writing
 
@@ -25,7 +25,6 @@ def writes_run(job: Job) -> Job:
 
     @wraps(job)
     def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
-        check_main_guard()
         path = path_of(run)
         if find_pack(path) is not None or is_unpacked(path):
             how = f"`kgmlm unpack {path} --output RUN` makes a run of it"
