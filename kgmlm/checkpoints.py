@@ -192,11 +192,11 @@ class MetricsLog:
         if path.exists():
             for line in path.read_bytes().splitlines():
                 try:
-                    row = json.loads(line)
+                    row = files.parse_json(line)
                     most = step if validated is None or "valid_mrr" not in row else validated
                     if row["step"] <= most and not row.get(PROVISIONAL):
                         kept.append(f"{line.decode()}\n")
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError):
                     break  # a line that a crash cut short
         files.write_atomic(path, "".join(kept) if step else "")
         self._file = path.open("a", encoding="utf-8")

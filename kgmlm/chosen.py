@@ -153,7 +153,7 @@ def text_fingerprint(run: Path) -> str:
 
 def of_weights(run: Path) -> str:
     """SHA-256 of the weights of a run's signals, whichever command chose them."""
-    signals = json.loads((run / "model" / "mixture.json").read_bytes())["signals"]
+    signals = files.parse_json((run / "model" / "mixture.json").read_bytes())["signals"]
     return hashlib.sha256(json.dumps(signals, sort_keys=True).encode()).hexdigest()
 
 

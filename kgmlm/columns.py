@@ -7,7 +7,7 @@ line by line, with errors that name the line. No row is ever a Python object for
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,7 @@ def read_triples(path: Path, *, labeled: bool = False) -> pa.Table:
     """
     if path.suffix != ".parquet":
         return triples_in(files.read_bytes(path), str(path), separator_of(path), labeled=labeled)
-    table = _read_parquet(path, (*ENDS, LABEL))
-    missing = [c for c in ENDS if c not in table.column_names]
-    if missing:
-        raise DataError(f"{path}: column '{missing[0]}' is missing (it has: {', '.join(table.column_names)})")
-    table = table.select([*ENDS, *([LABEL] if labeled and LABEL in table.column_names else [])])
+    table = _read_parquet(path, ENDS, [LABEL] if labeled else [])
     if not len(table):
         raise DataError(f"{path} is empty")
     for column in table.columns:
@@ -146,36 +142,41 @@ def _batched(rows: Iterator[list[str]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def _read_parquet(path: Path, wanted: Collection[str]) -> pa.Table:
-    """All columns; those that are wanted as text, others as they are."""
+def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> pa.Table:
+    """Those columns of a Parquet file, as text; optional ones where they are there."""
     import pyarrow.parquet as pq
 
-    def text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        if name not in wanted:
-            return column
+    try:
+        wanted = _check_columns(path, pq.read_schema(path).names, required, optional)
+        table = files.read_parquet(path, wanted).select(wanted)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+    columns = []
+    for name, column in zip(wanted, table.columns, strict=True):
         try:
             column.validate(full=True)  # text that is no UTF-8
-            return column.cast(pa.large_string())
+            columns.append(column.cast(pa.large_string()))
         except pa.ArrowException as error:
-            raise DataError(f"{path}: the column '{name}' is no text: {_first_line(error)}") from None
-
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {_first_line(error)}") from None
-    columns = [text(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
-    return pa.Table.from_arrays(columns, table.column_names)
+            raise DataError(f"{path}: the column '{name}' is no text: {first_line(error)}") from None
+    return pa.Table.from_arrays(columns, wanted)
 
 
-def _first_line(error: Exception) -> str:
-    return first_line(error)
+def _check_columns(
+    path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str]
+) -> list[str]:
+    """The columns of a header that are wanted, in its order.
 
-
-def _check_columns(path: Path, names: Sequence[str]) -> None:
-    """Refuse a header that names a column twice: which of the two was meant?"""
-    for name in names:
-        if names.count(name) > 1:
+    Raises:
+        DataError: when one is missing, or there twice: which of the two was meant?
+    """
+    there = [name for name in header if name in required or name in optional]
+    for name in there:
+        if there.count(name) > 1:
             raise DataError(f"{path}: the column '{name}' is there twice; keep one")
+    for name in required:
+        if name not in there:
+            raise DataError(f"{path}: column '{name}' is missing (it has: {', '.join(header)})")
+    return there
 
 
 def _lines(path: Path, data: bytes | pa.Table) -> Iterator[tuple[int, list[str]]]:
@@ -200,28 +201,23 @@ def read_texts(path: Path, required: Sequence[str], optional: Sequence[str], tak
     Raises:
         DataError: for a missing column, a ragged line, an empty, a repeated or a taken label.
     """
-    names = (*required, *optional)
-    data = _read_parquet(path, names) if path.suffix == ".parquet" else files.read_bytes(path)
+    if path.suffix == ".parquet":
+        data: bytes | pa.Table = _read_parquet(path, required, optional)
+    else:
+        data = files.read_bytes(path)
     header = next(_lines(path, data), (0, []))[1]
     if not header:
         raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
-    there = [c for c in header if c in names]
-    _check_columns(path, there)
-    missing = [c for c in required if c not in header]
-    if missing:
-        raise DataError(
-            f"{path}: column '{missing[0]}' is missing (the first line names: {', '.join(header)})"
-        )
+    there = _check_columns(path, header, required, optional)
     if isinstance(data, bytes):
         found = _plain(data, separator_of(path), header, pa.large_string(), wanted=there, header=True)
     else:
-        found = data.select(there)
-        found = pa.table({c: pc.fill_null(found.column(c), "") for c in there})
+        found = pa.table({c: pc.fill_null(data.column(c), "") for c in there})
     if found is None or pc.any(pc.equal(found.column("label"), "")).as_py():
         found = _strictly(path, data, header, there)
     _check_labels(path, data, found.column("label"), taken)
     empty = pa.chunked_array([pa.nulls(len(found), pa.large_string()).fill_null("")])
-    return pa.table({c: found.column(c) if c in there else empty for c in names})
+    return pa.table({c: found.column(c) if c in there else empty for c in (*required, *optional)})
 
 
 def _strictly(path: Path, data: bytes | pa.Table, header: list[str], wanted: Sequence[str]) -> pa.Table:

@@ -5,7 +5,6 @@ Knows nothing of text templates, tokens or models.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -139,7 +138,7 @@ def read_freebase(sources: Sources) -> TextColumns:
     texts = TextColumns()
     texts.names = _mapping(sources.text("names"), "names")
     texts.relations = _mapping(sources.text("relations"), "relations")
-    wikidata = json.loads(sources.text("descriptions"))
+    wikidata = files.parse_json(sources.text("descriptions"))
     texts.descriptions = {x: row.get("description") or "" for x, row in wikidata.items()}
     return texts
 

@@ -7,7 +7,6 @@ and the new one are both accepted, so that a kill in the midst of it leaves a go
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,8 +75,8 @@ def read_manifest(folder: Path, remedy: str = RESTORE) -> Accepted | None:
     if not path.is_file():
         return None
     try:
-        return of_json(json.loads(path.read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return of_json(files.parse_json(path.read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{path} is damaged; {remedy}") from None
 
 

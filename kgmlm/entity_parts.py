@@ -7,7 +7,6 @@ Shapes: N entities, D width.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -88,7 +87,7 @@ def _parts(
 
 def _read(path: Path) -> object:
     try:
-        return json.loads(path.read_bytes())
+        return files.parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 
@@ -110,10 +109,7 @@ def _join(parts: Sequence[Path], count: int, path: Path) -> None:
             except (OSError, ValueError, EOFError, IndexError):
                 raise RunError(f"{part} is damaged; remove it, and the same command makes it again") from None
             if not done:
-                about = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
-                header = json.dumps({"vectors": about}).encode()
-                header += b" " * (-len(header) % 8)
-                file.write(len(header).to_bytes(8, "little") + header)
+                file.write(files.tensors_header({"vectors": ("F32", (count, width))}))
             file.write(np.ascontiguousarray(vectors_ND).data)
             done += len(vectors_ND)
     if done != count:

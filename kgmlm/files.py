@@ -12,23 +12,27 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kgmlm.kg import DataError, RunError
 
 UNPACKED, RATIO = 2**28, 200  # bytes, or times its size, that a packed file may unpack to
+_ROWS = 2**16  # of a Parquet file at one time
 STALE = 3600  # seconds after which nobody is writing a temporary file any more
 # Beside a file or folder: half-written; whole, and about to take its place; whole, and about to make room.
 _PART, _NEW, _OLD = ".kgmlm-part", ".kgmlm-new", ".kgmlm-old"
 _DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int64}  # of safetensors
+_WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
 
 
 def sha256(path: Path) -> str:
@@ -52,6 +56,56 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"there is no file {path}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A value of JSON; nesting that is too deep is a ``ValueError``, as every other fault is."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
+    """Columns of a Parquet file, as their types are in it; all columns by default.
+
+    Text is read coded and counted before it is spelled out, so that a small file cannot fill the memory.
+
+    Raises:
+        OSError, pa.ArrowException: when the file cannot be read.
+        ValueError: when it would unpack to more than its size allows.
+    """
+    import pyarrow.parquet as pq
+
+    most = max(UNPACKED, RATIO * path.stat().st_size)
+    plain = pq.ParquetFile(path)
+    schema: pa.Schema = plain.schema_arrow
+    wanted = [name for name in schema.names if columns is None or name in columns]
+    schema = pa.schema([schema.field(i) for i, n in enumerate(schema.names) if n in wanted], schema.metadata)
+    texts = [field.name for field in schema if _is_text(field.type)]
+    batches, size = [], sum(plain.metadata.row_group(i).total_byte_size for i in range(plain.num_row_groups))
+    if size <= most:
+        size = 0
+        for batch in pq.ParquetFile(path, read_dictionary=texts).iter_batches(_ROWS, columns=wanted):
+            size += len(batch) + sum(_spelled_out(column) for column in batch.columns)
+            if size > most:
+                break
+            batches.append(batch)
+    if size > most:
+        raise ValueError(f"it unpacks to more than {RATIO} times its size")
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _spelled_out(column: pa.Array) -> int:
+    """Bytes of a column, of a coded one without its code."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary) if _is_text(column.type.value_type) else None
+    return 0 if lengths is None else pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0
 
 
 def _is_stream(path: Path) -> bool:
@@ -174,6 +228,23 @@ def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] 
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from None
+
+
+def tensors_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """How a file of safetensors begins whose tensors are written behind it, one after the other.
+
+    Args:
+        tensors: kinds, as safetensors names them, and shapes, in the order of what follows.
+    """
+    about: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (kind, shape) in tensors.items():
+        end = at + _WIDTHS[kind] * prod(shape)
+        about[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    header = json.dumps(about).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
 
 
 def map_tensor(path: Path, name: str) -> npt.NDArray[Any]:

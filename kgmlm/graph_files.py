@@ -155,10 +155,8 @@ def _table(folder: Path, stem: str) -> tuple[Path, pa.Table, bool]:
         if path.is_file():
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         else:
-            import pyarrow.parquet as pq
-
             path = old
-            table = pq.ParquetFile(path).read()
+            table = files.read_parquet(path)
         thorough = path.stat().st_size <= THOROUGH
         table.validate(full=thorough)
     except Exception as error:  # whatever a damaged file makes the library raise
@@ -184,7 +182,7 @@ def _mapped(path: Path, table: pa.Table) -> dict[str, IntArray]:
     _check_once(path, table, TRIPLE)
     every: IntArray = _lists(path, table.column(TRIPLE), _TRIPLE)
     try:
-        counts = json.loads(table.schema.metadata[SPLITS])
+        counts = files.parse_json(table.schema.metadata[SPLITS])
         ends = np.cumsum([0, *(int(count) for count in counts.values())])
         if ends[-1] != len(table) or (np.diff(ends) < 0).any():
             raise ValueError(f"the splits have {ends[-1]:,} triples of {len(table):,}")

@@ -211,16 +211,17 @@ def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         DataError: when it is missing, damaged, or no list.
     """
     try:
-        table = pq.read_table(path)
+        table = files.read_parquet(path)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         raise DataError(f"{path} cannot be read as Parquet; `kgmlm complete` writes such a file") from None
     try:
         return _checked(table), _manifest(table)
-    except (ValueError, RecursionError, pa.ArrowException) as error:
-        why = "its metadata is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
-        raise DataError(f"{path} is no list of new triples: {why}; `kgmlm complete` writes one") from None
+    except (ValueError, pa.ArrowException) as error:
+        raise DataError(
+            f"{path} is no list of new triples: {first_line(error)}; `kgmlm complete` writes one"
+        ) from None
 
 
 def _manifest(table: pa.Table) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def _manifest(table: pa.Table) -> dict[str, Any]:
     about = (table.schema.metadata or {}).get(_KEY)
     if about is None:
         raise ValueError("its metadata has no manifest")
-    manifest = json.loads(about.decode())
+    manifest = files.parse_json(about)
     if not isinstance(manifest, dict):
         raise ValueError("its manifest is no JSON object")
     return manifest

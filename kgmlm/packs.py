@@ -16,7 +16,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,7 +68,7 @@ def is_pack(path: Path) -> bool:
 def is_unpacked(path: Path) -> bool:
     """Whether a folder is a pack in the cache."""
     try:
-        return bool(json.loads((path / "run.json").read_bytes()).get("unpacked"))
+        return bool(files.parse_json((path / "run.json").read_bytes()).get("unpacked"))
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -167,7 +167,8 @@ def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, A
         found = fit(unpack(pack, Path(scratch) / "run"))
     with _opened(pack) as archive:
         contents = _contents(pack, archive)
-        entries = {name: _read(pack, archive, name) for name in contents.files if name != _PROBABILITIES}
+        names = [name for name in contents.files if name != _PROBABILITIES]
+        entries = {name: b"".join(_read(pack, archive, name)) for name in names}
     found["chosen_for"] |= _own_signals(contents)
     entries[_PROBABILITIES] = json.dumps(found, indent=1).encode()
     return _write(output, entries, contents.card)
@@ -243,18 +244,17 @@ def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
         contents = _contents(pack, archive)
         with files.atomic_folder(output) if cached else files.new_folder(output) as folder:
             for name, digest in contents.files.items():
-                data = _read(pack, archive, name)
-                if digests.Digest.of_bytes(data) != digest:
-                    raise _damaged(pack, f"'{name}' is not as it was written")
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as written:
+                    written.writelines(_read(pack, archive, name))
+                if digests.Digest.of(target) != digest:
+                    raise _damaged(pack, f"'{name}' is not as it was written")
                 if name.endswith(".safetensors") and name != _NAMES:
-                    _write_dequantized(pack, data, target)
-                else:
-                    target.write_bytes(data)
+                    _dequantize(pack, target)
             try:
                 _settle(folder, contents, cached)
-            except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
                 raise _damaged(pack, f"{type(error).__name__}: {error}") from None
 
 
@@ -265,7 +265,7 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
     if reranker.is_dir():
         shutil.copytree(folder / "graph", reranker / "graph")
     for run in reversed(runs):
-        record = json.loads((run / "run.json").read_bytes())
+        record = files.parse_json((run / "run.json").read_bytes())
         kept = [
             p
             for p in run.rglob("*")
@@ -287,7 +287,7 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
 
         now = fingerprints(run)
         if (run / _CHOSEN).is_file():
-            chosen = json.loads((run / _CHOSEN).read_bytes())
+            chosen = files.parse_json((run / _CHOSEN).read_bytes())
             chosen["chosen_for"] = {k: now[k] for k in chosen["chosen_for"] if k in now}
             files.write_json(run / _CHOSEN, chosen)
         _settle_probabilities(run / _PROBABILITIES, _own_signals(contents), now)
@@ -300,7 +300,7 @@ def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[st
         return
     from kgmlm.chosen import WEIGHTS
 
-    found = json.loads(file.read_bytes())
+    found = files.parse_json(file.read_bytes())
     fitted = {name: sha for name, sha in found["chosen_for"].items() if name != WEIGHTS}
     if fitted != packed:
         file.unlink()
@@ -321,12 +321,12 @@ def _portable(record: bytes) -> bytes:
             found["model"] = Path(model).name
         return found
 
-    return json.dumps(named(json.loads(record)), indent=2).encode()
+    return json.dumps(named(files.parse_json(record)), indent=2).encode()
 
 
 def _without_kge(mixture: bytes) -> bytes:
     """What was chosen, without graph embeddings; their figures on validation are not those of the pack."""
-    chosen = json.loads(mixture)
+    chosen = files.parse_json(mixture)
     chosen["chosen_for"].pop("kge", None)
     if chosen["signals"].pop("kge", None) is not None:
         figures = chosen.get("chosen_by", {}).get("valid", {})
@@ -358,30 +358,42 @@ def _quantized(path: Path) -> bytes:
         return bytes(save(packed))
 
 
-def _write_dequantized(pack: Path, data: bytes, path: Path) -> None:
-    """What :func:`_quantized` packed, as float32."""
-    import numpy as np
-    from safetensors.numpy import load
+def _dequantize(pack: Path, path: Path) -> None:
+    """Make what :func:`_quantized` packed float32 again, some rows in memory at a time."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        packed = load(data)
-    except Exception as error:
+        with files.atomic_file(path) as temporary, safe_open(path, "numpy") as file:
+            packed = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+            kinds = {n: tensor.get_dtype() for n, tensor in packed.items() if not n.endswith(_SCALE)}
+            wider = {"I8": "F32", "F16": "F32"}
+            tensors = {n: (wider.get(kind, kind), packed[n].get_shape()) for n, kind in kinds.items()}
+            with temporary.open("wb") as output:
+                output.write(files.tensors_header(tensors))
+                for name, (_, shape) in tensors.items():
+                    if kinds[name] == "I8":
+                        scale_R = _scale(pack, file, name, shape)
+                        for start in range(0, len(scale_R), _ROWS):
+                            at = slice(start, min(start + _ROWS, len(scale_R)))
+                            output.write((packed[name][at] * scale_R[at, None]).tobytes())
+                    else:
+                        tensor = file.get_tensor(name)
+                        output.write((tensor.astype("float32") if kinds[name] == "F16" else tensor).tobytes())
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise _damaged(pack, first_line(error)) from None
-    tensors = {}
-    for name, tensor in packed.items():
-        if name.endswith(_SCALE):
-            continue
-        if tensor.dtype == np.int8:
-            if name + _SCALE not in packed:
-                raise _damaged(pack, f"'{name}' has no scale")
-            scale = packed[name + _SCALE]
-            fits = tensor.ndim == 2 and scale.dtype == np.float32 and scale.shape == tensor.shape[:1]
-            if not (fits and (np.isfinite(scale) & (scale > 0)).all()):
-                raise _damaged(pack, f"'{name}' has no scale that fits")
-            tensors[name] = np.multiply(tensor, scale[:, None], dtype=np.float32)
-        else:
-            tensors[name] = tensor.astype(np.float32) if tensor.dtype == np.float16 else tensor
-    files.write_tensors(path, tensors, {"format": "pt"})
+
+
+def _scale(pack: Path, file: Any, name: str, shape: Sequence[int]) -> Any:
+    """The scale of each row of a quantized matrix."""
+    import numpy as np
+
+    if name + _SCALE not in file.keys():  # noqa: SIM118, it is no dictionary
+        raise _damaged(pack, f"'{name}' has no scale")
+    scale_R = file.get_tensor(name + _SCALE)
+    fits = len(shape) == 2 and scale_R.dtype == np.float32 and scale_R.shape == (shape[0],)
+    if not (fits and (np.isfinite(scale_R) & (scale_R > 0)).all()):
+        raise _damaged(pack, f"'{name}' has no scale that fits")
+    return scale_R
 
 
 def _compressed(table: pa.Table) -> bytes:
@@ -402,9 +414,12 @@ def _opened(pack: Path) -> zipfile.ZipFile:
         raise _damaged(pack, str(error)) from None
 
 
-def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
+    """A file of a pack, a part at a time."""
     try:
-        return archive.read(name)
+        with archive.open(name) as member:
+            while part := member.read(1 << 20):
+                yield part
     except (KeyError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
         raise _damaged(pack, first_line(error)) from None
 
@@ -430,9 +445,9 @@ def _check_members(pack: Path, archive: zipfile.ZipFile) -> dict[str, int]:
 
 def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
     sizes = _check_members(pack, archive)
-    data = _read(pack, archive, CONTENTS)
+    data = b"".join(_read(pack, archive, CONTENTS))
     try:
-        found = json.loads(data)
+        found = files.parse_json(data)
         version = found.get("format") if isinstance(found, dict) else None
         if isinstance(version, int) and version != FORMAT:
             raise RunError(f"{pack} is a pack of format {version}; this kgmlm opens format {FORMAT}")
@@ -440,7 +455,7 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
     except ValidationError as error:
         first = error.errors()[0]
         raise _damaged(pack, f"{CONTENTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
     if missing := {"run.json", "config.toml", _CHOSEN, _MODEL} - contents.files.keys():
         raise _damaged(pack, f"it has no {min(missing)}")

@@ -78,7 +78,7 @@ class Parts:
             folder.mkdir(parents=True, exist_ok=True)
             files.write_json(path, dict(about))
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = files.parse_json(path.read_bytes())
         except ValueError:
             raise RunError(f"{path} is damaged; remove {folder} to begin again") from None
         want = json.loads(json.dumps(about))
@@ -111,7 +111,7 @@ class Parts:
         """
         for number in range(self.count):
             with self._reading(number):
-                table = pq.read_table(self.path(number))
+                table = files.read_parquet(self.path(number))
             yield table
 
     def columns(self) -> list[str]:

@@ -84,7 +84,7 @@ def read_ranks(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        read = pq.read_table(path)
+        read = files.read_parquet(path, COLUMNS)
         read.validate(full=True)  # text that is no UTF-8
         table = read.to_pandas()
     except Exception as error:  # whatever a file that is no Parquet makes the library raise

@@ -5,7 +5,6 @@ All may have been edited by hand, cut short or damaged: what cannot be right is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from kgmlm import digests
+from kgmlm import digests, files
 from kgmlm.config import Settings, Stage, load_settings
 from kgmlm.digests import RESTORE
 from kgmlm.kg import RunError, first_line
@@ -95,8 +94,8 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     file = path / "run.json"
     try:
-        record = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        record = files.parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise RunError(f"{file} is damaged: {_line(error)}; {RESTORE}") from None
     if not isinstance(record, dict):
         raise RunError(f"{file} is damaged: it is no JSON object; {RESTORE}")

@@ -17,7 +17,6 @@ Shapes: B queries, K shortlist, N entities, L span, D decoder width, V vocabular
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -300,7 +299,7 @@ class Retriever:
         faiss = require_faiss()
         digests.check_folder(folder, remedy="build it again with `kgmlm index`")
         try:
-            record = json.loads((folder / "index.json").read_text("utf-8"))
+            record = files.parse_json((folder / "index.json").read_bytes())
             if record["format"] > FORMAT:
                 raise RunError(f"{folder} was written by a newer kgmlm; build it again with `kgmlm index`")
             parts = []

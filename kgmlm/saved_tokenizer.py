@@ -6,10 +6,11 @@ tokenizers library reads in milliseconds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from kgmlm import files
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = (
@@ -66,7 +67,7 @@ class SavedTokenizer:
         found = {name: path.read_bytes() for name in FILES if (path := folder / name).is_file()}
         if not {"tokenizer.json", "tokenizer_config.json"} <= set(found):
             return None
-        config = json.loads(found["tokenizer_config.json"])
+        config = files.parse_json(found["tokenizer_config.json"])
         if not isinstance(config, dict):
             raise ValueError("tokenizer_config.json is no JSON object")
         names = {name: _text(config[name]) for name in NAMES if config.get(name) is not None}

@@ -9,7 +9,6 @@ import bz2
 import codecs
 import gzip
 import io
-import json
 import lzma
 import re
 import zlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, cast
 from urllib.parse import quote
 
+from kgmlm import files
 from kgmlm.kg import DataError
 
 Kind = Literal["name", "description", "alias"]
@@ -132,7 +132,7 @@ class _Counted(io.RawIOBase):
     """A file that tells how many of its bytes are read."""
 
     def __init__(self, file: IO[bytes], advance: Advance) -> None:
-        self.file, self.advance = file, advance
+        self.file, self.advance, self.size = file, advance, 0
 
     def readable(self) -> bool:
         return True
@@ -140,17 +140,34 @@ class _Counted(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self.file.read(len(buffer))
         buffer[: len(data)] = data
+        self.size += len(data)
         self.advance(len(data))
         return len(data)
 
 
-def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
-    suffix = path.suffix.casefold()
-    if suffix == ".gz":
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
-    if suffix == ".xz":
-        return cast("IO[bytes]", lzma.LZMAFile(file))
-    return cast("IO[bytes]", bz2.BZ2File(file)) if suffix == ".bz2" else file
+class _Unpacked(io.RawIOBase):
+    """A file as it is unpacked by its suffix, which must not be out of all proportion to what was read of it.
+
+    Raises:
+        ValueError: when it is.
+    """
+
+    def __init__(self, counted: _Counted, path: Path) -> None:
+        self.packed, self.size = counted, 0
+        packed, suffix = io.BufferedReader(counted, 1 << 20), path.suffix.casefold()
+        openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+        self.file = openers[suffix](packed) if suffix in openers else packed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.file.read(len(buffer))
+        buffer[: len(data)] = data
+        self.size += len(data)
+        if self.size > files.UNPACKED and self.size > files.RATIO * self.packed.size:
+            raise ValueError(f"it unpacks to more than {files.RATIO} times its size")
+        return len(data)
 
 
 _BOMS = (
@@ -256,8 +273,8 @@ def read_statements(
     """
     asked = kind or format_of(path)
     try:
-        with path.open("rb") as raw, io.BufferedReader(_Counted(raw, advance), 1 << 20) as counted:
-            unpacked = io.BufferedReader(cast("io.RawIOBase", _unpacked(counted, path)), 1 << 16)
+        with path.open("rb") as raw:
+            unpacked = io.BufferedReader(_Unpacked(_Counted(raw, advance), path), 1 << 16)
             head = unpacked.peek(_HEAD)[:_HEAD]
             try:
                 text = io.BufferedReader(_Utf8(cast("IO[bytes]", unpacked), asked == "rdfxml"), 1 << 16)
@@ -385,13 +402,18 @@ def _absolute(value: str) -> str:
 # --- Wikidata ---------------------------------------------------------------------------------------------
 
 
+_LONGEST = 2**26  # bytes of a line
+
+
 def _documents(file: IO[bytes], path: Path) -> Iterator[Mapping[str, Any]]:
     """The entities of a dump: an array with one on each line, or a JSON object on each line.
 
     An object of several entities, as Wikidata's API answers, is taken, too.
     """
     begun = ended = False
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST + 1), b""), 1):
+        if len(line) > _LONGEST:
+            raise DataError(f"{path}:{number} is longer than {_LONGEST:,} bytes: no entity of Wikidata is")
         text = line.strip().removesuffix(b",")
         if number == 1 and text == b"[":
             begun = True
@@ -399,8 +421,8 @@ def _documents(file: IO[bytes], path: Path) -> Iterator[Mapping[str, Any]]:
             ended = True
         elif text:
             try:
-                document = json.loads(text)
-            except (ValueError, RecursionError) as error:  # of JSON and of UTF-8
+                document = files.parse_json(text)
+            except ValueError as error:  # of JSON and of UTF-8
                 raise DataError(
                     f"{path}:{number} is cut off or not a Wikidata dump with an entity on each line ({error})"
                 ) from None

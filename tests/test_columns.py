@@ -4,7 +4,9 @@ import gzip
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -119,6 +121,21 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, data: byt
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(DataError, match=name):
+        columns.read_triples(path)
+
+
+@pytest.mark.parametrize("kind", ["text", "text of one code", "numbers"])
+def test_a_small_file_that_fills_the_memory_is_refused(kind: str, tmp_path: Path) -> None:
+    if kind.startswith("text"):
+        codes = pa.array(np.zeros(300, np.int32))
+        column: Any = pa.DictionaryArray.from_arrays(codes, pa.array(["x" * 1_000_000]))
+    else:
+        column = pa.array(np.zeros(12_000_000, np.int64))
+    path = tmp_path / "t.parquet"
+    table = pa.table(dict.fromkeys(["head", "relation", "tail"], column))
+    pq.write_table(table, path, compression="zstd", store_schema=kind == "text of one code")
+    assert path.stat().st_size < 2**21
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
         columns.read_triples(path)
 
 

@@ -242,3 +242,21 @@ def test_a_folder_behind_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> 
         (folder / "x").write_text("own")
     assert not link.is_symlink()
     assert (real / "x").read_text() == "True"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "", "nan", b"\xff"])
+def test_json_that_cannot_be_read_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|Expecting value|can't decode"):
+        files.parse_json(text)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    codes = pa.DictionaryArray.from_arrays(pa.array([1, 0, None], pa.int8()), pa.array(["x", "y"]))
+    lists = pa.array([[1], [], [2, 3]], pa.list_(pa.field("element", pa.int32())))
+    texts = pa.array(["é", None, ""], pa.large_string())
+    written = pa.table({"codes": codes, "lists": lists, "texts": texts}).replace_schema_metadata({"a": "b"})
+    files.write_parquet(tmp_path / "t.parquet", written)
+    assert files.read_parquet(tmp_path / "t.parquet").equals(written, check_metadata=True)
+    assert files.read_parquet(tmp_path / "t.parquet", ["texts"]).column_names == ["texts"]
+    files.write_parquet(tmp_path / "none.parquet", written.slice(0, 0))
+    assert files.read_parquet(tmp_path / "none.parquet").schema == written.schema

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 import kgmlm
 from kgmlm import packs
@@ -309,5 +309,41 @@ def test_a_scale_that_does_not_fit_is_refused(scale: list[float], tmp_path: Path
     tensors: dict[str, np.ndarray] = {
         "a": np.ones((3, 3), np.int8), "a:scale": np.array(scale, np.float32),
     }  # fmt: skip
+    (tmp_path / "packed").write_bytes(save(tensors))
     with pytest.raises(RunError, match="'a' has no scale that fits"):
-        packs._write_dequantized(tmp_path / "p.kgmlm", save(tensors), tmp_path / "out")
+        packs._dequantize(tmp_path / "p.kgmlm", tmp_path / "packed")
+
+
+def test_tensors_of_all_kinds_are_unpacked(tmp_path: Path) -> None:
+    packed: dict[str, np.ndarray] = {
+        "matrix": np.array([[1, -127], [3, 0], [0, 5]], np.int8),
+        "matrix:scale": np.array([0.5, 1.0, 2.0], np.float32),
+        "half": np.array([1.5, -2.0], np.float16),
+        "number": np.array(7.0, np.float16),
+        "none": np.zeros((0, 4), np.float32),
+        "ids": np.arange(3),
+    }
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(save(packed))
+    packs._dequantize(tmp_path / "p.kgmlm", path)
+    found = load_file(path)
+    assert {name: (x.dtype.name, x.shape) for name, x in found.items()} == {
+        "matrix": ("float32", (3, 2)),
+        "half": ("float32", (2,)),
+        "number": ("float32", ()),
+        "none": ("float32", (0, 4)),
+        "ids": ("int64", (3,)),
+    }
+    assert found["matrix"].tolist() == [[0.5, -63.5], [3.0, 0.0], [0.0, 10.0]]
+    assert found["half"].tolist() == [1.5, -2]
+    assert found["number"].item() == 7
+    assert found["ids"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 64, save({"a": np.ones(3, np.int8)}), save({"a:scale": np.ones(3)})[:-1]]
+)
+def test_tensors_that_cannot_be_unpacked_are_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(data)
+    with pytest.raises(RunError, match="is damaged"):
+        packs._dequantize(tmp_path / "p.kgmlm", tmp_path / "packed")

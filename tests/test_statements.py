@@ -5,7 +5,7 @@ import gzip
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,19 @@ def test_a_byte_order_mark_is_no_text(encoding: str, name: str, tmp_path: Path) 
     told = Told()
     read_statements(tmp_path / name, told)
     assert told.triples == [("http://a", "http://p", "http://b")]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def test_a_small_file_that_fills_the_memory_is_refused(
+    suffix: str, compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / f"g.json{suffix}"
+    path.write_bytes(compress(b" " * 2**26) * 5)
+    with pytest.raises(DataError, match=r"longer than|unpacks to more than 200 times its size"):
+        read_statements(path, Told(), "wikidata")
+    path.write_bytes(compress(b" " * 2**20 + b"\n") * 300)
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
+        read_statements(path, Told(), "wikidata")
 
 
 @pytest.mark.parametrize("declared", ["no-such", "rot13", "hex"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -121,7 +120,7 @@ def info(run: Run | str | Path) -> Info:
     chosen: dict[str, Any] = {"signals": {}, "reranking": None, "chosen_by": {}}
     if (path / runs.MIXTURE).is_file():
         _ = folder.chosen  # says so where it is damaged
-        chosen = json.loads((path / runs.MIXTURE).read_bytes())
+        chosen = files.parse_json((path / runs.MIXTURE).read_bytes())
     made = record.get("signals", {})
     signals = {
         name: {"weight": of["average"], "by_relation": of["weights"] is not None} | {"made": made.get(name)}

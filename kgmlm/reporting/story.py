@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kgmlm import files
 from kgmlm.kg import counted
 from kgmlm.provenance import ancestors
 from kgmlm.records import read_record
@@ -111,7 +111,7 @@ def _log(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
-            row = json.loads(line)
+            row = files.parse_json(line)
         except ValueError:
             continue
         if isinstance(row, dict):
