@@ -272,8 +272,9 @@ def quiet_transformers() -> None:
 
 
 def quiet_environment() -> None:
-    """The part of :func:`quiet_transformers` that needs no import of it."""
+    """Say what libraries leave unsaid, which they read when they are imported."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stack traces of C++ where a process has ended
