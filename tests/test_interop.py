@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import kgmlm
+from kgmlm.config import Protocol, RuleSettings, TextSettings, VectorSettings
+from kgmlm.constraints import Functional, Possible
+from kgmlm.evaluation import evaluate
 from kgmlm.graph import KnowledgeGraph
+from kgmlm.indexing import build_index
 from kgmlm.interop import from_pykeen, to_factory, to_pykeen_model
-from kgmlm.kg import ConfigError, DataError, RunError
-from kgmlm.prediction import open_predictor
+from kgmlm.kg import ConfigError, DataError, IntArray, Queries, RunError
+from kgmlm.mixture import Use
+from kgmlm.prediction import Predictor, open_predictor
+from kgmlm.ranker import Ranker
+from kgmlm.shortlisting import Retrieval, retrieve_and_rank
+from kgmlm.signals.rules import Rules
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -51,6 +61,74 @@ def test_a_factory_keeps_every_triple_and_id(toy: KnowledgeGraph) -> None:
     assert sorted(map(tuple, factory.mapped_triples.tolist())) == sorted(
         map(tuple, toy.splits["test"].tolist())
     )
+
+
+class Shortlisted:
+    """What `--retrieve` scores."""
+
+    def __init__(self, ranker: Ranker, retrieval: Retrieval) -> None:
+        self.ranker, self.retrieval = ranker, retrieval
+
+    def rank(self, queries: Queries) -> Iterator[tuple[IntArray, Any]]:
+        for rows, scores_bN, _ in retrieve_and_rank(self.ranker, queries, self.retrieval):
+            yield rows, scores_bN
+
+
+def by_pykeen(graph: KnowledgeGraph, ranker: Any, *, as_pykeen_loads: bool) -> dict[str, float]:
+    """PyKEEN's evaluator on the scores of a ranker: of the test triples as they are, or as PyKEEN loads them,
+    that is, among training entities.
+    """
+    import torch
+    from pykeen.evaluation import RankBasedEvaluator
+
+    model = to_pykeen_model(
+        cast("Predictor", SimpleNamespace(graph=graph, ranker=ranker)), allow_self=as_pykeen_loads
+    )
+    triples = graph.splits["test"]
+    if as_pykeen_loads:
+        triples = np.unique(triples[graph.seen_N[triples[:, [0, 2]]].all(1)], axis=0)
+    results = RankBasedEvaluator().evaluate(
+        model,
+        torch.tensor(triples),
+        batch_size=len(triples),
+        use_tqdm=False,
+        additional_filter_triples=[torch.tensor(graph.splits[s]) for s in ("train", "valid", "test")],
+        restrict_entities_to=np.flatnonzero(graph.seen_N).tolist() if as_pykeen_loads else None,
+        pre_filtered_triples=False,
+    )
+    return dict(results.to_flat_dict())
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "reverse", "reranked", "retrieve", "retrieve and reverse"])
+def test_ranks_are_those_of_pykeens_evaluator(
+    kind: str, toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], reranking_ranker: Ranker
+) -> None:
+    """Of every kind of run: with ties, unseen entities, constraints, a second stage, and by an index."""
+    retrieval = None
+    ranker = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
+    if kind == "ties":
+        ranker.signals["rules"] = Rules.fit(toy, RuleSettings())
+        ranker = ranker.but(mixture=ranker.mixture.evenly("rules", 1.0)).by("rules")
+    if kind == "reranked":
+        ranker = reranking_ranker
+    if "reverse" in kind or kind == "reranked":
+        ranker = ranker.but(reverse=Use(20, 3.0))
+    loop_free_R = np.ones(len(toy.relations), np.bool_)
+    ranker.possible = Possible(loop_free_R, (Functional.learn(toy.context),))
+    if "retrieve" in kind:
+        pytest.importorskip("faiss")
+        retrieval = Retrieval(build_index(ranker, toy, "entity"), 9)
+    ours = evaluate(ranker, toy, Protocol(), retrieval=retrieval).report
+    scored = ranker if retrieval is None else Shortlisted(ranker, retrieval)
+    compared = [(ours["metrics"], by_pykeen(toy, scored, as_pykeen_loads=False))]
+    if retrieval is None:  # which PyKEEN knows nothing of
+        compared.append((ours["pykeen_comparable"]["metrics"], by_pykeen(toy, scored, as_pykeen_loads=True)))
+    assert not toy.seen_N.all()
+    for found, theirs in compared:
+        shared = found.keys() & theirs.keys()
+        assert len(shared) > 70
+        for key in shared:
+            assert found[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-6), key
 
 
 @pytest.mark.parametrize(("known", "side"), [({"head": "france"}, "tail"), ({"tail": "paris"}, "head")])
