@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kgmlm import files
 from kgmlm.kg import ConfigError
-from kgmlm.tables import CsvFile
+from kgmlm.tables import CsvFile, for_spreadsheet
 
 BASE = "urn:kgmlm:"  # of IRIs for labels that are none
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
@@ -90,6 +90,13 @@ def _csv(table: pa.Table, file: TextIO, base: str) -> None:
     writer.writerows(_rows(table))
 
 
+def _spreadsheet(table: pa.Table, file: TextIO, base: str) -> None:
+    """As :func:`_csv`, and no text is a formula."""
+    writer = csv.DictWriter(CsvFile(file), table.column_names)
+    writer.writeheader()
+    writer.writerows({name: for_spreadsheet(cell) for name, cell in row.items()} for row in _rows(table))
+
+
 def _jsonl(table: pa.Table, file: TextIO, base: str) -> None:
     """All columns, an object on each line."""
     for row in _rows(table):
@@ -127,18 +134,23 @@ def format_for(output: Path, format: str | None) -> str:
     return format
 
 
-def write_export(table: pa.Table, output: Path, format: str, base: str = BASE) -> None:
+def write_export(
+    table: pa.Table, output: Path, format: str, base: str = BASE, *, spreadsheet: bool = False
+) -> None:
     """Write a list, whole or not at all.
 
     Args:
         table: labels, names and probabilities, as ``kgmlm complete`` lists them.
         format: a key of :data:`FORMATS`, or "neo4j": a folder with nodes.csv and edges.csv.
         base: of the IRIs of labels that are none.
+        spreadsheet: CSV in which no text is a formula, as of :func:`~kgmlm.tables.for_spreadsheet`.
 
     Raises:
         DataError: when the folder is there and has something in it.
-        ConfigError: when the base is no IRI.
+        ConfigError: when the base is no IRI, or a spreadsheet is asked for in another format than CSV.
     """
+    if spreadsheet and format != "csv":
+        raise ConfigError(f"--spreadsheet is for csv, not for {format}")
     if not _IRI.fullmatch(base):
         raise ConfigError(f"'{base}' is no IRI that IRIs could begin with, such as {BASE}")
     if format != FOLDER:
@@ -146,7 +158,7 @@ def write_export(table: pa.Table, output: Path, format: str, base: str = BASE) -
             files.atomic_file(output, follow=True) as path,
             path.open("w", encoding="utf-8", newline="") as file,
         ):
-            FORMATS[format](table, file, base)
+            (_spreadsheet if spreadsheet else FORMATS[format])(table, file, base)
         return
     with files.new_folder(output) as folder:
         _neo4j(table, folder)

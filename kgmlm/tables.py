@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from kgmlm import files
 from kgmlm.kg import DataError
@@ -49,6 +49,21 @@ class CsvFile:
     def write(self, line: str) -> int:
         """A line that ends as the writer ends lines by default."""
         return self.file.write(line.removesuffix("\r\n") + "\n")
+
+
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+
+
+def for_spreadsheet(cell: Any) -> Any:
+    """A cell of CSV that no spreadsheet takes for a formula; numbers stay.
+
+    >>> for_spreadsheet("=1+1"), for_spreadsheet("-5.2"), for_spreadsheet("the = sign"), for_spreadsheet(-5.2)
+    ("'=1+1", '-5.2', 'the = sign', -5.2)
+    """
+    if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
 
 
 def _csv_fields(text: str) -> tuple[list[str] | None, bool]:

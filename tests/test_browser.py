@@ -6,6 +6,7 @@ KGMLM_SCREENSHOTS=RUN draws the pictures of the docs from a run.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -209,6 +210,17 @@ def test_answers_are_filtered_and_saved(visit: Any, url: str, tmp_path: Path) ->
     body = json.loads(saved["json"])
     assert (body["head"], body["relation"], body["tail"]) == ("france", "capital", None)
     assert [row["entity"] for row in body["predictions"]] == [row["entity"] for row in rows]
+
+
+def test_no_cell_of_a_saved_table_is_a_formula(visit: Any, hostile: str, tmp_path: Path) -> None:
+    page = visit(hostile).open("?" + urlencode({"head": "__proto__", "relation": list(RELATIONS)[0]}))
+    with page.expect_download() as waited:
+        page.click("[data-save=csv]")
+    waited.value.save_as(tmp_path / "answers.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_bytes().decode(), newline="")))
+    (row,) = (row for row in rows if row["entity"] == "'=1+1")
+    assert row["name"] == "'=1+1, two\u2028lines"
+    assert all(float(row["score"]) < 0 for row in rows)
 
 
 def test_two_answers_are_compared(visit: Any, url: str) -> None:

@@ -136,6 +136,21 @@ def test_neo4j_has_each_node_once(tmp_path: Path) -> None:
         write_export(TABLE, tmp_path / "neo", "neo4j")
 
 
+def test_nothing_in_a_csv_for_spreadsheets_is_a_formula(tmp_path: Path) -> None:
+    texts = ["=1+1", "+a", "-a", "@SUM(A1)", "\tx", "\r=x", "\uff1d1", "-5", "+1.5e3", "a=b", " =x", "'=x"]
+    rows = [{**ROWS[0], "head": text, "tail_score": -1.5} for text in texts]
+    write_export(pa.Table.from_pylist(rows), tmp_path / "a.csv", "csv", spreadsheet=True)
+    read = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_bytes().decode(), newline="")))
+    harmful = [f"'{text}" for text in texts[:7]]
+    assert [row["head"] for row in read] == [*harmful, *texts[7:]]
+    assert {row["tail_score"] for row in read} == {"-1.5"}
+    write_export(pa.Table.from_pylist(rows), tmp_path / "a.csv", "csv")
+    read = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_bytes().decode(), newline="")))
+    assert [row["head"] for row in read] == texts
+    with pytest.raises(ConfigError, match="is for csv, not for jsonl"):
+        write_export(TABLE, tmp_path / "a.jsonl", "jsonl", spreadsheet=True)
+
+
 def test_names_say_formats_and_others_are_refused(tmp_path: Path) -> None:
     for suffix, format in SUFFIXES.items():
         assert format_for(Path(f"x{suffix.upper()}"), None) == format

@@ -193,6 +193,13 @@ def export(
     ] = None,
     min_probability: Least = 0.0,
     base: Annotated[str, typer.Option(help="Prefix of labels that are no IRIs.")] = "urn:kgmlm:",
+    spreadsheet: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet",
+            help="CSV for a spreadsheet: an apostrophe before texts that it would take for formulas.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a list of new triples for other programs: RDF, CSV, JSON Lines, Neo4j.
@@ -201,17 +208,18 @@ def export(
     """
     from kgmlm.jobs.exporting import export as job
 
+    options: dict[str, Any] = {"min_probability": min_probability, "base": base, "spreadsheet": spreadsheet}
     if str(output) == "-":
-        _export_to_stdout(triples, format, min_probability, base)
+        _export_to_stdout(triples, format, options)
         return
-    made = job(triples, output, format=format, min_probability=min_probability, base=base)
+    made = job(triples, output, format=format, **options)
     if as_json:
         print_json(made)
         return
     print(f"{made['output']}: {made['triples']:,} triples as {made['format']}")
 
 
-def _export_to_stdout(triples: Path, format: str | None, min_probability: float, base: str) -> None:
+def _export_to_stdout(triples: Path, format: str | None, options: dict[str, Any]) -> None:
     import shutil
     import sys
     from tempfile import TemporaryDirectory
@@ -224,7 +232,7 @@ def _export_to_stdout(triples: Path, format: str | None, min_probability: float,
         raise ConfigError("--output - needs a --format of one file: ntriples, rdf-star, trig, csv or jsonl")
     with TemporaryDirectory() as folder:
         made = Path(folder) / "list"
-        job(triples, made, format=format, min_probability=min_probability, base=base)
+        job(triples, made, format=format, **options)
         sys.stdout.flush()
         with made.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)

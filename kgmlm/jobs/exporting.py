@@ -19,6 +19,7 @@ def export(
     format: str | None = None,
     min_probability: float = 0.0,
     base: str = BASE,
+    spreadsheet: bool = False,
 ) -> dict[str, Any]:
     """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, JSON Lines, or files for Neo4j.
 
@@ -28,6 +29,8 @@ def export(
         format: ntriples, rdf-star, trig, csv, jsonl or neo4j; None goes by the file's name.
         min_probability: leave out triples below it.
         base: prefix of labels that are no IRIs.
+        spreadsheet: CSV for a spreadsheet, which would take texts that begin with =, +, - or @ for formulas:
+            these begin with an apostrophe.
 
     Returns:
         What was written: ``output``, ``format``, ``triples``.
@@ -51,5 +54,5 @@ def export(
         check_result(target)
     table, _ = read_list(Path(triples))
     table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
-    write_export(table, target, chosen, base)
+    write_export(table, target, chosen, base, spreadsheet=spreadsheet)
     return {"output": str(target), "format": chosen, "triples": len(table)}

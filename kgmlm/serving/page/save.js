@@ -4,8 +4,13 @@ import { el } from "./dom.js";
 
 const COLUMNS = ["rank", "entity", "name", "probability", "score", "known", "types", "description"];
 
+// A spreadsheet takes a text that begins so for a formula, unless an apostrophe comes first.
+const formula = /^[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]/;
+const number = /^[+-]?\d+(\.\d*)?([eE][+-]?\d+)?$/;
+
 const cell = (value) => {
-  const text = Array.isArray(value) ? value.join("|") : String(value ?? "");
+  const plain = Array.isArray(value) ? value.join("|") : String(value ?? "");
+  const text = typeof value !== "number" && formula.test(plain) && !number.test(plain) ? `'${plain}` : plain;
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 };
 
