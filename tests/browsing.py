@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
-from kgmlm.serving.process import address, bound
+from kgmlm.serving.process import Server, address, bound, configured
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NONE = "there is no Chromium on the path; `make browser` says how to install it"
@@ -24,7 +23,7 @@ QUIET = 60_000  # milliseconds that a browser may take for a step; a busy machin
 def served(app: FastAPI) -> Iterator[str]:
     """The URL of an application that is served on this machine meanwhile."""
     with bound("127.0.0.1", 0) as at:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+        server = Server(configured(app, "error"), lambda: None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
         thread.start()
         try:

@@ -213,7 +213,7 @@ def test_answers_are_filtered_and_saved(visit: Any, url: str, tmp_path: Path) ->
 
 
 def test_no_cell_of_a_saved_table_is_a_formula(visit: Any, hostile: str, tmp_path: Path) -> None:
-    page = visit(hostile).open("?" + urlencode({"head": "__proto__", "relation": list(RELATIONS)[0]}))
+    page = visit(hostile).open("?" + urlencode({"head": "__proto__", "relation": next(iter(RELATIONS))}))
     with page.expect_download() as waited:
         page.click("[data-save=csv]")
     waited.value.save_as(tmp_path / "answers.csv")

@@ -21,6 +21,7 @@ import httpx2
 import numpy as np
 import pandas as pd
 import pytest
+from browsing import served
 from conftest import Cli, refused
 from fastapi import FastAPI
 from starlette.testclient import TestClient
@@ -35,7 +36,7 @@ from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.guarding import is_loopback
 from kgmlm.serving.process import address, bound
 from kgmlm.serving.search import Search
-from kgmlm.serving.session import ClassifyTask, RankTask, Session
+from kgmlm.serving.session import ClassifyTask, Own, RankTask, Session
 from kgmlm.watching import Bars, Watcher
 
 HOME = "http://127.0.0.1"
@@ -804,13 +805,145 @@ def test_closing_finishes_what_waits_and_cancelled_tasks_leave_the_queue() -> No
     assert asyncio.run(ask()) == worked == [1, 3]
 
 
+def test_others_come_between_the_parts_of_a_request_and_who_leaves_takes_the_rest_along() -> None:
+    worked: list[str] = []
+    begun = threading.Event()
+
+    def work(tasks: Sequence[str]) -> list[str]:
+        worked.extend(tasks)
+        begun.set()
+        return list(tasks)
+
+    async def has_begun() -> None:
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+
+    async def ask() -> list[str]:
+        batcher: Batcher[str, str] = Batcher(work, most=1, window=0)
+        batcher.start()
+        large = asyncio.create_task(batcher.ask_in_parts([(f"large {n}", 1) for n in range(3)]))
+        await has_begun()
+        assert await batcher.ask("small") == "small"
+        found = await large
+        begun.clear()
+        leaving = asyncio.create_task(batcher.ask_in_parts([(f"leaving {n}", 1) for n in range(9999)]))
+        await has_begun()
+        leaving.cancel()
+        await batcher.close()
+        return found
+
+    assert asyncio.run(ask()) == ["large 0", "large 1", "large 2"]
+    assert worked.index("small") < worked.index("large 2")  # "large 1" may have queued before it came
+    assert 1 <= sum(task.startswith("leaving") for task in worked) < 9999
+
+
+def test_what_is_not_answered_in_time_is_refused_when_the_service_ends() -> None:
+    go, began = threading.Event(), threading.Event()
+
+    def work(tasks: Sequence[int]) -> list[int]:
+        began.set()
+        go.wait(60)
+        return list(tasks)
+
+    async def ask() -> None:
+        batcher: Batcher[int, int] = Batcher(work, most=1, window=0)
+        batcher.start()
+        asked = [asyncio.create_task(batcher.ask_in_parts([(x, 1), (x, 1)])) for x in (1, 2)]
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+        batcher.end(0.01)
+        with pytest.raises(ClosedError):
+            await batcher.ask(3)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(x) for x in found] == [ClosedError, ClosedError]
+        assert batcher.size == 0
+        go.set()
+        await batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_a_request_in_parts_is_answered_as_whole_and_too_much_work_is_refused(
+    calibrated: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = run.graph.entities.column("label")[:9]
+    own = [{"name": "Atlantis", "triples": [{"relation": "located_in", "tail": "europe"}]}]
+    ranked: dict[str, Any] = {
+        "queries": [{"head": x, "relation": "capital"} for x in labels],
+        "k": 5,
+        "entities": own,
+    }
+    triples = [{"head": x, "relation": "capital", "tail": "atlantis"} for x in labels]
+    explored = {"head": "france", "relation": "capital", "k": 20, "also": ["berlin"]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/rank": ranked,
+        "/explain": ranked,
+        "/classify": {"triples": triples, "entities": own},
+        "/explore": explored,
+    }
+    answers = []
+    for size in (64, 2):
+        with client_of(service(calibrated, batch_size=size)) as client:
+            found = {path: client.post(path, json=body) for path, body in bodies.items()}
+        assert {answer.status_code for answer in found.values()} == {200}
+        answers.append({path: answer.json() for path, answer in found.items()})
+    whole, parts = answers
+    for path in bodies:
+        close(parts[path], whole[path])
+    monkeypatch.setattr("kgmlm.serving.session.MOST_WORK", 10)
+    with client_of(service(calibrated)) as client:
+        assert client.post("/rank", json=ranked).status_code == 200
+        more = client.post("/rank", json=ranked | {"queries": ranked["queries"] * 2})
+        assert more.status_code == 422
+        assert told(more) == (
+            "this is 19 texts for the model to read, and one request may ask 10: ask 10 at a time, or fewer "
+            "candidates"
+        )
+
+
+def close(one: Any, other: Any) -> None:
+    """See that two answers are the same, but for rounding."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            close(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            close(a, b)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, abs=1e-4, rel=1e-3)
+    else:
+        assert one == other
+
+
+def test_who_sends_half_a_request_does_not_wait_for_ever(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr("kgmlm.serving.process.PATIENCE", 0.2)
+    monkeypatch.setattr("kgmlm.serving.guarding.PATIENCE", 0.2)
+    head = b"POST /rank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    halves = [b"", b"POST /ra", head, head + b"Content-Length: 50\r\n\r\n{"]
+    with served(service(run)) as url:
+        for half in halves:
+            with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as made:
+                made.sendall(half)
+                got = b""
+                while part := made.recv(1 << 16):
+                    got += part
+            assert got.startswith(b"HTTP/1.1 408" if half.endswith(b"{") else b""), half
+            assert bool(got) == half.endswith(b"{")
+        assert httpx2.get(f"{url}/healthz").status_code == 200
+
+
 def test_a_way_to_ask_does_not_change_probabilities(calibrated: Path, run: Run) -> None:
     from kgmlm.probabilities import read
 
     calibration = read(run.folder)
     triple = models.Triple(head="France", relation="capital", tail="berlin")
-    task = ClassifyTask([triple], 0.5, False, False)
-    new = ClassifyTask([triple], 0.5, False, False, [models.NewEntity(name="Atlantis")])
+    task = ClassifyTask([triple])
+    new = ClassifyTask([triple], own=Own([models.NewEntity(name="Atlantis")]))
     odd = kgmlm.open_run(calibrated, device="cpu", allow_self=True, typed=True)
     (plain,), (other,), (wider,) = (
         Session(of, calibration).work([asked])[0] for of, asked in ((run, task), (odd, task), (odd, new))
@@ -822,7 +955,7 @@ def test_a_way_to_ask_does_not_change_probabilities(calibrated: Path, run: Run) 
 def test_vectors_of_new_entities_are_read(toy_vector_run: Path) -> None:
     run = kgmlm.open_run(toy_vector_run, device="cpu")
     new = models.NewEntity(name="Atlantis", description="a lost island")
-    task = RankTask([models.Asked(head="Atlantis", relation="located_in")], 5, False, entities=[new])
+    task = RankTask([models.Asked(head="Atlantis", relation="located_in")], 5, False, own=Own([new]))
     ((found,),) = Session(run).work([task])
     wider = run.with_entities(EntityTable(["Atlantis"], ["Atlantis"], ["a lost island"]))
     expected = wider.rank(head="Atlantis", relation="located_in", k=5)

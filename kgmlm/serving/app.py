@@ -14,15 +14,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from kgmlm import __version__
 from kgmlm.kg import KgmlmError, RunError, readable
 from kgmlm.serving import models
 from kgmlm.serving.batching import Batcher, ClosedError, FullError
-from kgmlm.serving.guarding import TOO_LARGE, Guard, Metrics, problem
+from kgmlm.serving.guarding import ENDING, PATIENCE, TOO_LARGE, Guard, Metrics, problem
 from kgmlm.serving.pages import Judging, add_judging, add_page
-from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, RankTask, Session, Task
+from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Own, RankTask, Session, Task
 
 GONE = 499  # the client has left; nobody reads this
 LOOPBACK = frozenset({"localhost"})  # beside its addresses
@@ -36,7 +38,7 @@ class Options:
         token: what clients must know; None lets everybody in.
         hosts: names that clients may call the machine by; None is any.
         writable: whether entities may be added to the process.
-        batch_size: queries per batch.
+        batch_size: queries per batch; those that candidates are asked count, too.
         window: seconds that the first query of a batch waits for others.
         bound: queries that may wait.
         feedback: where judgments are written; None takes none.
@@ -74,14 +76,15 @@ class Service:
         )
         self.metrics.waiting.set_function(lambda: self.batcher.size)
 
-    async def ask(self, request: Request, task: Task, size: int) -> Any:
-        """The result of a task, unless the client leaves before.
+    async def ask(self, request: Request, task: Task) -> list[Any]:
+        """The results of a task's parts, unless the client leaves before.
 
         Raises:
-            _Gone: when it has left.
+            QueryError: when it is more work than one request may ask.
+            _Gone: when the client has left.
         """
         self.batcher.start()  # an application that this one is mounted in has not told it to
-        asked = asyncio.create_task(self.batcher.ask(task, size))
+        asked = asyncio.create_task(self.batcher.ask_in_parts(self.session.parts(task)))
         left = asyncio.create_task(_left(request))
         try:
             await asyncio.wait((asked, left), return_when=asyncio.FIRST_COMPLETED)
@@ -92,6 +95,23 @@ class Service:
             asked.cancel()
             left.cancel()
             await asyncio.gather(asked, left, return_exceptions=True)
+
+    async def ask_each(self, request: Request, task: Task) -> list[Any]:
+        """A result for each query or triple of a task; errors as of :meth:`ask`."""
+        return [row for part in await self.ask(request, task) for row in part]
+
+
+async def _answer(model: type[BaseModel], value: Mapping[str, Any], *, unset: bool = False) -> Response:
+    """A response of a model, which may be of many megabytes, made beside the event loop.
+
+    Args:
+        unset: whether to write what the value does not have.
+    """
+
+    def written() -> str:
+        return model.model_validate(value).model_dump_json(exclude_unset=not unset)
+
+    return Response(await run_in_threadpool(written), media_type="application/json")
 
 
 async def _left(request: Request) -> None:
@@ -154,6 +174,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     add_judging(app, session, judging)
     add_page(app)
     _add_errors(app)
+    app.state.end = service.batcher.end
     app.add_middleware(Guard, metrics=service.metrics, token=options.token, hosts=options.hosts)
     return app
 
@@ -164,14 +185,15 @@ def _add_asking(app: FastAPI, service: Service) -> None:
     @app.post("/rank", response_model=models.RankResponse, response_model_exclude_unset=True)
     async def rank(request: Request, body: models.RankRequest) -> Any:
         """The best answers of queries."""
-        task = RankTask(body.queries, body.k, body.novel, entities=body.entities)
-        return {"results": await service.ask(request, task, len(body.queries))}
+        task = RankTask(body.queries, body.k, body.novel, own=Own(body.entities))
+        return await _answer(models.RankResponse, {"results": await service.ask_each(request, task)})
 
     @app.post("/explain", response_model=models.ExplainResponse)
     async def explain(request: Request, body: models.RankRequest) -> Any:
         """The best answers of queries, with what each score is made of."""
-        task = RankTask(body.queries, body.k, body.novel, explain=True, entities=body.entities)
-        return {"results": await service.ask(request, task, len(body.queries))}
+        task = RankTask(body.queries, body.k, body.novel, explain=True, own=Own(body.entities))
+        results = await service.ask_each(request, task)
+        return await _answer(models.ExplainResponse, {"results": results}, unset=True)
 
     @app.post(
         "/classify",
@@ -181,8 +203,9 @@ def _add_asking(app: FastAPI, service: Service) -> None:
     )
     async def classify(request: Request, body: models.ClassifyRequest) -> Any:
         """How probable it is that triples are true; of calibrated runs (`kgmlm calibrate`)."""
-        task = ClassifyTask(body.triples, body.prior, body.relation_thresholds, body.explain, body.entities)
-        return {"results": await service.ask(request, task, len(body.triples))}
+        own = Own(body.entities)
+        task = ClassifyTask(body.triples, body.prior, body.relation_thresholds, body.explain, own)
+        return await _answer(models.ClassifyResponse, {"results": await service.ask_each(request, task)})
 
     @app.post(
         "/entities",
@@ -194,7 +217,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         """Add entities to this process, until it ends; the run on disk stays as it is."""
         if not service.options.writable:
             raise HTTPException(403, "entities are kept only by a service that was started with --writable")
-        labels = await service.ask(request, AddTask(body.entities), 1)
+        (labels,) = await service.ask(request, AddTask(body.entities))
         return {"labels": labels, "added": len(service.session.added)}
 
 
@@ -205,8 +228,14 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
     @app.post("/explore", response_model=models.ExploreResponse)
     async def explore(request: Request, body: models.ExploreRequest) -> Any:
         """All that the page shows of one query: its text, and explained answers with their probabilities."""
-        task = ExploreTask(body)
-        return await service.ask(request, task, task.size)
+        own = Own(body.entities)
+        (found,) = await service.ask(request, ExploreTask(body, own))
+        judging = session.to_judge(found, own)
+        if judging is not None:
+            said = await service.ask_each(request, judging)
+            for row, judged in zip([*found["predictions"], *found["also"]], said, strict=True):
+                row["probability"] = judged["probability"]
+        return await _answer(models.ExploreResponse, found, unset=True)
 
     @app.post("/near", response_model=models.NearResponse)
     def near(body: models.NearRequest) -> Any:
@@ -320,7 +349,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ClosedError)
     async def closed(_: Request, __: ClosedError) -> Response:
-        return problem(503, "the service is ending", **{"Retry-After": "1"})
+        return problem(503, ENDING, **{"Retry-After": "1"})
 
     @app.exception_handler(_Gone)
     async def gone(_: Request, __: _Gone) -> Response:
@@ -329,11 +358,14 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         said = {
+            408: f"the request was not whole after {PATIENCE} s",
             404: f"there is no path {request.url.path}; /openapi.json lists all paths",
             405: f"{request.url.path} does not take {request.method}",
             413: TOO_LARGE,
             400: "the body is not JSON that can be read",
         }
+        if error.status_code == 408:
+            error.headers = {"Connection": "close"}
         own = error.detail if error.detail[:1].islower() else said.get(error.status_code, error.detail)
         return problem(error.status_code, readable(own), **dict(error.headers or {}))
 

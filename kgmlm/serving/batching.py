@@ -2,6 +2,9 @@
 
 What waits is taken together: as much as fits a batch, as soon as the worker is free, but not before the
 oldest has waited for the window. A busy worker needs no window: what comes meanwhile waits anyway.
+
+A request of much work comes in parts, of which the next one queues when the last one is done. So others' work
+comes between them, and work whose client has left ends with the part at hand.
 """
 
 from __future__ import annotations
@@ -71,9 +74,11 @@ class Batcher(Generic[Task, Result]):
         self.seen = seen or Seen()
         self.waiting: deque[_Waiting[Task, Result]] = deque()
         self.size = 0  # of all that waits
+        self._open = 0  # requests that are not answered yet
+        self._working: list[_Waiting[Task, Result]] = []
         self._lasted = 0.0  # seconds per unit of size, of late
         self._came = asyncio.Event()
-        self._closing = False
+        self._closing = self._cut = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kgmlm-model")
         self._loop: asyncio.Task[None] | None = None
 
@@ -82,8 +87,23 @@ class Batcher(Generic[Task, Result]):
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())
 
+    def end(self, grace: float) -> None:
+        """Take nothing new, and let open requests have so many seconds more; in a running event loop."""
+        self._closing = True
+        self._came.set()
+        asyncio.get_running_loop().call_later(grace, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """Refuse what is not answered yet."""
+        self._cut = True
+        for one in (*self.waiting, *self._working):
+            if not one.answer.done():
+                one.answer.set_exception(ClosedError())
+        self.waiting.clear()
+        self.size = 0
+
     async def close(self) -> None:
-        """Take nothing new, and finish what waits."""
+        """Take nothing new, and finish what is open."""
         self._closing = True
         self._came.set()
         if self._loop is not None:
@@ -91,18 +111,36 @@ class Batcher(Generic[Task, Result]):
         self._thread.shutdown()
 
     async def ask(self, task: Task, size: int = 1) -> Result:
-        """The result of a task. Who is cancelled meanwhile leaves the queue.
+        """The result of a task, as :meth:`ask_in_parts` of one part."""
+        (result,) = await self.ask_in_parts([(task, size)])
+        return result
+
+    async def ask_in_parts(self, parts: Sequence[tuple[Task, int]]) -> list[Result]:
+        """The results of a request's parts, (task, size) each. Who is cancelled meanwhile leaves the queue.
 
         Raises:
             FullError: when too much waits already.
             ClosedError: when the service ends.
-            Exception: what ``work`` has for this task in place of a result.
+            Exception: what ``work`` has for a task in place of a result.
         """
         if self._closing:
             raise ClosedError
-        if self.size + size > self.bound and self.waiting:
+        if self.size + parts[0][1] > self.bound and self.waiting:
             self.seen.refused()
             raise FullError(max(1, round(self.size * self._lasted)))
+        self._open += 1
+        try:
+            return [await self._result(task, size) for task, size in parts]
+        except asyncio.CancelledError:
+            self.seen.dropped()
+            raise
+        finally:
+            self._open -= 1
+            self._came.set()
+
+    async def _result(self, task: Task, size: int) -> Result:
+        if self._cut:
+            raise ClosedError
         loop = asyncio.get_running_loop()
         mine = _Waiting[Task, Result](task, size, loop.time(), loop.create_future())
         self.waiting.append(mine)
@@ -111,7 +149,6 @@ class Batcher(Generic[Task, Result]):
         try:
             return await mine.answer
         except asyncio.CancelledError:
-            self.seen.dropped()
             if mine in self.waiting:
                 self.waiting.remove(mine)
                 self.size -= size
@@ -121,7 +158,7 @@ class Batcher(Generic[Task, Result]):
         loop = asyncio.get_running_loop()
         while True:
             while not self.waiting:
-                if self._closing:
+                if self._closing and not self._open:
                     return
                 self._came.clear()
                 await self._came.wait()
@@ -129,7 +166,7 @@ class Batcher(Generic[Task, Result]):
             batch = self._take()
             if not batch:
                 continue
-            began = loop.time()
+            self._working, began = batch, loop.time()
             results = await loop.run_in_executor(self._thread, self._worked, [w.task for w in batch])
             lasted, size = loop.time() - began, sum(w.size for w in batch)
             self._lasted = lasted / size

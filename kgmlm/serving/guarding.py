@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import time
@@ -21,6 +22,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+PATIENCE = 30  # seconds until a request must be whole
+ENDING = "the service is ending"
 TOO_LARGE = f"a body has at most {MOST_BYTES:,} bytes"
 OPEN = {"/", "/healthz", "/openapi.json", "/docs"}  # they tell nothing of the run
 OPEN_BELOW = ("/page/", "/static-offline-docs/")
@@ -126,12 +129,18 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *DATA, _policy(_path(scope))]
             await send(message)
 
-        size = 0
+        size, whole = 0, False
+        until = asyncio.get_running_loop().time() + PATIENCE
 
         async def received() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            try:
+                async with asyncio.timeout_at(None if whole else until):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408) from None
             size += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
             if size > MOST_BYTES:  # of a body that did not tell its length
                 raise HTTPException(413)
             return message
@@ -139,6 +148,9 @@ class Guard:
         try:
             refusal = self._refusal(scope)
             await (self.app if refusal is None else refusal)(scope, received, sent)
+        except asyncio.CancelledError:  # the process ends, and this has taken too long
+            if status == 500:
+                await problem(503, ENDING)(scope, received, sent)
         finally:
             path = getattr(scope.get("route"), "path", None) or "other"
             self.metrics.requests.labels(path, str(status)).inc()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MOST_QUERIES = 256  # queries, or triples, of one request
+MOST_WORK = 8192  # of one request, in texts that the model reads
 MOST_K = 1000  # candidates of a query, and rows of a page
 MOST_NEW = 100  # new entities of one request
 MOST_GIVEN = 100  # triples of a new entity
@@ -383,6 +384,11 @@ class Limits(BaseModel):
     """The most that requests may ask for."""
 
     queries: int = MOST_QUERIES
+    work: int = Field(
+        MOST_WORK,
+        description="Texts to read: a query is one, and one for each candidate that is asked back "
+        "or reranked; ten explained answers are one; a triple is two, a new entity is one.",
+    )
     k: int = MOST_K
     entities: int = MOST_NEW
     triples: int = MOST_GIVEN

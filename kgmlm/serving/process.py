@@ -11,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kgmlm.kg import ConfigError
+from kgmlm.serving.guarding import PATIENCE
 
 LAST_PORT = 65_535
-ENDING = 30  # seconds that open requests have after SIGTERM
+ANSWERING, LEAVING = 6, 9  # seconds that open requests, and then connections, have after SIGTERM
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -53,7 +56,35 @@ def address(of: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
+class _Patient(H11Protocol):
+    """Closes a connection whose next request does not begin as a whole in time."""
+
+    late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.late is not None:
+            self.late.cancel()
+
+    def _watch(self) -> None:
+        """Begin to wait for the head of a request, or stop since it is there."""
+        waits = self.conn.their_state is h11.IDLE
+        if waits and self.late is None:
+            self.late = self.loop.call_later(PATIENCE, self.transport.close)
+        elif not waits and self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+
+class Server(uvicorn.Server):
     """Ends by SIGTERM or Ctrl-C, after what is in flight; that is no error."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -61,8 +92,14 @@ class _Server(uvicorn.Server):
         self.ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take requests, and say so."""
         await super().startup(sockets)
         self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is open, in time."""
+        self.config.app.state.end(ANSWERING)  # type: ignore[union-attr]
+        await super().shutdown(sockets)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave signals to :func:`run`."""
@@ -87,21 +124,26 @@ def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def configured(app: FastAPI, log_level: str) -> uvicorn.Config:
+    """How an application is served."""
+    return uvicorn.Config(
+        app,
+        log_level=log_level,
+        timeout_graceful_shutdown=LEAVING,
+        http=_Patient,
+        server_header=False,
+        ws="none",
+        access_log=log_level in ("info", "debug"),
+    )
+
+
 def run(app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning") -> None:
     """Serve until SIGTERM or Ctrl-C; in a notebook until its kernel is interrupted.
 
     Args:
         ready: called when requests are taken.
     """
-    config = uvicorn.Config(
-        app,
-        log_level=log_level,
-        timeout_graceful_shutdown=ENDING,
-        server_header=False,
-        ws="none",
-        access_log=log_level in ("info", "debug"),
-    )
-    server = _Server(config, ready)
+    server = Server(configured(app, log_level), ready)
     with _ended_by_signals(server):
         try:
             asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from kgmlm.serving.exploring import Explorer
 from kgmlm.serving.models import (
     MOST_KEPT,
     MOST_KEPT_TRIPLES,
+    MOST_WORK,
     Asked,
     ExploreRequest,
     NewEntity,
@@ -38,6 +39,19 @@ from kgmlm.serving.showing import shown, told
 from kgmlm.watching import Watcher
 
 _Task = TypeVar("_Task")
+EXPLAINED, TOLD = 10, 500  # answers that take about as long as reading a text
+
+
+@dataclass
+class Own:
+    """New entities of one request, and what answers with them once the first part of it was asked.
+
+    Attributes:
+        known: the predictor and the names that know them.
+    """
+
+    entities: Sequence[NewEntity] = ()
+    known: tuple[Predictor, Finding] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -48,30 +62,26 @@ class RankTask:
     k: int
     novel: bool
     explain: bool = False
-    entities: Sequence[NewEntity] = ()
+    own: Own = field(default_factory=Own)
 
 
 @dataclass(frozen=True)
 class ClassifyTask:
-    """Triples of one request."""
+    """Triples of one request, by name or by id ``(n, 3)``."""
 
-    triples: Sequence[Triple]
-    prior: float
-    relation_thresholds: bool
-    explain: bool
-    entities: Sequence[NewEntity] = ()
+    triples: Sequence[Triple] | IntArray
+    prior: float = 0.5
+    relation_thresholds: bool = False
+    explain: bool = False
+    own: Own = field(default_factory=Own)
 
 
 @dataclass(frozen=True)
 class ExploreTask:
-    """What the page asks of one query."""
+    """What the page asks of one query, but for probabilities."""
 
     asked: ExploreRequest
-
-    @property
-    def size(self) -> int:
-        """How many queries it is worth."""
-        return 2 if self.asked.also else 1
+    own: Own
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,38 @@ class Session:
         self._plain = None if calibration is None else _plain(run)
         self.names = Names(run.graph, self.find)
 
+    def parts(self, task: Task) -> list[tuple[Task, int]]:
+        """A task in parts of a batch or less, each with its size: about how many texts the model reads.
+
+        Raises:
+            QueryError: when it is more work than one request may ask.
+        """
+        if isinstance(task, AddTask):
+            return [(task, max(1, len(task.entities)))]
+        if isinstance(task, ClassifyTask):
+            size, count = 2, len(task.triples)
+        else:
+            ranker = self.predictor.ranker
+            size = 1 + sum(
+                use.k for use in (ranker.reverse, ranker.reranking and ranker.reranking.use) if use
+            )
+            if isinstance(task, ExploreTask):
+                size, count = size + (task.asked.k + len(task.asked.also)) // EXPLAINED, 1
+            else:
+                size, count = size + task.k // (EXPLAINED if task.explain else TOLD), len(task.queries)
+        if (work := size * count + len(task.own.entities)) > MOST_WORK:
+            raise QueryError(
+                f"this is {work:,} texts for the model to read, and one request may ask {MOST_WORK:,}: ask "
+                f"{max(1, MOST_WORK // size)} at a time, or fewer candidates"
+            )
+        step = max(1, self.batch_size // size)
+        if isinstance(task, ExploreTask) or count <= step:
+            return [(task, size * count)]
+        slices = [slice(start, start + step) for start in range(0, count, step)]
+        if isinstance(task, ClassifyTask):
+            return [(replace(task, triples=x), size * len(x)) for x in (task.triples[at] for at in slices)]
+        return [(replace(task, queries=x), size * len(x)) for x in (task.queries[at] for at in slices)]
+
     def work(self, tasks: Sequence[Task]) -> list[Any]:
         """A result per task, or the error of one; tasks of the same kind share forward passes."""
         results: list[Any] = [None] * len(tasks)
@@ -120,13 +162,13 @@ class Session:
         ranked = {at: task for at, task in enumerate(tasks) if isinstance(task, RankTask)}
         alike: dict[Any, dict[int, RankTask]] = defaultdict(dict)
         for at, task in ranked.items():
-            alike[(task.novel, task.explain, at if task.entities else None)][at] = task
+            alike[(task.novel, task.explain, id(task.own) if task.own.entities else None)][at] = task
         for group in alike.values():
             for at, result in self._ranked(group).items():
                 results[at] = result
         claimed = {at: task for at, task in enumerate(tasks) if isinstance(task, ClassifyTask)}
-        joined = {at: task for at, task in claimed.items() if not task.entities}
-        for group_c in (joined, *({at: task} for at, task in claimed.items() if task.entities)):
+        joined = {at: task for at, task in claimed.items() if not task.own.entities}
+        for group_c in (joined, *({at: task} for at, task in claimed.items() if task.own.entities)):
             for at, result in self._classified(group_c).items():
                 results[at] = result
         return results
@@ -137,10 +179,15 @@ class Session:
         except KgmlmError as error:
             return error
 
-    def _knowing(self, entities: Sequence[NewEntity]) -> tuple[Predictor, Finding]:
+    def _knowing(self, own: Own) -> tuple[Predictor, Finding]:
         """The predictor and the names for a request, with its own entities."""
-        if not entities:
+        if not own.entities:
             return self.predictor, self.names
+        if own.known is None:
+            own.known = self._with(own.entities)
+        return own.known
+
+    def _with(self, entities: Sequence[NewEntity]) -> tuple[Predictor, Finding]:
         more, first = table_of(entities), len(self.graph.entities)
         names = OwnNames(self.names, more, first)
         predictor = self.predictor.with_entities(more, triples_of(entities, names, first))
@@ -151,7 +198,7 @@ class Session:
         """The answers of requests that have the same options; those of one request where it has entities."""
         first = next(iter(tasks.values()))
         try:
-            predictor, names = self._knowing(first.entities)
+            predictor, names = self._knowing(first.own)
         except KgmlmError as error:
             return dict.fromkeys(tasks, error)
         results: dict[int, Any] = {
@@ -180,13 +227,10 @@ class Session:
                 raise RunError(
                     "this run has no probabilities; `kgmlm calibrate` fits them, before it is served"
                 )
-            predictor, names = self._knowing(next(iter(tasks.values())).entities)
+            predictor, names = self._knowing(next(iter(tasks.values())).own)
         except KgmlmError as error:
             return dict.fromkeys(tasks, error)
-        results = {
-            at: self._tried(lambda t: np.array([ids_of(names, x) for x in t.triples], np.int64), task)
-            for at, task in tasks.items()
-        }
+        results = {at: self._tried(lambda t: _ids(names, t.triples), task) for at, task in tasks.items()}
         asked = {at: found for at, found in results.items() if not isinstance(found, KgmlmError)}
         if not asked:
             return results
@@ -198,27 +242,28 @@ class Session:
 
     def _explored(self, task: ExploreTask) -> Row:
         asked = task.asked
-        predictor, names = self._knowing(asked.entities)
+        predictor, names = self._knowing(task.own)
         query = query_of(names, asked)
         also = np.array([names.entity(text) for text in asked.also], np.int64)
         found = shown(predictor, query, asked.k, asked.novel, also)
         rows = [*found["predictions"], *found["also"]]
-        if self.calibration is not None and rows:
-            triples = [
-                (query.entity, query.relation, row["id"])
-                if query.target == "tail"
-                else (row["id"], query.relation, query.entity)
-                for row in rows
-            ]
-            claims = [(np.array(triples, np.int64), 0.5, False)]
-            (told,) = self._judged(predictor, claims)
-            for row, said in zip(rows, told.as_json(), strict=True):
-                row["probability"] = said["probability"]
         for row in (found["entity"], *rows):
             row["types"] = self.explorer.types(row["id"], row["types"])
         found["entity"]["of_graph"] = query.entity < len(self.graph.entities)
         found["entity"]["given"] = self._given(predictor.graph, query.entity)
         return found
+
+    def to_judge(self, found: Row, own: Own) -> ClassifyTask | None:
+        """A task for the probabilities of what was explored, in the order of its answers; or None."""
+        rows = [*found["predictions"], *found["also"]]
+        if self.calibration is None or not rows:
+            return None
+        entity, answers = found["entity"]["id"], [row["id"] for row in rows]
+        relation = self.graph.relations.index[found["relation"]["label"]]
+        triples = np.empty((len(rows), 3), np.int64)
+        head, tail = (entity, answers) if found["target"] == "tail" else (answers, entity)
+        triples[:, 0], triples[:, 1], triples[:, 2] = head, relation, tail
+        return ClassifyTask(triples, own=own)
 
     def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
         """The triples that an entity has from a request."""
@@ -273,7 +318,7 @@ class Session:
             raise QueryError(
                 f"at most {MOST_KEPT:,} entities with {MOST_KEPT_TRIPLES:,} triples are kept per process"
             )
-        predictor, _ = self._knowing(task.entities)
+        predictor, _ = self._with(task.entities)
         self.searched_added = Search(table_of(added), len(self.run.graph.entities))
         self.names = Names(predictor.graph, self.find)
         self.predictor, self.graph, self.added = predictor, predictor.graph, added
@@ -285,6 +330,12 @@ class Session:
         hits = (more.find(typed, k) if more is not None else []) + self.searched.find(typed, k)
         hits = [hit for hit in hits if hit.entity < len(graph.entities)]  # one may be about to be added
         return sorted(hits, key=lambda hit: -hit.match)[:k]
+
+
+def _ids(names: Finding, triples: Sequence[Triple] | IntArray) -> IntArray:
+    if isinstance(triples, np.ndarray):
+        return triples
+    return np.array([ids_of(names, x) for x in triples], np.int64)
 
 
 def _plain(run: Run) -> Ranker | None:
