@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -155,9 +156,32 @@ def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
         members = re.compile("int|float|literal.*|constrained-.*")  # of a union; no part of the name
         key = ".".join(str(x) for x in first["loc"] if not members.fullmatch(str(x)))
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{origin}: unknown key '{key}'") from None
+            raise ConfigError(f"{origin}: unknown key '{key}'{_meant(kind, key)}") from None
         reason = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{origin}: '{key}' is {_shown(first['input'])}: {reason}") from None
+
+
+def _meant(kind: type[BaseModel], key: str) -> str:
+    """The known key that is most like an unknown one, as a question behind it; empty where none is."""
+    section, _, name = key.rpartition(".")
+    known = _keys(kind)
+    same = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    alike = get_close_matches(name, same, 1, 0.6) or [k for k in same if k in name.split("_")]
+    if alike:
+        return f"; did you mean '{section}.{alike[0]}'?" if section else f"; did you mean '{alike[0]}'?"
+    elsewhere = sorted((k for k in known if k.rpartition(".")[2] == name), key=lambda k: "training" not in k)
+    return f"; did you mean '{elsewhere[0]}'?" if elsewhere else ""
+
+
+def _keys(kind: type[BaseModel], of: str = "") -> list[str]:
+    """All keys of settings, with their sections."""
+    found = []
+    for name, field in kind.model_fields.items():
+        found.append(f"{of}{name}")
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            found += _keys(section, f"{of}{name}.")
+    return found
 
 
 def override(values: dict[str, Any], assignment: str) -> None:

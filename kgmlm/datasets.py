@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -401,8 +402,7 @@ def load_graph(
     """
     if isinstance(dataset, KnowledgeGraph):
         return dataset
-    if not isinstance(dataset, str | Path):
-        raise DataError(f"a dataset is a name, the path of a folder or a graph, not {type(dataset).__name__}")
+    _check_kind(dataset)
     if dataset == "":
         raise DataError("the dataset's name is empty")
     folder = Path(dataset)
@@ -431,6 +431,15 @@ def load_graph(
         humanize_labels=True,
         sources={s.path: s.sha256 or files.sha256(sources.path(s.path)) for s in card.source},
     )
+
+
+def _check_kind(dataset: Any) -> None:
+    """Refuse what is no dataset, and say what makes one of PyKEEN's."""
+    if not isinstance(dataset, str | Path):
+        kind = type(dataset)
+        of_pykeen = any(base.__module__.startswith("pykeen.") for base in kind.__mro__)
+        how = "; kgmlm.interop.from_pykeen makes a graph of it" if of_pykeen else ""
+        raise DataError(f"a dataset is a name, the path of a folder or a graph, not {kind.__name__}{how}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------

@@ -140,6 +140,31 @@ def _check_name(path: Path) -> None:
         raise DataError(f"{path} is not a name in UTF-8; choose another one") from None
 
 
+def as_path(given: Any, what: str) -> Path:
+    """A path that somebody gave.
+
+    Args:
+        what: how errors call it, such as "the run".
+
+    Raises:
+        DataError: when it is none.
+    """
+    try:
+        path = Path(given)
+        os.fsencode(path)
+    except TypeError:
+        raise DataError(f"{what} is a path, not {_article(type(given).__name__)}") from None
+    except ValueError:
+        raise DataError(f"{what} is {given!r:.80}, which no file can be named") from None
+    if "\0" in str(path):
+        raise DataError(f"{what} is {given!r:.80}, which no file can be named")
+    return path
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def check_new_folder(folder: Path) -> None:
     """See, before long work, that a folder can be written there.
 

@@ -13,10 +13,14 @@ import torch
 from kgmlm.arrays import numpy
 from kgmlm.building import TextColumns, build_graph
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, DataError, Queries, humanize
+from kgmlm.kg import BoolArray, DataError, Queries, QueryError, humanize
+from kgmlm.labeled import is_missing
 from kgmlm.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
     from pykeen.evaluation import RankBasedMetricResults
     from pykeen.models import Model
     from pykeen.triples import TriplesFactory
@@ -24,15 +28,22 @@ if TYPE_CHECKING:
     from kgmlm.prediction import Predictor
 
 
-def from_pykeen(source: Any, name: str = "pykeen", names: dict[str, str] | None = None) -> KnowledgeGraph:
+def from_pykeen(
+    source: Any, name: str = "pykeen", names: Mapping[str, str] | pd.Series | None = None
+) -> KnowledgeGraph:
     """A graph from a PyKEEN ``TriplesFactory`` (training only) or ``Dataset`` (all splits).
 
     Args:
-        names: entity label to name; others are named by their labels.
+        names: entity label to name, a mapping or a Series; others are named by their labels.
 
     Raises:
-        DataError: when triples have no labels.
+        DataError: when triples have no labels, or names are none.
     """
+    if not hasattr(source, "mapped_triples") and not hasattr(source, "training"):
+        raise DataError(
+            f"from_pykeen takes a TriplesFactory or a Dataset of PyKEEN, not {type(source).__name__}"
+        )
+    known = _names(names)
     parts = {
         split: getattr(source, attribute)
         for split, attribute in (("train", "training"), ("valid", "validation"), ("test", "testing"))
@@ -46,10 +57,23 @@ def from_pykeen(source: Any, name: str = "pykeen", names: dict[str, str] | None 
     labels = {x for rows in splits.values() for h, _, t in rows for x in (h, t)}
     relations = {r for rows in splits.values() for _, r, _ in rows}
     texts = TextColumns(
-        names={x: (names or {}).get(x) or humanize(x) for x in labels},
+        names={x: known.get(x) or humanize(x) for x in labels},
         relations={r: humanize(r) for r in relations},
     )
     return build_graph(name, splits, texts)
+
+
+def _names(given: Any) -> dict[str, str]:
+    """Names by label, without those that are missing."""
+    if given is None:
+        return {}
+    if not hasattr(given, "items"):
+        raise DataError(f"names are a mapping from label to name, not {type(given).__name__}")
+    found = {label: name for label, name in given.items() if not is_missing(name)}
+    for label, name in found.items():
+        if not isinstance(name, str):
+            raise DataError(f"the name of '{label}' is {name!r:.80}, which is no text")
+    return found
 
 
 def to_factory(graph: KnowledgeGraph, split: str) -> TriplesFactory:
@@ -132,6 +156,10 @@ def to_pykeen_model(predictor: Predictor, *, allow_self: bool = True) -> Model:
         ) -> torch.Tensor:
             """Scores of heads, ``(B, N)``."""
             return self._scores(rt_batch[:, 1], rt_batch[:, 0], tail=False, ids=heads)
+
+        def score_r(self, ht_batch: Any, **kwargs: Any) -> torch.Tensor:
+            """Refuse to score relations: a run ranks them by probability, not by score."""
+            raise QueryError("this model scores heads and tails; `kgmlm.rank_relations` ranks relations")
 
         def score_hrt(self, hrt_batch: Any, **kwargs: Any) -> torch.Tensor:
             """Scores of triples as tail predictions, ``(B, 1)``."""

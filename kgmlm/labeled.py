@@ -52,7 +52,7 @@ def asked(queries: Queries | Triples, what: str = "queries") -> list[tuple[str |
     for n, row in enumerate(rows, 1):
         if isinstance(row, str | bytes | Mapping) or not isinstance(row, Iterable):
             raise QueryError(f"{what} are a list of (head, relation, tail), but {one} {n} is {row!r:.80}")
-        values = [None if _is_missing(value) else value for value in row]
+        values = [None if is_missing(value) else value for value in row]
         if len(values) != len(ENDS):
             raise QueryError(f"{one} {n} is not (head, relation, tail): it has {len(values)} parts")
         for end, value in zip(ENDS, values, strict=True):
@@ -62,7 +62,7 @@ def asked(queries: Queries | Triples, what: str = "queries") -> list[tuple[str |
     return found
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Whether it is None, NaN, or what pandas has for nothing."""
     if value is None or isinstance(value, str):
         return value is None
@@ -109,4 +109,4 @@ def _text(value: Any) -> str:
     """A cell as the file of entities would have it; several types are divided by ``|``."""
     if isinstance(value, list | tuple | Set | np.ndarray):  # Parquet's lists come as arrays
         return "|".join(map(str, sorted(value) if isinstance(value, Set) else value))
-    return "" if _is_missing(value) else str(value)
+    return "" if is_missing(value) else str(value)

@@ -268,6 +268,8 @@ def load_model(path: str | Path, seed: int = 0) -> SpanModel:
 def _loaded(path: str | Path, seed: int) -> SpanModel:
     from transformers import AutoConfig, AutoModelForMaskedLM
 
+    if not isinstance(path, str | Path):
+        raise ModelError(f"a model is a name of the hub or a folder, not {type(path).__name__}")
     check_model_folder(path)
     torch.manual_seed(seed)
     try:

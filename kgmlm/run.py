@@ -13,6 +13,7 @@ from kgmlm import labeled, runs
 from kgmlm.asking import Runtime, Way
 from kgmlm.columns import ENDS
 from kgmlm.config import Settings
+from kgmlm.files import as_path
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import EntityTable, IntArray, QueryError, RunError, check_whole
 from kgmlm.predicting import opened_by, predicted
@@ -112,7 +113,7 @@ class Run:
         from kgmlm.datasets import read_entities as read_new
 
         if isinstance(more, str | Path):
-            table = read_new(Path(more), self.graph)
+            table = read_new(as_path(more, "the file of entities"), self.graph)
         else:
             table = more if isinstance(more, EntityTable) else labeled.entities(more)
         graph = self.graph.extended(table)
@@ -319,7 +320,7 @@ def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
     from kgmlm.columns import read_triples, rows_of
     from kgmlm.tables import header_columns
 
-    path = Path(file)
+    path = as_path(file, "the file of triples")
     rows = [(head, relation, tail) for head, relation, tail in rows_of(read_triples(path))]
     has_header = path.suffix != ".parquet" and header_columns(rows[0]) == [0, 1, 2]
     return rows[has_header:], f"{path}:", 1 + has_header
@@ -327,7 +328,7 @@ def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
 
 def path_of(run: Run | str | Path) -> Path:
     """Where a run is."""
-    return run.path if isinstance(run, Run) else Path(run)
+    return run.path if isinstance(run, Run) else as_path(run, "the run")
 
 
 def open_run(

@@ -30,6 +30,7 @@ import numpy as np
 from kgmlm import digests, files
 from kgmlm.cards import card_names
 from kgmlm.config import Settings, dump_settings
+from kgmlm.files import as_path
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.graph_files import read_graph, write_graph
 from kgmlm.kg import RunError
@@ -415,10 +416,9 @@ def open_run(path: str | Path, *, verify: bool = False) -> RunFolder:
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
-    if not isinstance(path, str | Path):
-        raise RunError(f"a run is the path of a folder or a pack, not {path!r:.80}")
+    path = as_path(path, "the run")
     pack = find_pack(path)
-    path = Path(path) if pack is None else unpack(pack)
+    path = path if pack is None else unpack(pack)
     recover(path)
     if not (path / "run.json").is_file():
         if any(path.glob("train.*")):

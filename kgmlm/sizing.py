@@ -37,12 +37,12 @@ ASKING = Peak(1.3 * GIB, 1.4)  # without pages of mapped files, which the system
 def check_dataset(dataset: KnowledgeGraph | str | Path, peak: Peak, tell: Callable[[str], None]) -> None:
     """See, before a dataset is read, that there is memory for it and for what is done with it.
 
-    Of a graph that is in memory nothing is said.
+    Of what is in memory nothing is said.
 
     Raises:
         DataError: when the machine, or its control group, can never give as much.
     """
-    if isinstance(dataset, KnowledgeGraph):
+    if not isinstance(dataset, str | Path):
         return
     _check(str(dataset), peak.always, peak.each * _text_of(dataset), tell)
 

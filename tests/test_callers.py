@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import kgmlm
@@ -169,3 +174,48 @@ def test_a_closed_stdout_loses_no_work(toy_run: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "test.json").read_text().startswith("{")
+
+
+CALLS: dict[str, Callable[[Path, Any], object]] = {
+    "train": lambda run, x: kgmlm.train(x, model="scratch", output=run / "new", max_steps=1),
+    "train --output": lambda run, x: kgmlm.train("toy", model="scratch", output=x),
+    "train --config": lambda run, x: kgmlm.train("toy", model="scratch", output=run / "new", config=x),
+    "train --model": lambda run, x: kgmlm.train("toy", model=x, output=run / "new", max_steps=1),
+    "data check": lambda run, x: kgmlm.data.check(x),
+    "data split": lambda run, x: kgmlm.data.split(x, run / "new", random=True),
+    "data import": lambda run, x: kgmlm.import_graph(x, run / "new"),
+    "open": lambda run, x: kgmlm.open_run(x),
+    "info": lambda run, x: kgmlm.info(x),
+    "evaluate": lambda run, x: kgmlm.evaluate(x, progress=False),
+    "evaluate --graph": lambda run, x: kgmlm.evaluate(run, graph=x, progress=False),
+    "evaluate --output": lambda run, x: kgmlm.evaluate(run, output=x, progress=False),
+    "evaluate --protocol": lambda run, x: kgmlm.evaluate(run, protocol=x, progress=False),
+    "tune": lambda run, x: kgmlm.tune(x, progress=False),
+    "complete": lambda run, x: kgmlm.complete(x, run / "new"),
+    "complete --output": lambda run, x: kgmlm.complete(run, x, progress=False),
+    "pack": lambda run, x: kgmlm.pack(x, run / "new.kgmlm"),
+    "export": lambda run, x: kgmlm.export(x, run / "new.nt"),
+    "compare": lambda run, x: kgmlm.compare(x, x),
+    "feedback": lambda run, x: kgmlm.feedback(run, x),
+    "report": lambda run, x: kgmlm.report(run, x, progress=False),
+    "classify": lambda run, x: kgmlm.classify(run, x, progress=False),
+    "entities": lambda run, x: kgmlm.open_run(run).with_entities(x),
+    "rank": lambda run, x: kgmlm.open_run(run).rank(head=x, relation="capital"),
+    "linearize": lambda run, x: kgmlm.linearize(x, head="France", relation="capital"),
+}
+
+
+@pytest.mark.parametrize("job", CALLS)
+def test_what_is_of_the_wrong_kind_is_one_sentence(job: str, toy_run: Path, tmp_path: Path) -> None:
+    optional = {"evaluate --graph", "evaluate --output", "evaluate --protocol", "train --config"}
+    no_settings = job == "train --config"  # which may be a mapping or a list
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    wrong: list[Any] = [3, b"x", object(), "a\0b", "\ud800"]
+    if not no_settings:
+        wrong += [1.5, {}, np.array([["a", "r", "b"]]), pd.DataFrame([["a", "r"]])]
+    for x in wrong + ([None] if job not in optional else []):
+        with pytest.raises(kgmlm.KgmlmError) as caught:
+            CALLS[job](run, x)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+    assert not (run / "new").exists()

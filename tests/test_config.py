@@ -115,3 +115,23 @@ def test_test_triples_are_known_only_where_test_is_asked(tmp_path: Path) -> None
     path = tmp_path / "mine.toml"
     path.write_text('split = "valid"\nfilter = ["train", "valid", "test"]\n')
     assert load_protocol(path).filter == ("train", "valid", "test"), "a file may say otherwise"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("training.epochz", "training.epochs"),
+        ("training.num_epochs", "training.epochs"),
+        ("scoring.span", ""),
+        ("trainin.epochs", "training"),
+        ("span_length", "scoring.span_length"),
+        ("epochs", "training.epochs"),
+        ("kge.dim", ""),
+        ("kge.dimensions", "kge.dimension"),
+        ("nonsense.of.mine", ""),
+    ],
+)
+def test_an_unknown_key_has_a_suggestion(wrong: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        load_settings(None, [f"{wrong}=1"])
+    assert str(caught.value).partition("did you mean ")[2] == (f"'{meant}'?" if meant else "")

@@ -100,7 +100,7 @@ def rounded(found: Any) -> Any:
 def assert_alike(found: Any, expected: Any, at: str = "") -> None:
     """The same but for the last digits of numbers."""
     if isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-5, rel=1e-5), at
+        assert found == pytest.approx(expected, abs=5e-5, rel=1e-5), at
     elif isinstance(expected, dict):
         assert found.keys() == expected.keys(), at
         for key, value in expected.items():

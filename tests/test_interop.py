@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import kgmlm
@@ -53,6 +54,31 @@ def test_a_factory_without_labels_is_refused() -> None:
 
     with pytest.raises(DataError, match="needs text"):
         from_pykeen(CoreTriplesFactory.create(torch.tensor([[0, 0, 1]])))
+
+
+@pytest.mark.parametrize("kind", ["dict", "series"])
+def test_names_may_be_missing(kind: str) -> None:
+    from pykeen.triples import TriplesFactory
+
+    given = {"a": float("nan"), "b": None, "c": "Gamma", "elsewhere": "E"}
+    factory = TriplesFactory.from_labeled_triples(np.array([["a", "r", "b"], ["b", "r", "c"]]))
+    graph = from_pykeen(factory, names=pd.Series(given) if kind == "series" else given)  # type: ignore[arg-type]
+    assert graph.entities.column("name") == ["a", "b", "Gamma"]
+
+
+def test_what_is_no_factory_and_no_name_is_one_sentence() -> None:
+    from pykeen.triples import TriplesFactory
+
+    factory = TriplesFactory.from_labeled_triples(np.array([["a", "r", "b"]]))
+    for source in ([("a", "r", "b")], pd.DataFrame([["a", "r", "b"]]), "x.tsv", None):
+        with pytest.raises(DataError, match=r"takes a TriplesFactory or a Dataset of PyKEEN, not \w+"):
+            from_pykeen(source)
+    with pytest.raises(DataError, match=r"the name of 'a' is 3, which is no text"):
+        from_pykeen(factory, names={"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="names are a mapping from label to name, not list"):
+        from_pykeen(factory, names=["a"])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"not TriplesFactory; kgmlm\.interop\.from_pykeen makes a graph"):
+        kgmlm.train(factory, model="scratch", output="nowhere")  # type: ignore[arg-type]
 
 
 def test_a_factory_keeps_every_triple_and_id(toy: KnowledgeGraph) -> None:

@@ -14,6 +14,7 @@ from kgmlm import runs
 from kgmlm.asking import Runtime, Way, read_entities
 from kgmlm.cards import card_names
 from kgmlm.datasets import load_graph
+from kgmlm.files import as_path
 from kgmlm.jobs.writing import writes_run
 from kgmlm.kg import ConfigError, EntityTable, QueryError, check_numbers, check_whole
 from kgmlm.labeled import labeled
@@ -364,8 +365,9 @@ def _read(
         from kgmlm.columns import rows_of
         from kgmlm.datasets import read_labeled
 
-        table, true = read_labeled(Path(triples), skip_header=skip_header)
-        first = 1 + (skip_header and Path(triples).suffix != ".parquet")
+        path = as_path(triples, "the file of triples")
+        table, true = read_labeled(path, skip_header=skip_header)
+        first = 1 + (skip_header and path.suffix != ".parquet")
         return rows_of(table), true, (f"{triples}:", first)
     return [list(triple) for triple in labeled(triples)], None, ("triple ", 1)
 

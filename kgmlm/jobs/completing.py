@@ -18,6 +18,7 @@ import numpy as np
 from kgmlm import files, runs
 from kgmlm.asking import Way, read_entities
 from kgmlm.enumerating import asked_queries, sampled
+from kgmlm.files import as_path
 from kgmlm.filters import FilterIndex
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Query, RunError, Target, check_numbers
@@ -262,7 +263,7 @@ def complete(
         ConfigError: for splits that do not go together.
         DataError: when the graph has no validation triples.
     """
-    target = Path(output)
+    target = as_path(output, "the output")
     crew = Crew(workers, engine, address)
     check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
     check_result(target)

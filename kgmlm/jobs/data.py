@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kgmlm.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.checks import LISTED, check_graph, lines_of
 from kgmlm.datasets import load_graph, unread_files, write_folder
+from kgmlm.files import as_path
 from kgmlm.filters import repeated
 from kgmlm.kg import SPLITS, ConfigError, Entity, check_numbers, counted
 from kgmlm.sizing import CHECKING, check_dataset
@@ -299,7 +300,7 @@ def split(
         raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
     if unseen_entities is not None and (valid, test) != (None, None):
         raise ConfigError("--valid and --test go with --random")
-    watch = watcher_of(progress)
+    target, watch = as_path(output, "the output"), watcher_of(progress)
     graph = source = load_graph(dataset, skip_header=skip_header)
     if unseen_entities is None:
         twice = repeated(graph.splits["train"])
@@ -310,7 +311,7 @@ def split(
         graph = split_unseen(graph, unseen_entities, seed)
         how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
     card = describe_split(graph, dataset if isinstance(dataset, str | Path) else graph.name, how)
-    write_folder(graph, Path(output), card)
+    write_folder(graph, target, card)
     if twice:
         watch.tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")
     counts = ", ".join(f"{name} {len(part):,}" for name, part in graph.splits.items())
@@ -327,7 +328,7 @@ def split(
             f"in {counted(found['head'], 'triple')} as the head, "
             f"in {found['tail']:,} as the tail, in {found['both']:,} as both"
         )
-    return Split(Path(output), card.counts, unseen, twice)
+    return Split(target, card.counts, unseen, twice)
 
 
 def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:

@@ -14,7 +14,7 @@ from kgmlm.asking import Way, read_entities
 from kgmlm.config import load_protocol
 from kgmlm.datasets import load_graph
 from kgmlm.jobs.scoring import EvaluationWork, OpenedRun, open_ranker, scope_of
-from kgmlm.jobs.writing import as_path
+from kgmlm.jobs.writing import path_if
 from kgmlm.kg import ConfigError, check_numbers, counted
 from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
@@ -79,7 +79,7 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON."""
-        files.write_json(Path(path), dict(self.values), follow=True)
+        files.write_json(files.as_path(path, "the output"), dict(self.values), follow=True)
 
     def __repr__(self) -> str:
         found = self.values
@@ -148,9 +148,18 @@ def evaluate(
     crew = Crew(workers, engine, address)
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
     world, for_graph = join(way.device), skip_header or any(allowed.values())
-    _check(path_of(run), graph, for_graph, way.retrieve, as_path(output), as_path(ranks), world)
+    _check(
+        path_of(run),
+        graph,
+        for_graph,
+        way.retrieve,
+        path_if(output, "the output"),
+        path_if(ranks, "a file of ranks"),
+        world,
+    )
+    asking = path_if(protocol, "a protocol")
     settings = load_protocol(
-        as_path(protocol), split=split, max_triples=max_triples, allow_self=way.allow_self or None,
+        asking, split=split, max_triples=max_triples, allow_self=way.allow_self or None,
         candidates=candidates or (None if graph is None or protocol else "graph"),
     )  # fmt: skip
     folder, watch = runs.open_run(path_of(run), verify=verify), watcher_of(progress)
@@ -166,8 +175,8 @@ def evaluate(
     if world.main and output:
         report.save(output)
     if world.main and (ranks is not None or len(own.entities) == len(folder.graph.entities)):
-        name = ranks_name(way, settings.split, other, as_path(protocol), candidates, max_triples)
-        _keep_ranks(folder, opened.made_by, result, as_path(ranks), name, watch)
+        name = ranks_name(way, settings.split, other, asking, candidates, max_triples)
+        _keep_ranks(folder, opened.made_by, result, path_if(ranks, "a file of ranks"), name, watch)
     world.wait()  # what is written can be read, whichever process asks
     _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
     return report

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kgmlm.exporting import BASE, FOLDER, format_for, write_export
+from kgmlm.files import as_path
 from kgmlm.kg import ConfigError, DataError
 from kgmlm.listing import read_list
 from kgmlm.processes import check_main_guard
@@ -42,17 +43,15 @@ def export(
     import pyarrow.compute as pc
 
     check_main_guard()
-    if not isinstance(triples, str | Path):
-        raise DataError("export takes the file that `complete` has written")
     if not 0 <= min_probability <= 1:
         raise ConfigError(f"a probability is from 0 to 1, not {min_probability}")
-    target = Path(output)
-    if target.resolve() == Path(triples).resolve():
+    target, source = as_path(output, "the output"), as_path(triples, "the list")
+    if target.resolve() == source.resolve():
         raise DataError(f"{target} is the list itself; choose another --output")
     chosen = format_for(target, format)
     if chosen != FOLDER:
         check_result(target)
-    table, _ = read_list(Path(triples))
+    table, _ = read_list(source)
     table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
     write_export(table, target, chosen, base, spreadsheet=spreadsheet)
     return {"output": str(target), "format": chosen, "triples": len(table)}

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from kgmlm import files, judgments
 from kgmlm.columns import ENDS, LABEL
+from kgmlm.files import as_path
 from kgmlm.kg import DataError, RunError
 from kgmlm.run import Run, path_of
 from kgmlm.tables import write_tsv
@@ -29,7 +30,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
         RunError: when there is no such run.
         DataError: when there are no judgments, or TSV cannot hold them.
     """
-    path, target = path_of(run), Path(output)
+    path, target = path_of(run), as_path(output, "the output")
     if not (path / "run.json").is_file():
         raise RunError(f"{path} is not a run folder, and only these keep judgments")
     check_result(target)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kgmlm import files
 from kgmlm.cards import folder_card, write_card
 from kgmlm.datasets import read_folder, write_splits
+from kgmlm.files import as_path
 from kgmlm.importing import Importer
 from kgmlm.kg import ConfigError, DataError, check_numbers
 from kgmlm.processes import check_main_guard
@@ -56,7 +57,8 @@ def import_graph(
     """
     check_main_guard()
     check_numbers(seed=(seed, 0))
-    paths = [Path(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str) else [inputs]
+    paths = [as_path(path, "an input") for path in several]
     if not paths:
         raise DataError("name at least one file to import")
     if format is not None and format not in READERS:
@@ -65,7 +67,7 @@ def import_graph(
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
         format or format_of(path)
-    target = Path(output)
+    target = as_path(output, "the output")
     files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
     with watcher_of(progress) as watch, files.new_folder(target) as folder:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kgmlm import runs
 from kgmlm.chosen import fingerprints
-from kgmlm.files import check_writable
+from kgmlm.files import as_path, check_writable
 from kgmlm.jobs.onnx import structure_of
 from kgmlm.kg import ConfigError, ModelError, RunError, check_numbers
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
@@ -58,7 +58,7 @@ def pack(
         if is_unpacked(folder.path):
             raise RunError(f"{path} is a pack already; give the file that it is in")
         named = folder.path.resolve()
-        target = Path(output) if output is not None else named.with_name(named.name + SUFFIX)
+        target = as_path(output, "the output") if output is not None else named.with_name(named.name + SUFFIX)
     else:
         if not calibrate:
             raise RunError(f"{path} is a pack already; --calibrate adds probabilities to it")
@@ -67,7 +67,7 @@ def pack(
             raise ConfigError(f"{option} is for runs; {path} is a pack, which keeps what it has")
         if output is None:
             raise ConfigError(f"{path} is a pack; --output names the file to write")
-        target = Path(output)
+        target = as_path(output, "the output")
     if target.suffix != SUFFIX:
         raise RunError(f"a pack ends in {SUFFIX}, not as {target}")
     check_numbers(batch_size=(batch_size, 1))
@@ -127,4 +127,4 @@ def unpack(pack: str | Path, output: str | Path) -> Run:
     found = find_pack(pack)
     if found is None:
         raise RunError(f"there is no pack {pack}; a pack is a file that ends in {SUFFIX}")
-    return open_run(unpack_into(found, Path(output)))
+    return open_run(unpack_into(found, as_path(output, "the output")))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from kgmlm import __version__, files, ranks_file, runs
 from kgmlm.asking import read_entities
 from kgmlm.checks import check_graph, lines_of
+from kgmlm.files import as_path
 from kgmlm.jobs.evaluating import evaluate, ranks_name
-from kgmlm.jobs.writing import as_path
+from kgmlm.jobs.writing import path_if
 from kgmlm.kg import DataError, RunError, check_numbers, counted
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run
@@ -73,7 +74,7 @@ def report(
         RunError: when training has left no model yet, or ranks are of other weights than the run has.
         DataError: when the ranks are of another graph, or the other run is.
     """
-    output, given = Path(output), as_path(ranks)
+    output, given = as_path(output, "the output"), path_if(ranks, "a file of ranks")
     if given is not None and (split or max_triples):
         raise DataError("--ranks says which triples were asked; it goes without --split and --max-triples")
     check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))

@@ -13,6 +13,7 @@ from kgmlm import runs, upkeep
 from kgmlm.checks import odd_columns
 from kgmlm.config import KGESettings, Settings
 from kgmlm.datasets import load_graph
+from kgmlm.files import as_path
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.jobs.running import (
     Given,
@@ -26,7 +27,7 @@ from kgmlm.jobs.running import (
 )
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
 from kgmlm.jobs.tuning import complete_text
-from kgmlm.jobs.writing import as_path
+from kgmlm.jobs.writing import path_if
 from kgmlm.kg import ConfigError, RunError, check_whole, counted
 from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
@@ -92,14 +93,14 @@ def train(
     """
     if output is None:
         raise RunError("--output is missing: the run folder to write")
-    path = Path(output)
+    path = as_path(output, "the output")
     if max_steps is not None:
         check_whole("--max-steps", max_steps, 1)
     with writing(path, "train") if main_process() else nullcontext():
         check_end(decay, resume, overwrite)
         if not resume:
             _check_start(path, dataset, model, overwrite)
-        given = Given.of(as_path(config), [*set_, *as_assignments(settings)])
+        given = Given.of(path_if(config, "a settings file"), [*set_, *as_assignments(settings)])
         _check_settings(given, teacher, resume, preset, minutes)
         if tracker is not None:
             _check_tracker(tracker)

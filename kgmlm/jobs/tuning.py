@@ -24,7 +24,7 @@ from kgmlm.jobs.adding import (
     take_reranker,
 )
 from kgmlm.jobs.running import as_assignments, check_end, ends_by_decay, settings_of, train_watched
-from kgmlm.jobs.writing import as_path, writes_run
+from kgmlm.jobs.writing import path_if, writes_run
 from kgmlm.kg import RunError, check_numbers
 from kgmlm.processes import ALONE, World, join, shared_by
 from kgmlm.records import read_record
@@ -95,7 +95,7 @@ def tune(
     if not folder.graph.has("valid"):
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
     additions = [
-        Addition(name, source, as_path(config), given, overwrite or name in dropping)
+        Addition(name, source, path_if(config, "a settings file"), given, overwrite or name in dropping)
         for name, given in shared_out(adding, assignments).items()
     ]
     for added in additions:
@@ -180,7 +180,7 @@ def rerank(
         path_of(run),
         [*set_, *as_assignments(settings)],
         f"kgmlm rerank {shlex.quote(str(path_of(run)))} --resume",
-        config=as_path(config),
+        config=path_if(config, "a settings file"),
         model=model,
         max_steps=max_steps,
         decay=decay,

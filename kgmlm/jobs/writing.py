@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kgmlm.files import as_path
 from kgmlm.kg import RunError
 from kgmlm.packs import SUFFIX, find_pack, is_unpacked
 from kgmlm.processes import main_process
@@ -40,6 +41,6 @@ def writes_run(job: Job) -> Job:
     return wrapper  # type: ignore[return-value]
 
 
-def as_path(path: str | Path | None) -> Path | None:
-    """A path, where one is given."""
-    return None if path is None else Path(path)
+def path_if(given: str | Path | None, what: str) -> Path | None:
+    """A path, where one is given; ``what`` as of :func:`~kgmlm.files.as_path`."""
+    return None if given is None else as_path(given, what)
