@@ -148,16 +148,8 @@ def evaluate(
     crew = Crew(workers, engine, address)
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
     world, for_graph = join(way.device), skip_header or any(allowed.values())
-    _check(
-        path_of(run),
-        graph,
-        for_graph,
-        way.retrieve,
-        path_if(output, "the output"),
-        path_if(ranks, "a file of ranks"),
-        world,
-    )
-    asking = path_if(protocol, "a protocol")
+    to, kept, asking = path_if(output, "the output"), path_if(ranks, "ranks"), path_if(protocol, "a protocol")
+    _check(path_of(run), graph, for_graph, way.retrieve, to, kept, world)
     settings = load_protocol(
         asking, split=split, max_triples=max_triples, allow_self=way.allow_self or None,
         candidates=candidates or (None if graph is None or protocol else "graph"),
@@ -176,7 +168,7 @@ def evaluate(
         report.save(output)
     if world.main and (ranks is not None or len(own.entities) == len(folder.graph.entities)):
         name = ranks_name(way, settings.split, other, asking, candidates, max_triples)
-        _keep_ranks(folder, opened.made_by, result, path_if(ranks, "a file of ranks"), name, watch)
+        _keep_ranks(folder, opened.made_by, result, kept, name, watch)
     world.wait()  # what is written can be read, whichever process asks
     _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
     return report
