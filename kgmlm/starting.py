@@ -29,7 +29,7 @@ from kgmlm.signals import beside
 from kgmlm.signals.kge import KGE
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
-from kgmlm.upkeep import ENDED, check_output, is_blank
+from kgmlm.upkeep import ENDED, check_output
 from kgmlm.vocabulary import Vocabulary, of_each_relation, scratch_texts
 
 
@@ -96,8 +96,40 @@ def start_run(
     processes = PartialState(cpu=only_cpu(), timeout=timedelta(days=1))
     if processes.is_main_process:
         check_output(path, overwrite)
-    seed = settings.training.seed
     model_name = model_address(model_name)
+    ranker = _untrained(graph, model_name, settings)
+    reader = ranker.reader
+    share = (processes.process_index, processes.num_processes)
+    # What cannot fit is said before anything is written.
+    stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
+    if processes.is_main_process:
+        teacher = (teach or partial(fit_signal, "kge", graph, settings))() if distillation else None
+        create_run(
+            path,
+            graph,
+            settings,
+            model_name,
+            reader.vocabulary,
+            names=reader.names,
+            overwrite=overwrite,
+            teacher=teacher,
+            recipe=recipe,
+        )
+    processes.wait_for_everyone()
+    # Trained is on the files that were just written: the graph as it was read need not stay in memory.
+    run = open_run(path)
+    ranker = Ranker.fresh(run.graph.context, reader.tokenizer, reader.model, settings, reader.vocabulary)
+    ranker.reader.adopt_names(reader.names)
+    return run, ranker
+
+
+def _untrained(graph: KnowledgeGraph, model_name: str, settings: Settings) -> Ranker:
+    """The text model before its first step.
+
+    Raises:
+        ModelError: when it cannot be used.
+    """
+    seed = settings.training.seed
     if model_name == "scratch":
         texts = scratch_texts(graph, settings.text)
         tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
@@ -114,31 +146,9 @@ def start_run(
         check_vocabulary(model, tokenizer, model_name)
     names = tokenizer.candidates(graph.entities.table.column("surface"), None, settings.scoring.end_of_name)
     vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
-    names = names.cut(vocabulary.span_length)
     ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
-    ranker.reader.adopt_names(names)
-    share = (processes.process_index, processes.num_processes)
-    # What cannot fit is said before anything is written.
-    stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
-    if processes.is_main_process:
-        teacher = (teach or partial(fit_signal, "kge", graph, settings))() if distillation else None
-        create_run(
-            path,
-            graph,
-            settings,
-            model_name,
-            vocabulary,
-            names=names,
-            overwrite=overwrite,
-            teacher=teacher,
-            recipe=recipe,
-        )
-    processes.wait_for_everyone()
-    # Trained is on the files that were just written: the graph as it was read need not stay in memory.
-    run = open_run(path)
-    ranker = Ranker.fresh(run.graph.context, tokenizer, model, settings, vocabulary)
-    ranker.reader.adopt_names(names)
-    return run, ranker
+    ranker.reader.adopt_names(names.cut(vocabulary.span_length))
+    return ranker
 
 
 def _check_residuals(graph: KnowledgeGraph, settings: Settings) -> None:
@@ -156,13 +166,14 @@ def _check_residuals(graph: KnowledgeGraph, settings: Settings) -> None:
 
 
 def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker]:
-    """Open an interrupted run at its newest checkpoint.
+    """Open an interrupted run at its newest checkpoint; one that was killed before the first begins again.
 
     Args:
         device: as :func:`kgmlm.training.train` has it.
 
     Raises:
-        RunError: when it is no run, has ended, or has no checkpoint.
+        RunError: when it is no run, has ended, or is damaged.
+        ModelError: when the model that it began with is gone.
     """
     run = open_run(path)
     if find_pack(path) is not None:
@@ -173,8 +184,7 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
         raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
-        how = "leave out --resume" if is_blank(path) else "start it again with --overwrite"
-        raise RunError(f"{path} has no checkpoint to resume from; {how}")
+        return run, _untrained(run.graph, str(run.record["model"]), run.settings)
     if not (checkpoint / "model" / "config.json").is_file():
         raise RunError(f"{checkpoint} is damaged; start the run again with --overwrite")
     digests.check_folder(checkpoint, contents=True)

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
+from safetensors.numpy import load_file
 from trainings import go, settings
 
 from kgmlm.graph import KnowledgeGraph
@@ -19,14 +21,29 @@ from kgmlm.training import train
 
 def test_what_cannot_be_resumed_says_why(toy: KnowledgeGraph, tmp_path: Path) -> None:
     start_run(tmp_path / "run", toy, "scratch", settings())
-    with pytest.raises(RunError, match="no checkpoint to resume from; leave out --resume"):
-        resume_run(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000050").mkdir(parents=True)
     with pytest.raises(RunError, match="step-00000050 is damaged; start the run again with --overwrite"):
         resume_run(tmp_path / "run")
     go(tmp_path / "done", toy, "training.epochs=1")
     with pytest.raises(RunError, match="finished already"):
         resume_run(tmp_path / "done")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(
+    toy: KnowledgeGraph, tmp_path: Path
+) -> None:
+    few = settings("training.epochs=2")
+    run, ranker = start_run(tmp_path / "whole", toy, "scratch", few)
+    train(run, ranker)
+    start_run(tmp_path / "killed", toy, "scratch", few)
+    killed, ranker = resume_run(tmp_path / "killed")
+    killed.update(status="started")
+    train(killed, ranker, resume=True)
+    whole, begun_again = (
+        load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "killed")
+    )
+    assert whole.keys() == begun_again.keys()
+    assert all(np.array_equal(whole[name], begun_again[name]) for name in whole)
 
 
 def test_what_cannot_be_trained_lays_no_run(cli: Cli, toy: KnowledgeGraph, tmp_path: Path) -> None:

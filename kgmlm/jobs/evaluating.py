@@ -150,10 +150,9 @@ def evaluate(
     world, for_graph = join(way.device), skip_header or any(allowed.values())
     to, kept, asking = path_if(output, "the output"), path_if(ranks, "ranks"), path_if(protocol, "a protocol")
     _check(path_of(run), graph, for_graph, way.retrieve, to, kept, world)
-    settings = load_protocol(
-        asking, split=split, max_triples=max_triples, allow_self=way.allow_self or None,
-        candidates=candidates or (None if graph is None or protocol else "graph"),
-    )  # fmt: skip
+    among = candidates or (None if graph is None or protocol else "graph")
+    chosen = {"split": split, "max_triples": max_triples, "allow_self": way.allow_self or None}
+    settings = load_protocol(asking, candidates=among, **chosen)
     folder, watch = runs.open_run(path_of(run), verify=verify), watcher_of(progress)
     _check_memory(folder, graph, watch)
     other = None if graph is None else load_graph(graph, skip_header=skip_header)
