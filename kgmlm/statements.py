@@ -146,17 +146,23 @@ class _Counted(io.RawIOBase):
 
 
 class _Unpacked(io.RawIOBase):
-    """A file as it is unpacked by its suffix, which must not be out of all proportion to what was read of it.
+    """A file as it is unpacked, by its suffix or by how it begins, in proportion to what was read of it.
 
     Raises:
-        ValueError: when it is.
+        ValueError: when it is out of proportion.
     """
 
     def __init__(self, counted: _Counted, path: Path) -> None:
         self.packed, self.size = counted, 0
         packed, suffix = io.BufferedReader(counted, 1 << 20), path.suffix.casefold()
-        openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-        self.file = openers[suffix](packed) if suffix in openers else packed
+        head = packed.peek(8)
+        openers: tuple[tuple[str, bytes, Any], ...] = (
+            (".gz", b"\x1f\x8b", gzip.open),
+            (".xz", b"\xfd7zXZ\0", lzma.open),
+            (".bz2", b"BZh", bz2.open),
+        )
+        opener = next((o for end, begin, o in openers if suffix == end or head.startswith(begin)), None)
+        self.file = packed if opener is None else opener(packed)
 
     def readable(self) -> bool:
         return True
@@ -242,7 +248,6 @@ _BEGINNINGS = (
     (r"\Aformat-version:", "it is OBO, which is not read: save it as Turtle"),
     (r"(?i)\A\s*(<!DOCTYPE html|<html)", "it is a web page"),
     (r"\A\s*(<\?xml|<rdf:RDF)", "it looks like RDF/XML: --format rdfxml reads it"),
-    (r"\A\x1f\x8b", "it is packed by gzip: its name must end in .gz"),
     (r'\A\s*[\[{]\s*[\[{]?\s*"@(context|id|graph)"', "it is JSON-LD, which is not read: save it as Turtle"),
 )
 

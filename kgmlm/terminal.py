@@ -13,9 +13,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import typer
 
@@ -82,6 +83,62 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+INPUT = "a file that is read"  # marks options that may be -, a pipe or a device
+
+
+@contextmanager
+def _files_of(function: Callable[..., None], given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The options of a command, in which every input that is a stream is a file with a name of its kind.
+
+    So it can be read twice, and from its end, as Parquet is.
+    """
+    streams = {
+        name: path
+        for name, hint in get_type_hints(function, include_extras=True).items()
+        if INPUT in getattr(hint, "__metadata__", ()) and (path := given.get(name)) is not None
+        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+    }
+    if not streams:
+        yield given
+        return
+    from tempfile import TemporaryDirectory
+
+    from kgmlm.kg import KgmlmError
+
+    with TemporaryDirectory() as folder:
+        found = {name: _spooled(path, Path(folder)) for name, path in streams.items()}
+        try:
+            yield given | found
+        except KgmlmError as error:
+            raise type(error)(str(error).replace(f"{folder}/", "")) from None
+
+
+def _spooled(stream: Path, folder: Path) -> Path:
+    """What a stream has, in a file whose name says what it is: stdin.tsv, for example."""
+    import gzip
+    import shutil
+    import zlib
+
+    name = "stdin" if str(stream) in ("-", "/dev/stdin") else stream.name
+    whole = folder / name
+    with whole.open("wb") as file:
+        if str(stream) == "-":
+            shutil.copyfileobj(getattr(sys.stdin, "buffer", io.BytesIO()), file)
+        else:
+            with stream.open("rb") as source:
+                shutil.copyfileobj(source, file)
+    with whole.open("rb") as file:
+        head = file.read(1 << 16)
+    packed = head.startswith(b"\x1f\x8b")
+    if packed:
+        with suppress(OSError, EOFError, zlib.error), gzip.open(whole) as unpacked:
+            head = unpacked.read(1 << 16)
+    first = head.partition(b"\n")[0]
+    text = ".csv" if b"," in first and b"\t" not in first else ".tsv"
+    kind = ".parquet" if head.startswith(b"PAR1") else text
+    return whole.rename(folder / f"{name}{kind}{'.gz' * packed}")
+
+
 def handled(function: Callable[..., None]) -> Callable[..., None]:
     """Turn what users can cause into one sentence and exit code 2."""
 
@@ -110,8 +167,9 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
                 raise typer.Exit(2)
             return
         try:
-            with _terminable(), nullcontext() if main_process() else redirect_stdout(io.StringIO()):
-                function(*args, **kwargs)
+            silent = nullcontext() if main_process() else redirect_stdout(io.StringIO())
+            with _terminable(), silent, _files_of(function, kwargs) as options:
+                function(*args, **options)
             sys.stdout.flush()  # here, where it is no mistake that the reader has gone
         except KgmlmError as error:
             fail(str(error))

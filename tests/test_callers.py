@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import kgmlm
@@ -219,3 +224,57 @@ def test_what_is_of_the_wrong_kind_is_one_sentence(job: str, toy_run: Path, tmp_
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 400
     assert not (run / "new").exists()
+
+
+def piped(arguments: Sequence[object], data: bytes) -> subprocess.CompletedProcess[bytes]:
+    """The command with something on its stdin."""
+    command = [sys.executable, "-m", "kgmlm.cli", *map(str, arguments)]
+    return subprocess.run(command, input=data, capture_output=True, timeout=300, check=False)
+
+
+def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
+    """Whatever it holds: its kind is seen by its content."""
+    rows = [("france", "capital", "paris"), ("spain", "capital", "paris"), ("spain", "borders", "france")]
+    table = pa.table(dict(zip(("head", "relation", "tail"), zip(*rows, strict=True), strict=True)))
+    pq.write_table(table, tmp_path / "t.parquet")
+    tsv, comma = ("".join(end.join(row) + "\n" for row in rows).encode() for end in "\t,")
+    (tmp_path / "t.tsv").write_bytes(tsv)
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.calibration.LEAST", 2)  # the toy graph has few validation triples
+        kgmlm.calibrate(run, progress=False)
+    classify = ("classify", run, "-", "--csv", "-q")
+    expected = piped(("classify", run, tmp_path / "t.tsv", "--csv", "-q"), b"")
+    assert expected.returncode == 0, expected.stderr
+    for data in (tsv, comma, gzip.compress(tsv), gzip.compress(comma), (tmp_path / "t.parquet").read_bytes()):
+        assert piped(classify, data).stdout == expected.stdout
+    assert piped(("classify", run, "/dev/stdin", "--csv", "-q"), tsv).stdout == expected.stdout
+    os.mkfifo(tmp_path / "pipe")
+    writing = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(comma))
+    writing.start()
+    assert piped(("classify", run, tmp_path / "pipe", "--csv", "-q"), b"").stdout == expected.stdout
+    writing.join()
+
+    asked = ("rank", run, "--head", "Qatar", "--relation", "capital", "--csv", "-q", "--entities", "-")
+    assert b"1," in piped(asked, b"label\tname\nqatar\tQatar\n").stdout
+    new = ("evaluate", run, "--max-triples", "3", "-q", "--json", "--protocol", "-")
+    assert json.loads(piped(new, b'split = "valid"\n').stdout)["split"] == "valid"
+    kgmlm.complete(run, tmp_path / "new.parquet", min_probability=0, progress=False)
+    listed = (tmp_path / "new.parquet").read_bytes()
+    nt = piped(("export", "-", "--output", "-", "--format", "jsonl"), listed).stdout.splitlines()
+    assert len(nt) == len(pq.read_table(tmp_path / "new.parquet"))
+    statement = b"<http://a> <http://p> <http://b> .\n"
+    importing = ("data", "import", "-", "--format", "ntriples", "--json", "-q", "--output")
+    for n, data in enumerate((statement, gzip.compress(statement), bz2.compress(statement))):
+        assert json.loads(piped((*importing, tmp_path / f"imported-{n}"), data).stdout)["triples"] == 1
+
+    faults = {
+        b"": "stdin.tsv is empty",
+        b"a\tb\n": "stdin.tsv:1: expected 3",
+        b"PAR1": "stdin.parquet cannot",
+    }
+    for data, why in faults.items():
+        done = piped(classify, data)
+        assert done.returncode == 2
+        assert why in done.stderr.decode()
+        assert "/tmp" not in done.stderr.decode()

@@ -262,7 +262,7 @@ def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any
     shutil.copy(whole[0], new)
     with pytest.raises(DataError, match="is the list itself"):
         kgmlm.export(new, tmp_path / "." / "new.parquet", format="csv")
-    with pytest.raises(DataError, match="takes the file that `complete` has written"):
+    with pytest.raises(DataError, match="`complete` wrote is a path, not a DataFrame"):
         kgmlm.export(read_list(new)[0].to_pandas(), tmp_path / "new.csv")
     assert len(read_list(new)[0]) == len(read_list(whole[0])[0])
 

@@ -20,7 +20,7 @@ from kgmlm.cli.options import (
     RuntimeOption,
     SkipHeader,
 )
-from kgmlm.terminal import handled, print_json, tell
+from kgmlm.terminal import INPUT, handled, print_json, tell
 
 NewRelations = Annotated[
     bool,
@@ -52,6 +52,7 @@ def classify(
             "label: 1 for true, -1 or 0 for false, with which the answers are compared.",
             show_default=False,
         ),
+        INPUT,
     ],
     graph: Annotated[
         str | None,
@@ -67,6 +68,7 @@ def classify(
             help="New entities that triples may have, read by their text: a table with the columns label, "
             "name and, if you like, description, surface and types."
         ),
+        INPUT,
     ] = None,
     entity_triples: EntityTriples = None,
     allow_new_relations: NewRelations = False,

@@ -22,7 +22,7 @@ from kgmlm.cli.options import (
     Typed,
     Workers,
 )
-from kgmlm.terminal import handled, print_json, tell
+from kgmlm.terminal import INPUT, handled, print_json, tell
 
 Output = Annotated[Path, typer.Option(help="The Parquet file to write.", show_default=False)]
 Least = Annotated[float, typer.Option(min=0.0, max=1.0, help="Leave out triples below it.")]
@@ -180,7 +180,9 @@ def _print_report(report: dict[str, Any]) -> None:
 
 @handled
 def export(
-    triples: Annotated[Path, typer.Argument(help="A list that `kgmlm complete` wrote.", show_default=False)],
+    triples: Annotated[
+        Path, typer.Argument(help="A list that `kgmlm complete` wrote.", show_default=False), INPUT
+    ],
     output: Annotated[
         Path, typer.Option(help="The file to write, - for stdout; of neo4j a folder.", show_default=False)
     ],

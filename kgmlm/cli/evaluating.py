@@ -29,14 +29,14 @@ from kgmlm.cli.options import (
     Verify,
     Workers,
 )
-from kgmlm.terminal import handled, print_comparison, print_json, print_metrics
+from kgmlm.terminal import INPUT, handled, print_comparison, print_json, print_metrics
 
 
 @handled
 def evaluate(
     run: RunArgument,
     split: Annotated[str | None, typer.Option(help="The split to evaluate; by default test.")] = None,
-    protocol: Annotated[Path | None, typer.Option(help="A protocol as TOML.")] = None,
+    protocol: Annotated[Path | None, typer.Option(help="A protocol as TOML."), INPUT] = None,
     graph: Annotated[
         str | None,
         typer.Option(help="Evaluate on another dataset or folder, whose entities the run has never seen."),
@@ -103,9 +103,9 @@ def evaluate(
 @handled
 def compare(
     a: Annotated[
-        Path, typer.Argument(help="A run folder, or ranks that `evaluate` wrote.", show_default=False)
+        Path, typer.Argument(help="A run folder, or ranks that `evaluate` wrote.", show_default=False), INPUT
     ],
-    b: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
+    b: Annotated[Path, typer.Argument(help="Another one.", show_default=False), INPUT],
     split: Annotated[str, typer.Option(help="Whose ranks of the run folders.")] = "test",
     draws: Annotated[int, typer.Option(min=100, max=MOST, help="Resamplings and random swaps.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, max=MOST)] = 0,

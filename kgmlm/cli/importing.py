@@ -66,7 +66,7 @@ def data_import(
     from kgmlm.watching import Bars
 
     report = import_graph(
-        files,
+        [Path("/dev/stdin") if str(path) == "-" else path for path in files],
         output,
         format=format,
         language=language or "en",

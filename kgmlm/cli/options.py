@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from kgmlm.terminal import INPUT
+
 MOST = 2**32 - 1  # of any number of a command
 
 Kind = Literal["likelihood", "entity"]
@@ -102,6 +104,7 @@ EntityTriples = Annotated[
         help="What is known of the new entities: a file of triples (head, relation, tail), each with one of "
         "them. They count like training triples, and are known answers.",
     ),
+    INPUT,
 ]
 BatchSize = Annotated[
     int, typer.Option(min=1, max=MOST, help="Queries, or candidates to rerank, per forward pass.")

@@ -32,7 +32,7 @@ from kgmlm.cli.options import (
     Verify,
     Workers,
 )
-from kgmlm.terminal import handled, print_json, print_predictions, tell
+from kgmlm.terminal import INPUT, handled, print_json, print_predictions, tell
 
 if TYPE_CHECKING:
     from kgmlm.kg import Query
@@ -54,6 +54,7 @@ def rank(
         typer.Option(
             help="Many queries: TSV or CSV whose first line names the columns relation and head or tail."
         ),
+        INPUT,
     ] = None,
     entities: Annotated[
         Path | None,
@@ -61,6 +62,7 @@ def rank(
             help="New entities that join the candidates and may be asked about: a table with the columns "
             "label, name and, if you like, description, surface and types."
         ),
+        INPUT,
     ] = None,
     entity_triples: EntityTriples = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
@@ -212,7 +214,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     from kgmlm import files, tables
     from kgmlm.kg import DataError
 
-    data = files.read_bytes(Path("/dev/stdin") if str(path) == "-" else path)
+    data = files.read_bytes(path)
     separator = "\t" if b"\t" in data.partition(b"\n")[0] else ","  # the names of columns have neither
     lines = list(tables.parse_lines(data, str(path), separator))
     if not lines:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kgmlm.cli.options import MOST, BatchSize, Device, Quiet, RunArgument
-from kgmlm.terminal import handled
+from kgmlm.terminal import INPUT, handled
 
 
 @handled
@@ -22,6 +22,7 @@ def report(
             "still the same, else the run is evaluated.",
             show_default=False,
         ),
+        INPUT,
     ] = None,
     split: Annotated[
         str | None,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from kgmlm.cli.options import MOST, Dataset, Decay, MaxSteps, Quiet, SkipHeader
-from kgmlm.terminal import handled
+from kgmlm.terminal import INPUT, handled
 
 
 @handled
@@ -39,7 +39,7 @@ def train(
             help="Time for all stages; a few steps are timed first, and epochs chosen to fit.",
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings as TOML.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings as TOML."), INPUT] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=5."),

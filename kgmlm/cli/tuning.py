@@ -19,7 +19,7 @@ from kgmlm.cli.options import (
     Precision,
     Quiet,
 )
-from kgmlm.terminal import handled, print_json, tell
+from kgmlm.terminal import INPUT, handled, print_json, tell
 
 
 @handled
@@ -47,7 +47,7 @@ def tune(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="With --add: settings as TOML; by default those of the run.")
+        Path | None, typer.Option(help="With --add: settings as TOML; by default those of the run."), INPUT
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -98,7 +98,7 @@ def tune(
 def rerank(
     run: FolderArgument,
     config: Annotated[
-        Path | None, typer.Option(help="Settings as TOML; by default those of the run, for one epoch.")
+        Path | None, typer.Option(help="Settings as TOML; by default those of the run, for one epoch."), INPUT
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -45,7 +45,7 @@ def export(
     check_main_guard()
     if not 0 <= min_probability <= 1:
         raise ConfigError(f"a probability is from 0 to 1, not {min_probability}")
-    target, source = as_path(output, "the output"), as_path(triples, "the list")
+    target, source = as_path(output, "the output"), as_path(triples, "the list that `complete` wrote")
     if target.resolve() == source.resolve():
         raise DataError(f"{target} is the list itself; choose another --output")
     chosen = format_for(target, format)

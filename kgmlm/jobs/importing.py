@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def import_graph(
     total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
     with watcher_of(progress) as watch, files.new_folder(target) as folder:
         importer = Importer(folder, [language] if isinstance(language, str) else language)
+        tell = partial(_bytes, watch, total)
         for path in paths:
-            read_statements(path, importer, format, base, lambda n: watch("reading bytes", n, total))
+            read_statements(path, importer, format, base, tell)
         names = ", ".join(path.name for path in paths)
         report = importer.write((target.resolve().name, f"Imported by kgmlm from {names}."))
         if split:
@@ -90,3 +92,9 @@ def import_graph(
                 watch.tell(message)
             report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
     return report
+
+
+def _bytes(watch: Watcher, total: int, n: int) -> None:
+    """Tell that n more bytes are read, of a number that is known."""
+    if total:
+        watch("reading bytes", n, total)
