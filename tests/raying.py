@@ -1,4 +1,4 @@
-"""Pieces that workers make, and a process that has a Ray cluster of one node make them.
+"""Pieces that workers make, and a process that has a Ray cluster of two nodes make them.
 
 It is a process of its own, since Ray reads its token when it is imported, and keeps threads.
 """
@@ -9,8 +9,12 @@ import json
 import logging
 import os
 import pickle
+import signal
+import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,12 @@ from kgmlm.workers import Advance, Make, T, Work, made_here
 EVALUATED: dict[str, Any] = {"split": "train", "batch_size": 4, "by_relation": True}
 ASKED = [("france", "capital", None), (None, "capital", "paris"), ("rome", "located_in", None)] * 3
 LISTED: dict[str, Any] = {"known": ["valid"], "min_probability": 0.0, "part_size": 10}
+
+
+def _node() -> str:
+    """The address of the node that this process is on; empty without a cluster."""
+    ray = sys.modules.get("ray")
+    return str(ray.util.get_node_ip_address()) if ray is not None and ray.is_initialized() else ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Files:
     def begin(self, watch: Watcher) -> Make[int]:
         if self.mistaken:
             raise DataError("nothing can be made")
-        (self.folder / f"begun-{os.getpid()}").touch()
+        (self.folder / f"begun-{os.getpid()}-{_node()}").touch()
 
         def make(number: int, advance: Advance) -> int:
             tried = self.folder / f"tried-{number}"
@@ -78,6 +88,73 @@ def sent_here(
     return made_here(pickle.loads(pickle.dumps(work.sent(far=True))), numbers, watch, advance)
 
 
+PATIENCE = 300.0  # seconds
+RAY = ("-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--num-cpus", "1",
+       "--object-store-memory", str(80 * 2**20), "--disable-usage-stats")  # fmt: skip
+
+
+def children(of: int) -> dict[int, str]:
+    """The processes below a process, with their command lines."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    found: dict[int, str] = {}
+    below = {of}
+    while below:
+        new = {int(row[0]): row[2] for row in rows if int(row[1]) in below and len(row) > 2}
+        found |= new
+        below = set(new)
+    return found
+
+
+def stop(node: subprocess.Popen[bytes]) -> None:
+    """End a node and all that it has begun, at once."""
+    for pid in (*children(node.pid), node.pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    node.wait()
+
+
+@contextmanager
+def nodes(
+    folder: Path, port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two nodes of a cluster, at 127.0.0.2 and 127.0.0.3; the first one is its head."""
+    begun: list[subprocess.Popen[bytes]] = []
+    head = ("--head", "--node-ip-address", "127.0.0.2", "--port", str(port), "--include-dashboard", "false",
+            "--temp-dir", str(folder))  # fmt: skip
+    other = ("--address", f"127.0.0.2:{port}", "--node-ip-address", "127.0.0.3")
+    try:
+        for which in (head, other):
+            with (folder / f"node-{len(begun)}.log").open("wb") as log:
+                begun.append(
+                    subprocess.Popen([sys.executable, *RAY, *which], stdout=log, stderr=log, env=environment)
+                )
+            until(lambda: "Ray runtime started" in log_of(folder, len(begun) - 1))
+        yield begun
+    finally:
+        for node in reversed(begun):
+            stop(node)
+
+
+def log_of(folder: Path, number: int) -> str:
+    return (folder / f"node-{number}.log").read_text("utf-8", "replace")
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something.
+
+    Raises:
+        TimeoutError: when it does not come.
+    """
+    end = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError("it takes too long")
+        time.sleep(0.02)
+
+
 def report_of(found: Any) -> dict[str, Any]:
     """A report but for what differs by who has made it."""
     return {k: v for k, v in found.values.items() if k not in ("seconds", "processes", "command")}
@@ -88,13 +165,10 @@ def main() -> None:
     import ray
 
     import kgmlm
-    from kgmlm.workers import STORE, made_on_ray
+    from kgmlm.workers import made_on_ray
 
-    folder, run = map(Path, sys.argv[1:])
-    ray.init(
-        address="local", num_cpus=2, object_store_memory=STORE, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.ERROR,
-    )  # fmt: skip
+    folder, run = map(Path, sys.argv[1:3])
+    ray.init(address=sys.argv[3], log_to_driver=False, logging_level=logging.ERROR)
 
     def error(work: Files, count: int) -> list[str]:
         work.folder.mkdir()

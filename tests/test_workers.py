@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import Cli, refused
-from raying import ASKED, EVALUATED, LISTED, Files, report_of
+from raying import ASKED, EVALUATED, LISTED, Files, nodes, report_of
 
 import kgmlm
 from kgmlm import workers
@@ -101,7 +101,7 @@ def test_an_address_where_no_cluster_is_is_a_sentence(
 
 @pytest.fixture(scope="module")
 def said(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What came of work on a cluster of one node, which a process of its own had begun; and where."""
+    """What came of work on a cluster of two nodes, by a process of its own; and where."""
     if find_spec("ray") is None:
         pytest.skip("the engine is installed by kgmlm[ray]")
     folder = tmp_path_factory.mktemp("ray")
@@ -110,10 +110,13 @@ def said(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
         **os.environ, "PYTHONPATH": f"{here}:{here.parent}", "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", "import raying; raying.main()", folder, toy_run],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = free.getsockname()[1]
+    with nodes(folder, port, environment):
+        done = subprocess.run(
+            [sys.executable, "-c", "import raying; raying.main()", folder, toy_run, f"127.0.0.2:{port}"],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found, folder
@@ -146,7 +149,9 @@ def test_what_rays_workers_lose_others_make(said: tuple[dict[str, Any], Path]) -
     assert found["sizes"] == [n * 10 for n in range(7)]
     work = Files(folder / "lost")
     assert work.made() == {f"made-{n}": "x" for n in range(7)}, "nothing is lost, nothing made twice"
-    assert 2 < len(list(work.folder.glob("begun-*"))) <= 4, "two, and those in their place"
+    begun = [p.name.rpartition("-")[2] for p in work.folder.glob("begun-*")]
+    assert 2 < len(begun) <= 4, "two, and those in their place"
+    assert set(begun) == {"127.0.0.2", "127.0.0.3"}
 
 
 @pytest.mark.slow

@@ -12,9 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,69 +20,9 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from conftest import TINY_SETTINGS  # noqa: E402
+from raying import PATIENCE, children, nodes, stop, until  # noqa: E402
 
-PATIENCE = 300.0  # seconds
-RAY = ("-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--num-cpus", "1",
-       "--object-store-memory", str(80 * 2**20), "--disable-usage-stats")  # fmt: skip
 Killing = Callable[[list["subprocess.Popen[bytes]"]], str]
-
-
-def children(of: int) -> dict[int, str]:
-    """The processes below a process, with their command lines."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    found: dict[int, str] = {}
-    below = {of}
-    while below:
-        new = {int(row[0]): row[2] for row in rows if int(row[1]) in below and len(row) > 2}
-        found |= new
-        below = set(new)
-    return found
-
-
-def stop(node: subprocess.Popen[bytes]) -> None:
-    """End a node and all that it has begun, at once."""
-    for pid in (*children(node.pid), node.pid):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    node.wait()
-
-
-@contextmanager
-def nodes(folder: Path, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two nodes of a cluster; the first one is its head."""
-    begun: list[subprocess.Popen[bytes]] = []
-    head = ("--head", "--node-ip-address", "127.0.0.2", "--port", str(port), "--include-dashboard", "false",
-            "--temp-dir", str(folder))  # fmt: skip
-    other = ("--address", f"127.0.0.2:{port}", "--node-ip-address", "127.0.0.3")
-    try:
-        for which in (head, other):
-            with (folder / f"node-{len(begun)}.log").open("wb") as log:
-                begun.append(subprocess.Popen([sys.executable, *RAY, *which], stdout=log, stderr=log))
-            until(lambda: "Ray runtime started" in log_of(folder, len(begun) - 1))
-        yield begun
-    finally:
-        for node in reversed(begun):
-            stop(node)
-
-
-def log_of(folder: Path, number: int) -> str:
-    return (folder / f"node-{number}.log").read_text("utf-8", "replace")
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something.
-
-    Raises:
-        TimeoutError: when it does not come.
-    """
-    end = time.monotonic() + PATIENCE
-    while not true():
-        if time.monotonic() > end:
-            raise TimeoutError("it takes too long")
-        time.sleep(0.02)
 
 
 def a_worker(begun: list[subprocess.Popen[bytes]]) -> str:
