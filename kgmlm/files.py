@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -28,6 +29,7 @@ from kgmlm.kg import DataError, RunError
 
 UNPACKED, RATIO = 2**28, 200  # bytes, or times its size, that a packed file may unpack to
 _ROWS = 2**16  # of a Parquet file at one time
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, a quota and a limit
 STALE = 3600  # seconds after which nobody is writing a temporary file any more
 # Beside a file or folder: half-written; whole, and about to take its place; whole, and about to make room.
 _PART, _NEW, _OLD = ".kgmlm-part", ".kgmlm-new", ".kgmlm-old"
@@ -213,6 +215,14 @@ def atomic_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def disk_error(error: Exception, path: Path) -> OSError:
+    """The error of the system that a library tells in words of its own, of a file that it could not write."""
+    for number in NO_ROOM:
+        if f"os error {number})" in str(error) or os.strerror(number) in str(error):
+            return OSError(number, os.strerror(number), str(path))
+    return OSError(f"{path} cannot be written: {error}")
+
+
 def write_atomic(path: Path, data: str | bytes, *, follow: bool = False) -> None:
     """Write a file so that it is there whole or not at all; ``follow`` as of :func:`atomic_file`."""
     with atomic_file(path, follow=follow) as temporary:
@@ -252,7 +262,7 @@ def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] 
         try:
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:
-            raise OSError(f"{path} cannot be written: {error}") from None
+            raise disk_error(error, path) from None
 
 
 def tensors_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:

@@ -419,4 +419,4 @@ def _write(faiss: Any, index: Any, path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:
-        raise OSError(f"the index cannot be written: {cause(error)}") from None
+        raise files.disk_error(RuntimeError(cause(error)), path) from None

@@ -70,9 +70,9 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
     try:
         model.save(folder)
     except SafetensorError as error:
-        raise OSError(f"{folder.parent}: the weights cannot be written: {error}") from None
+        raise files.disk_error(error, folder.parent) from None
     try:
         tokenizer.tokenizer.save_pretrained(folder)
     except Exception as error:  # the library raises no other
-        raise OSError(f"{folder.parent}: the tokenizer cannot be written: {error}") from None
+        raise files.disk_error(error, folder.parent) from None
     files.follow_umask(folder)

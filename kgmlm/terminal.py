@@ -5,7 +5,6 @@ Heavy imports live inside the functions.
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -183,7 +182,9 @@ def handled(function: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
             raise typer.Exit(0) from None
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            from kgmlm.files import NO_ROOM
+
+            if error.errno in NO_ROOM:
                 fail(
                     f"there is no room left to write {error.filename or 'the file'}; free some and try again"
                 )

@@ -61,7 +61,7 @@ def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
     """Its library has an error of its own for a full disk, and for a folder in the way."""
     (tmp_path / "model" / "tokenizer.json").mkdir(parents=True)
     ranker = make_ranker()
-    with pytest.raises(OSError, match="the tokenizer cannot be written"):
+    with pytest.raises(OSError, match="cannot be written"):
         save_model(ranker.reader.model, ranker.reader.tokenizer, tmp_path / "model")
 
 

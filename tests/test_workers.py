@@ -108,7 +108,7 @@ def said(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
     here = Path(__file__).parent
     environment = {
         **os.environ, "PYTHONPATH": f"{here}:{here.parent}", "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }  # fmt: skip
     with socket.create_server(("127.0.0.2", 0)) as free:
         port = free.getsockname()[1]

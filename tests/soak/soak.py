@@ -1,7 +1,7 @@
-"""Damaged inputs by the thousand, and commands killed at random moments: `make soak`. See docs/soak.md.
+"""Damaged inputs by the thousand, and commands that are killed, stopped, without room or read meanwhile.
 
-``SOAK_INPUTS`` and ``SOAK_KILLS`` say how many, ``SOAK_SEED`` which. ``soak.py try KIND NUMBER`` tries one
-input again.
+A part of `make soak`; see docs/soak.md. ``SOAK_INPUTS`` and ``SOAK_KILLS`` say how many, ``SOAK_SEED`` which.
+``soak.py try KIND NUMBER`` tries one input again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import os
 import queue
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -34,6 +36,7 @@ from safetensors import safe_open  # noqa: E402
 
 from kgmlm.digests import MANIFEST  # noqa: E402
 from kgmlm.files import sha256  # noqa: E402
+from kgmlm.kg import RunError  # noqa: E402
 from kgmlm.ranks_file import COLUMNS  # noqa: E402
 from kgmlm.runs import open_run  # noqa: E402
 from kgmlm.signals.kge import KGE  # noqa: E402
@@ -48,9 +51,14 @@ TRAIN = (
 )  # fmt: skip
 
 
+# The toy graph has fewer validation triples than probabilities are fitted to.
+CALIBRATING = "from kgmlm import calibration; calibration.LEAST = 2"
+
+
 def command(*arguments: str | Path) -> list[str]:
     """A real command."""
-    return [sys.executable, "-m", "kgmlm.cli", *map(str, arguments)]
+    run = f"{CALIBRATING}; from kgmlm.cli import run_app; run_app()"
+    return [sys.executable, "-c", run, *map(str, arguments)]
 
 
 def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -160,11 +168,11 @@ def soak_inputs(plain: Path, vectors: Path, count: int, seed: int) -> Counter[st
     return found
 
 
-# --- kills -------------------------------------------------------------------------------------------------
+# --- kills and other troubles ------------------------------------------------------------------------------
 
 
 class Kind(NamedTuple):
-    """A command that is killed: from what folder it starts, how it goes on, and what must be the same."""
+    """A command that has trouble: from what folder it starts, how it goes on, and what must be the same."""
 
     base: str  # the folder of the soak that it begins with; empty is none
     start: Callable[[Path], list[str | Path]]
@@ -179,7 +187,7 @@ class Unbroken:
     result: Any
     seconds: float  # that it takes
     begins: float  # seconds until it first writes something
-    notes: list[str] = field(default_factory=list)
+    largest: int  # bytes of the largest file that it leaves
 
 
 def _train_again(run: Path) -> None:
@@ -222,7 +230,14 @@ def _model(folder: Path) -> dict[str, Any]:
     return {k: _tensors(p) if p.suffix == ".safetensors" else sha256(p) for k, p in there.items()}
 
 
+def _members(pack: Path) -> dict[str, int]:
+    """The files of a pack and their checksums, but for the one that says when it was made."""
+    with zipfile.ZipFile(pack) as opened:
+        return {member.filename: member.CRC for member in opened.infolist() if member.filename != "pack.json"}
+
+
 ADD = ("--add", "kge", "--set", "kge.dimension=8", "--set", "kge.epochs=20")
+LISTED = ("--known", "valid", "--min-probability", "0", "--part-size", "8", "-q")
 RERANK = ("--set", "reranking.candidates=4", "--set", "training.checkpoint_minutes=0.001")
 COMMANDS = {
     "train": Kind(
@@ -253,6 +268,25 @@ COMMANDS = {
         lambda run: must("index", run, "-q"),
         lambda run: {p.name: sha256(p) for p in (run / "index" / "entity").iterdir() if p.suffix != ".json"},
     ),
+    "calibrate": Kind(
+        "trained",
+        lambda run: ["calibrate", run, "-q"],
+        lambda run: must("calibrate", run, "-q"),
+        lambda run: {k: v for k, v in json.loads((run / "model/probabilities.json").read_bytes()).items()
+                     if k not in ("made", "chosen_by", "minutes")},
+    ),
+    "pack": Kind(
+        "trained",
+        lambda run: ["pack", run, "--output", run.with_name("run.kgmlm"), "-q"],
+        lambda run: must("pack", run, "--output", run.with_name("run.kgmlm"), "-q"),
+        lambda run: _members(run.with_name("run.kgmlm")),
+    ),
+    "complete": Kind(
+        "trained",
+        lambda run: ["complete", run, "--output", run.with_name("new.parquet"), *LISTED],
+        lambda run: must("complete", run, "--output", run.with_name("new.parquet"), *LISTED),
+        lambda run: pq.read_table(run.with_name("new.parquet")).to_pylist(),
+    ),
     "evaluate": Kind(
         "trained",
         lambda run: ["evaluate", run, "-q"],
@@ -282,13 +316,22 @@ def _begun(process: subprocess.Popen[Any], folder: Path, before: set[tuple[str, 
     return False
 
 
-def _start(kind: Kind, folder: Path) -> tuple[subprocess.Popen[bytes], set[tuple[str, int]]]:
+def _start(
+    kind: Kind, folder: Path, room: int | None = None
+) -> tuple[subprocess.Popen[bytes], set[tuple[str, int]]]:
+    """Begin a command in a folder; it may have room for files of so many bytes only."""
     if kind.base:
         shutil.copytree(folder.parent / kind.base, folder / "run")
     before = _written(folder)
+
+    def limited() -> None:
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
     process = subprocess.Popen(
-        command(*kind.start(folder / "run")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        command(*kind.start(folder / "run")),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=limited,
+    )  # fmt: skip
     return process, before
 
 
@@ -299,13 +342,18 @@ def unbroken(kind: Kind, folder: Path) -> Unbroken:
     process, before = _start(kind, folder)
     _begun(process, folder, before)
     begins = time.monotonic() - started
-    if process.wait():
-        raise SystemExit(f"`{' '.join(map(str, kind.start(folder)))}` has exit code {process.returncode}")
-    return Unbroken(kind.result(folder / "run"), time.monotonic() - started, begins)
+    _, said = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"`{' '.join(map(str, kind.start(folder)))}` fails: {said.decode()}")
+    seconds = time.monotonic() - started
+    largest = max(path.stat().st_size for path in folder.rglob("*"))
+    return Unbroken(kind.result(folder / "run"), seconds, begins, largest)
 
 
-def killed(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
-    """Kill a command at a random moment, most often while it writes; when, in words, or nothing."""
+def at_a_moment(
+    kind: Kind, folder: Path, random: Random, usual: Unbroken
+) -> tuple[subprocess.Popen[bytes], str]:
+    """A command at a random moment, most often while it writes; when, in words, or nothing where it ended."""
     process, before = _start(kind, folder)
     started = time.monotonic()
     if random.random() < 0.4:
@@ -314,33 +362,107 @@ def killed(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
         _begun(process, folder, before)
         delay = random.choice((random.uniform(0, usual.seconds - usual.begins), random.uniform(0, 0.05)))
     try:
-        process.wait(delay)
+        process.communicate(timeout=delay)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return f"after {time.monotonic() - started:.2f} s"
-    return ""
+        return process, f"after {time.monotonic() - started:.2f} s"
+    return process, ""
 
 
-def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
-    """What came of one kill, in words.
+def killed(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """SIGKILL; half of the time, a reader opens the run before the command goes on."""
+    process, when = at_a_moment(kind, folder, random, usual)
+    if not when:
+        return ""
+    process.kill()
+    process.communicate()
+    if kind.base and random.random() < 0.5:
+        _read(folder / "run")
+    return f"killed {when}"
+
+
+def stopped(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """SIGSTOP, as by Ctrl-Z; meanwhile the run is read, and then the command continues."""
+    process, when = at_a_moment(kind, folder, random, usual)
+    if not when:
+        return ""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        if kind.base:
+            _read(folder / "run")
+    finally:
+        process.send_signal(signal.SIGCONT)
+    _, said = process.communicate()
+    if process.returncode:
+        raise Bad(f"stopped {when} and continued, it fails: {said.decode()}")
+    return f"stopped {when}"
+
+
+def without_room(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """A full disk: files can have so many bytes and no more."""
+    room = int(usual.largest * random.choice((0.01, 0.1, 0.5, 0.9)) * random.random())
+    process, _ = _start(kind, folder, room)
+    _, said = process.communicate()
+    if not process.returncode:
+        return ""
+    lines = said.decode().strip().splitlines()
+    if (
+        process.returncode != 2
+        or not lines
+        or "no room left" not in lines[-1]
+        or "Traceback" in said.decode()
+    ):
+        raise Bad(f"with room for {room:,} bytes it has exit code {process.returncode}: {said.decode()}")
+    if kind.base:
+        _read(folder / "run")
+    return f"room for {room:,} bytes"
+
+
+def read_meanwhile(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """Others open the run again and again, while the command replaces what is in it."""
+    process, _ = _start(kind, folder)
+    reads = 0
+    while process.poll() is None:
+        if kind.base:
+            _read(folder / "run")
+            reads += 1
+        time.sleep(0.01)
+    _, said = process.communicate()
+    if process.returncode:
+        raise Bad(f"while it is read, it fails: {said.decode()}")
+    return f"read {reads} times"
+
+
+def _read(run: Path) -> None:
+    """Open a run; between a new signal and its weights it says which command chooses them."""
+    try:
+        open_run(run, verify=True).ranker("cpu")
+    except RunError as error:
+        if "were not chosen for" not in str(error):
+            raise
+
+
+TROUBLES = {"kill": killed, "stop": stopped, "full disk": without_room, "reader": read_meanwhile}
+Trouble = Callable[[Kind, Path, Random, Unbroken], str]
+
+
+def check(trouble: Trouble, kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
+    """What came of one trouble, in words.
 
     Raises:
         Bad: when something is lost, left, or another than without it.
     """
     run = folder / "run"
-    for _ in range(20):
-        folder.mkdir()
-        if when := killed(kind, folder, random, usual):
-            break
-        shutil.rmtree(folder)
-    else:
-        raise Bad("it could not be killed")
-    state = ", ".join(sorted(p.name for p in folder.rglob(".*")))
     try:
-        if kind.base and random.random() < 0.5:
-            open_run(run, verify=True).ranker("cpu")  # a reader comes first
-        kind.go_on(run)
+        for _ in range(20):
+            folder.mkdir()
+            if when := trouble(kind, folder, random, usual):
+                break
+            shutil.rmtree(folder)
+        else:
+            raise Bad("there was no trouble in twenty tries")
+        state = ", ".join(sorted(p.name for p in folder.rglob(".*")))
+        if trouble in (killed, without_room):
+            kind.go_on(run)
         if kind.result(run) != usual.result:
             raise Bad("the result is another than without the kill")
         if left := [str(p.relative_to(folder)) for p in folder.rglob(".*")]:
@@ -355,24 +477,27 @@ def check_kill(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str
     return f"{when}{f' ({state})' if state else ''}: the same"
 
 
-def soak_kills(folder: Path, count: int, seed: int) -> int:
-    """Kill each command in turn; how many kills came to something bad."""
-    bad = 0
+def soak_troubles(folder: Path, kills: int, seed: int) -> dict[str, Counter[str]]:
+    """Each trouble with each command in turn, kills and a fifth as often the others; what came of them."""
+    found: dict[str, Counter[str]] = {}
     usual: dict[str, Unbroken] = {}
-    for i in range(count):
-        name = list(COMMANDS)[i % len(COMMANDS)]
-        kind = COMMANDS[name]
-        if name not in usual:
-            usual[name] = unbroken(kind, folder / f"unbroken-{name}")
-        there = folder / f"kill-{i}"
-        try:
-            found = check_kill(kind, there, Random(f"{seed} {i}"), usual[name])
-            shutil.rmtree(there)
-        except Bad as error:
-            bad += 1
-            found = f"BAD: {error} (kept in {there})"
-        say(f"kill {i + 1}/{count}: {name} {found}")
-    return bad
+    for name, trouble in TROUBLES.items():
+        found[name] = Counter()
+        count = kills if trouble is killed else kills // 5
+        for i in range(count):
+            of = list(COMMANDS)[i % len(COMMANDS)]
+            if of not in usual:
+                usual[of] = unbroken(COMMANDS[of], folder / f"unbroken-{of}")
+            there = folder / f"{name.replace(' ', '-')}-{i}"
+            try:
+                said = check(trouble, COMMANDS[of], there, Random(f"{seed} {name} {i}"), usual[of])
+                shutil.rmtree(there)
+                found[name]["the same"] += 1
+            except Bad as error:
+                found[name]["bad"] += 1
+                said = f"BAD: {error} (kept in {there})"
+            say(f"{name} {i + 1}/{count}: {of} {said}")
+    return found
 
 
 def runs(folder: Path) -> tuple[Path, Path]:
@@ -414,12 +539,11 @@ def main() -> None:
     }
     folder = Path(tempfile.mkdtemp(prefix="kgmlm-soak-"))
     found = soak_inputs(*runs(folder), count, seed)
-    bad_kills = soak_kills(folder, kills, seed)
-    say(
-        f"{count:,} inputs: {_counts(found)}; "
-        f"{kills} kills: {kills - bad_kills} the same as without, {bad_kills} bad"
-    )
-    if found["bad"] or bad_kills:
+    troubles = soak_troubles(folder, kills, seed)
+    say(f"{count:,} inputs: {_counts(found)}")
+    for name, of in troubles.items():
+        say(f"{name}: {of['the same']} the same as without, {of['bad']} bad")
+    if found["bad"] or any(of["bad"] for of in troubles.values()):
         raise SystemExit(1)
     shutil.rmtree(folder)
 
