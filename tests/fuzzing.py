@@ -7,10 +7,12 @@ load it. `make test` tries a few of each kind (``test_fuzz.py``), `make soak` th
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import shutil
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,13 +45,21 @@ from kgmlm.chosen import Chosen
 from kgmlm.cli.ranking import read_queries
 from kgmlm.config import KGESettings, dump_settings, load_protocol, load_settings
 from kgmlm.datasets import load_graph, read_entities, write_folder
+from kgmlm.digests import Digest
+from kgmlm.exporting import FORMATS, write_export
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, open_retrieval, save_index
+from kgmlm.jobs.completing import complete
+from kgmlm.jobs.importing import import_graph
 from kgmlm.jobs.information import info
+from kgmlm.jobs.packing import pack
 from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
+from kgmlm.listing import read_list
+from kgmlm.packs import CONTENTS, unpack
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
 from kgmlm.retrieval import KINDS as INDEXES
+from kgmlm.rules import RuleFile
 from kgmlm.runs import MIXTURE, open_run
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.vector import Vector
@@ -95,6 +105,10 @@ class Fuzzer:
         started = start_run(folder / "training", self.toy, str(vectors / "model"), settings)
         train(*started, max_steps=1)
         (folder / "ranks.parquet").write_bytes(parquet(self._ranks()))
+        pack(folder / "unsigned", folder / "whole.kgmlm", progress=False)
+        complete(
+            folder / "unsigned", folder / "new.parquet", known=["valid"], min_probability=0.0, progress=False
+        )
 
     def attempt(self, kind: str, seed: int) -> bool:
         """Try one input; whether it loaded.
@@ -337,6 +351,67 @@ class Fuzzer:
         if not ((said >= 0) & (said <= 1)).all():
             raise Unfair(f"the run says {said.tolist()}")
 
+    def _pack(self, random: Random) -> None:
+        """A pack with one of its files changed, with a right checksum or not; or cut, or with other bytes."""
+        data = (self.folder / "whole.kgmlm").read_bytes()
+        path = self.folder / "damaged.kgmlm"
+        if random.random() < 0.3:
+            path.write_bytes(damaged(random, data))
+        else:
+            path.write_bytes(self._repacked(random, data))
+        with self._dataset() as folder:
+            run = unpack(path, folder / "run")
+            self._use(run)
+
+    def _repacked(self, random: Random, data: bytes) -> bytes:
+        changes = {
+            ".json": changed_json, ".toml": changed_toml, ".parquet": changed_parquet,
+            ".safetensors": changed_tensors,
+        }  # fmt: skip
+        with zipfile.ZipFile(io.BytesIO(data)) as pack:
+            files = {name: pack.read(name) for name in pack.namelist()}
+        name = random.choice([name for name in files if Path(name).suffix in changes])
+        files[name] = changes[Path(name).suffix](random, files[name])
+        if name != CONTENTS and random.random() < 0.8:  # else its checksum tells
+            contents = json.loads(files[CONTENTS])
+            contents["files"][name] = Digest.of_bytes(files[name]).model_dump()
+            files[CONTENTS] = json.dumps(contents).encode()
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as pack:
+            for name, content in files.items():
+                pack.writestr(name, content)
+        return buffer.getvalue()
+
+    def _list(self, random: Random) -> None:
+        """A list of new triples, which is exported in every format once it is read."""
+        path = self.folder / "damaged.parquet"
+        path.write_bytes(changed_parquet(random, (self.folder / "new.parquet").read_bytes()))
+        table, _ = read_list(path)
+        for name in FORMATS:
+            write_export(table, self.folder / "exported", name)
+
+    def _statements(self, random: Random) -> None:
+        """RDF, or a dump of Wikidata, which becomes a dataset folder."""
+        suffix, text = random.choice(list(STATEMENTS.items()))
+        data = encoded(text)
+        data = changed_json(random, data) if suffix == ".json" else damaged(random, data)
+        if random.random() < 0.2:
+            suffix, data = f"{suffix}.gz", damaged(random, gzip.compress(data, mtime=0))
+        with self._dataset() as folder:
+            (folder / f"graph{suffix}").write_bytes(data)
+            kind = "wikidata" if suffix.startswith(".json") else None
+            import_graph(folder / f"graph{suffix}", folder / "made", format=kind, progress=False)
+            self._folder_loads(folder / "made")
+
+    def _rules(self, random: Random) -> None:
+        """Rules as AnyBURL writes them."""
+        path = self.folder / "rules.tsv"
+        path.write_bytes(damaged(random, encoded(RULES)))
+        rules, _ = RuleFile(self.toy.entities, self.toy.relations).read(path)
+        for kind in rules:
+            if not (kind.correct <= kind.predicted).all():
+                raise Unfair("a rule is right more often than it predicts")
+
     def _checkpoint(self, random: Random) -> None:
         with self._dataset() as folder:
             run = shutil.copytree(self.folder / "training", folder / "run")
@@ -375,6 +450,44 @@ def _of_run(*names: str, change: Callable[[Random, bytes], bytes]) -> Callable[[
     return lambda fuzzer, random: fuzzer._in_run(random, *names, change=change)
 
 
+# France and Spain, in the formats that `kgmlm data import` reads.
+STATEMENTS = {
+    ".nt": "<http://e/fr> <http://p/borders> <http://e/es> .\n<http://e/fr> "
+    '<http://www.w3.org/2000/01/rdf-schema#label> "France"@en .\n_:b <http://p/in> <http://e/eu> .\n',
+    ".ttl": "@prefix e: <http://e/> .\n@prefix rdfs: <http://www.w3.org/2000/01/rdf-schema#> .\n"
+    'e:fr e:borders e:es , [ e:in e:eu ] ; rdfs:label "France"@en , "Frankreich"@de ;\n'
+    'rdfs:comment """a\nb""" .\n',
+    ".trig": "@prefix e: <http://e/> .\n"
+    "e:g { e:fr e:borders e:es . << e:fr e:borders e:es >> e:says 0.5 . }\n",
+    ".rdf": '<?xml version="1.0" encoding="UTF-8"?>\n<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-'
+    'ns#" xmlns:e="http://e/">\n<rdf:Description rdf:about="http://e/fr"><e:borders rdf:resource="http://e/es"/>'
+    "<e:name>France</e:name></rdf:Description></rdf:RDF>\n",
+    ".json": json.dumps(
+        {
+            "id": "Q142",
+            "labels": {"en": {"language": "en", "value": "France"}},
+            "aliases": {"en": [{"language": "en", "value": "FR"}]},
+            "claims": {
+                "P47": [
+                    {
+                        "rank": "normal",
+                        "mainsnak": {
+                            "snaktype": "value",
+                            "datavalue": {
+                                "type": "wikibase-entityid",
+                                "value": {"entity-type": "item", "id": "Q29", "numeric-id": 29},
+                            },
+                        },
+                    }
+                ]
+            },
+        }
+    ),
+}
+RULES = (
+    "12\t6\t0.5\tborders(X,Y) <= borders(Y,X)\n9\t3\t0.33\tlocated_in(X,Y) <= capital(A,X), located_in(A,Y)\n"
+    "5\t4\t0.8\tlocated_in(X,europe) <= borders(X,france)\n7\t1\t0.1\tlocated_in(X,europe) <= \n"
+)
 GRAPH = ("graph/entities.arrow", "graph/relations.arrow", "graph/triples.arrow")
 
 
@@ -403,6 +516,10 @@ def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
         "index": Fuzzer._index,
         "probabilities": Fuzzer._probabilities,
         "checkpoint": Fuzzer._checkpoint,
+        "pack": Fuzzer._pack,
+        "list": Fuzzer._list,
+        "statements": Fuzzer._statements,
+        "rules": Fuzzer._rules,
     }
 
 
