@@ -21,6 +21,7 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -299,11 +300,11 @@ COMMANDS = {
 def _written(folder: Path) -> set[tuple[str, int]]:
     """All files and when they were written, without locks."""
     found = set()
-    for path in folder.rglob("*"):
-        try:
-            found.add((str(path), path.lstat().st_mtime_ns))
-        except FileNotFoundError:
-            continue
+    for root, folders, files in os.walk(folder):  # which passes over a folder that vanishes meanwhile
+        for name in (*folders, *files):
+            path = Path(root) / name
+            with suppress(FileNotFoundError):
+                found.add((str(path), path.lstat().st_mtime_ns))
     return {(name, at) for name, at in found if not name.endswith("-lock")}
 
 
