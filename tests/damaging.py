@@ -293,7 +293,7 @@ def _other_tensor(random: Random, value: Any) -> Any:
     """Of another shape or type, or with other numbers."""
     first = np.arange(value.size).reshape(value.shape) == 0
     odd = random.choice((math.nan, math.inf, -1, 10**9))
-    large = 1e30 if value.dtype.kind == "f" else 10**9
+    most = {"f": 1e30, "b": 1}.get(value.dtype.kind) or min(10**9, np.iinfo(value.dtype).max)
     wrong: tuple[Callable[[], Any], ...] = (
         lambda: value[..., :-1],
         lambda: value[None],
@@ -302,7 +302,7 @@ def _other_tensor(random: Random, value: Any) -> Any:
         lambda: value[:0],
         lambda: value.astype(random.choice((np.float64, np.float16, np.int32))),
         lambda: np.where(first, odd, value).astype(value.dtype),
-        lambda: np.full_like(value, random.choice((0, -1, large))),
+        lambda: np.full_like(value, random.choice((0, -1, most))),
         lambda: np.zeros((), value.dtype),
     )
     with warnings.catch_warnings():

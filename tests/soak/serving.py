@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import httpx2
@@ -32,6 +33,7 @@ import kgmlm
 
 CLIENTS = 8
 CLOSE = 1e-4  # scores alone and in batches differ by rounding
+HALF = b"POST /rank HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
 WARM = 2_000  # requests before memory is measured
 GROWTH = 1.05
 
@@ -93,8 +95,37 @@ async def ask(
                 group.create_task(client_asks())
 
 
+async def disturb(url: str, queries: list[dict[str, str]], seconds: Random) -> None:
+    """Ask much, and leave at any moment; send half of a request, and wait."""
+    host, port = url.removeprefix("http://").split(":")
+    much = {"queries": (queries * 256)[:256], "k": 31}
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds.uniform(0, 0.5)):
+                    (await client.post("/explain", json=much)).raise_for_status()
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(HALF[: seconds.randint(1, len(HALF))])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds.uniform(0, 0.5)):
+                    await writer.drain()
+            writer.close()
+
+
+async def ask_beside(
+    url: str, queries: list[dict[str, str]], expected: list[list[tuple[str, float]]], count: int
+) -> None:
+    """As :func:`ask`, while others ask much and leave."""
+    others = [asyncio.create_task(disturb(url, queries, Random(n))) for n in range(4)]
+    await ask(url, queries, expected, count)
+    for other in others:
+        if other.done():
+            other.result()
+        other.cancel()
+
+
 def load(run: Path, count: int) -> None:
-    """Answers are those of the run, and memory does not grow."""
+    """Answers are those of the run, memory does not grow, and those who ask much and leave disturb nobody."""
     opened = kgmlm.open_run(run)
     triples = list(islice(opened.graph.labeled(opened.graph.splits["train"]), 200))
     asked = [(h, r, None) for h, r, _ in triples] + [(None, r, t) for _, r, t in triples]
@@ -110,8 +141,10 @@ def load(run: Path, count: int) -> None:
         asyncio.run(ask(url, queries, expected, min(WARM, count)))
         before = process.memory_info().rss
         asyncio.run(ask(url, queries, expected, count))
+        asyncio.run(ask_beside(url, queries, expected, count // 10))
         after = process.memory_info().rss
     say(f"{count:,} questions: memory {before / 2**20:.0f} to {after / 2**20:.0f} MiB")
+    say(f"{count // 10:,} more beside clients that ask much and leave: the same answers")
     if after > before * GROWTH:
         raise Bad("memory grows with the number of requests")
 
