@@ -30,7 +30,7 @@ _HEADS = 1 << 16  # head ids of one part on disk
 _BUFFERED = 1 << 19  # triples in memory before they go to disk
 _ROWS = 1 << 16  # rows of a table that are strings at one time
 # A property of Wikidata in RDF is named where it is an entity.
-_DIRECT = ("http://www.wikidata.org/prop/direct/", "http://www.wikidata.org/entity/")
+_PROPERTY = re.compile(r"http://www\.wikidata\.org/prop/(?:[a-z-]+/)*(P[0-9]+)")
 
 
 def name_of(label: str) -> str:
@@ -277,10 +277,12 @@ class Importer:
         """Write ``relations``; how many have no name but their label's."""
         ids = np.flatnonzero(relation_N).tolist()
         names = {labels[i]: self.texts.of(i, "name") for i in ids}
-        direct, entity = _DIRECT
-        unnamed = {entity + x.removeprefix(direct): x for x, name in names.items() if not name}
-        for i in (i for i, label in enumerate(labels) if label in unnamed):
-            names[unnamed[labels[i]]] = self.texts.of(i, "name")
+        properties: dict[str, list[str]] = {}
+        for label in (label for label, name in names.items() if not name):
+            if found := _PROPERTY.fullmatch(label):
+                properties.setdefault(f"http://www.wikidata.org/entity/{found[1]}", []).append(label)
+        for i in (i for i, label in enumerate(labels) if label in properties):
+            names |= dict.fromkeys(properties[labels[i]], self.texts.of(i, "name"))
         with _Table(self.folder / "relations", ("label", "name"), header=True) as table:
             columns = [list(names), [name or words_of(label) for label, name in names.items()]]
             table.write([pa.array(column, pa.large_string()) for column in columns])

@@ -127,10 +127,12 @@ def test_blank_nodes_of_two_files_are_two(tmp_path: Path) -> None:
 
 
 def test_properties_of_wikidata_in_rdf_have_their_names(tmp_path: Path) -> None:
-    triples = [("http://www.wikidata.org/entity/Q1", "http://www.wikidata.org/prop/direct/P31", "http://x")]
+    wikidata = "http://www.wikidata.org"
+    kinds = ("direct/", "statement/", "qualifier/value/", "")
+    triples = [(f"{wikidata}/entity/Q1", f"{wikidata}/prop/{kind}P31", "http://x") for kind in kinds]
     texts = [("http://www.wikidata.org/entity/P31", "name", "instance of", "en")]
     graph, report = imported(written("ntriples", triples, texts), tmp_path, "g.nt")
-    assert graph.relations[0].name == "instance of"
+    assert [relation.name for relation in graph.relations] == ["instance of"] * 4
     assert report["relations without a name"] == 0
 
 
