@@ -188,7 +188,7 @@ class Unbroken:
     result: Any
     seconds: float  # that it takes
     begins: float  # seconds until it first writes something
-    largest: int  # bytes of the largest file that it leaves
+    largest: int  # bytes of the largest file that it writes
 
 
 def _train_again(run: Path) -> None:
@@ -347,7 +347,8 @@ def unbroken(kind: Kind, folder: Path) -> Unbroken:
     if process.returncode:
         raise SystemExit(f"`{' '.join(map(str, kind.start(folder)))}` fails: {said.decode()}")
     seconds = time.monotonic() - started
-    largest = max(path.stat().st_size for path in folder.rglob("*"))
+    written = [Path(name) for name, _ in _written(folder) - before]
+    largest = max(path.stat().st_size for path in written if path.is_file())
     return Unbroken(kind.result(folder / "run"), seconds, begins, largest)
 
 
