@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kgmlm.kg import DataError, RunError
+from kgmlm.kg import DataError, KgmlmError, RunError
 
 UNPACKED, RATIO = 2**28, 200  # bytes, or times its size, that a packed file may unpack to
 _ROWS = 2**16  # of a Parquet file at one time
@@ -142,24 +142,25 @@ def _check_name(path: Path) -> None:
         raise DataError(f"{path} is not a name in UTF-8; choose another one") from None
 
 
-def as_path(given: Any, what: str) -> Path:
+def as_path(given: Any, what: str, error: type[KgmlmError] = DataError) -> Path:
     """A path that somebody gave.
 
     Args:
-        what: how errors call it, such as "the run".
+        what: how errors call it, such as "the output".
+        error: their kind.
 
     Raises:
-        DataError: when it is none.
+        KgmlmError: of that kind, when it is none.
     """
     try:
         path = Path(given)
         os.fsencode(path)
     except TypeError:
-        raise DataError(f"{what} is a path, not {_article(type(given).__name__)}") from None
+        raise error(f"{what} is a path, not {_article(type(given).__name__)}") from None
     except ValueError:
-        raise DataError(f"{what} is {given!r:.80}, which no file can be named") from None
+        raise error(f"{what} is {given!r:.80}, which no file can be named") from None
     if "\0" in str(path):
-        raise DataError(f"{what} is {given!r:.80}, which no file can be named")
+        raise error(f"{what} is {given!r:.80}, which no file can be named")
     return path
 
 

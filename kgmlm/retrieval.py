@@ -319,7 +319,11 @@ class Retriever:
                     reduction = Reduction(saved["tokens"], saved["state"], float(saved["kept"]))
                 if reduction.tokens_Vd.ndim != 2 or reduction.state_Dd.ndim != 2:
                     raise ValueError("its reduction is none")
-            counts = [record.get(name, 1) for name in ("format", "effort", "entities", "looked_at")]
+            counts = [
+                record["format"],
+                record["effort"],
+                *(record.get(n, 1) for n in ("entities", "looked_at")),
+            ]
             whole = all(type(count) is int and count >= 1 for count in counts)
             if record["kind"] not in KINDS or not parts or not whole:
                 raise ValueError("its record is not that of an index")

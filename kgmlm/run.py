@@ -328,7 +328,7 @@ def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
 
 def path_of(run: Run | str | Path) -> Path:
     """Where a run is."""
-    return run.path if isinstance(run, Run) else as_path(run, "the run")
+    return run.path if isinstance(run, Run) else as_path(run, "the run", RunError)
 
 
 def open_run(

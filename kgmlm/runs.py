@@ -416,7 +416,7 @@ def open_run(path: str | Path, *, verify: bool = False) -> RunFolder:
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
     """
-    path = as_path(path, "the run")
+    path = as_path(path, "the run", RunError)
     pack = find_pack(path)
     path = path if pack is None else unpack(pack)
     recover(path)
