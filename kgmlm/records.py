@@ -104,8 +104,6 @@ def read_record(path: Path) -> dict[str, Any]:
         written = record.get("versions")
         by = written.get("kgmlm") if isinstance(written, dict) else None
         raise RunError(f"{path} was written by a newer kgmlm ({by}); upgrade")
-    if version == 1:
-        raise RunError(f"{path} was written by an older kgmlm; `kgmlm convert {path}` converts it")
     try:
         Record.model_validate(record)
     except ValidationError as error:

@@ -16,7 +16,6 @@ from conftest import TINY_SETTINGS, Cli, refused
 from kgmlm.cli import app
 from kgmlm.runs import open_run
 
-OLD = Path(__file__).parent / "golden" / "old-run"
 ASK = ("--head", "france", "--relation", "capital")
 TRAIN = (
     "train",
@@ -54,7 +53,6 @@ CASES: dict[tuple[str, ...], str] = {
     ("pack", "run", "--output", "packed.kgmlm"): "packed.kgmlm",
     ("unpack", "run.kgmlm", "--output", "new"): "new",
     ("onnx", "run"): "encoder.onnx",
-    ("convert", "old"): "is of format 2 now",
     ("data", "list"): "wn18rr",
     ("data", "prepare", "toy"): "toy: ready",
     ("data", "check", "toy"): "as expected",
@@ -96,8 +94,6 @@ def terminated(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_command_works(
     command: Cli, cli: Cli, toy_run: Path, tmp_path: Path, case: tuple[str, ...]
 ) -> None:
-    if "old" in case:
-        shutil.copytree(OLD, tmp_path / "old")
     if "run" in case or "run.kgmlm" in case or case[0] == "export":
         shutil.copytree(toy_run, tmp_path / "run")
     if case[0] == "rules":

@@ -1,6 +1,6 @@
 """What a run ranked and reported when it was written, it ranks and reports today.
 
-``golden/old-run`` was trained on the toy graph: likelihood, vectors with offsets and weights by relation and
+``golden/run`` was trained on the toy graph: likelihood, vectors with offsets and weights by relation and
 side, ComplEx, a reranker, both indexes. ``golden/answers.json`` is what commands then printed about it;
 KGMLM_UPDATE_GOLDEN=1 writes that file.
 """
@@ -17,7 +17,6 @@ import pytest
 from typer.testing import CliRunner
 
 from kgmlm.cli import app
-from kgmlm.conversion import convert_run
 
 HERE = Path(__file__).parent / "golden"
 ANSWERS = HERE / "answers.json"
@@ -60,8 +59,7 @@ KEPT = ("dataset", "split", "triples", "triples_left_out", "queries", "candidate
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run, the queries, new entities and another graph."""
     path = tmp_path_factory.mktemp("golden")
-    shutil.copytree(HERE / "old-run", path / "RUN")
-    convert_run(path / "RUN")
+    shutil.copytree(HERE / "run", path / "RUN")
     shutil.copy(HERE / "new.tsv", path / "NEW.tsv")
     (path / "QUERIES.csv").write_text(QUERIES)
     (path / "OTHER").mkdir()

@@ -73,9 +73,7 @@ def test_every_command_is_a_function_of_the_package() -> None:
 
     commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
     functions = {name for name in kgmlm.__all__ if callable(getattr(kgmlm, name))}
-    assert commands - functions <= {"data", "rank", "rules", "convert", "config"}, (
-        "rank and rules are methods of a run"
-    )
+    assert commands - functions <= {"data", "rank", "rules", "config"}, "rank and rules are methods of a run"
     of_data = typer.main.get_command(cli.app).commands["data"].commands  # type: ignore[attr-defined]
     of_data = of_data.keys() - {"import"}  # a word of Python's: kgmlm.import_graph
     assert all(callable(getattr(kgmlm.data, name)) for name in of_data)

@@ -22,7 +22,6 @@ from kgmlm.arrays import numpy
 from kgmlm.asking import Runtime, Way
 from kgmlm.chosen import Chosen
 from kgmlm.config import RuleSettings, TypeSettings
-from kgmlm.conversion import convert_run
 from kgmlm.interop import to_pykeen_model
 from kgmlm.kg import ConfigError, EntityTable, ModelError, RunError
 from kgmlm.mixture import Use
@@ -41,8 +40,7 @@ NEW = EntityTable(["atlantis"], ["Atlantis"], ["a country under the sea"])
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with vectors, ComplEx, rules, types, a reranker that is not used, and the structure."""
-    path = Path(shutil.copytree(GOLDEN / "old-run", tmp_path_factory.mktemp("ready") / "run"))
-    convert_run(path)
+    path = Path(shutil.copytree(GOLDEN / "run", tmp_path_factory.mktemp("ready") / "run"))
     run = kgmlm.open_run(path).folder
     run.save_signal(Rules.fit(run.graph, RuleSettings()))
     run.save_signal(Types.fit(run.graph, TypeSettings()))

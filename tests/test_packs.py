@@ -21,7 +21,6 @@ import kgmlm
 from kgmlm import packs
 from kgmlm.arrays import at as on
 from kgmlm.config import KGESettings
-from kgmlm.conversion import convert_run
 from kgmlm.jobs.adding import take_reranker
 from kgmlm.kg import RunError
 from kgmlm.packs import find_pack, read_card, unpack
@@ -29,7 +28,7 @@ from kgmlm.pool import Pool, Reading
 from kgmlm.runs import open_run
 from kgmlm.signals.kge import KGE
 
-GOLDEN = Path(__file__).parent / "golden" / "old-run"
+GOLDEN = Path(__file__).parent / "golden" / "run"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with vectors, KGE and a reranker."""
     path = tmp_path_factory.mktemp("packs") / "whole"
     shutil.copytree(GOLDEN, path)
-    convert_run(path)
     open_run(path / "reranker").update(model=str(path / "model"))
     return path
 

@@ -13,7 +13,6 @@ import typer
 from kgmlm.cli.classifying import calibrate, classify
 from kgmlm.cli.completing import complete, export
 from kgmlm.cli.configuring import config
-from kgmlm.cli.converting import convert
 from kgmlm.cli.data import data_app
 from kgmlm.cli.evaluating import compare, evaluate
 from kgmlm.cli.feedback import feedback
@@ -59,7 +58,6 @@ for command in (
     pack,
     unpack,
     onnx,
-    convert,
 ):
     app.command()(command)  # in the order of `kgmlm --help`
 
