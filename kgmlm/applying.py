@@ -94,32 +94,27 @@ class Applied:
         counts = links.counts.astype(np.float32)
         return sp.csr_array((counts, (relation ^ 1, entity)), (links.directed, self.entities))
 
-    def said(self, queries: Queries, answer_B: IntArray | None) -> Iterator[Said]:
+    def said(self, queries: Queries) -> Iterator[Said]:
         """All predictions of all rules; nothing predicts the query's own entity."""
-        if answer_B is None:
-            answer_B = np.full(len(queries), NONE)
-        yield from self._by_paths(queries, answer_B)
-        for said in (*self._by_values(queries, answer_B), self._by_answers(queries, answer_B)):
+        yield from self._by_paths(queries)
+        for said in (*self._by_values(queries), self._by_answers(queries)):
             on = said.entity != queries.entity_B[said.query]
             yield Said(*(x[on] for x in said))
 
-    def _evidence(self, rules: PathRules | ConstantRules, rule: IntArray, without: BoolArray) -> Floats:
-        """How much each of some rules says; ``without`` one right prediction where that is withheld."""
-        sure = confidence(rules.predicted[rule], rules.correct[rule] - without)
+    def _evidence(self, rules: PathRules | ConstantRules, rule: IntArray) -> Floats:
+        """How much each of some rules says."""
+        sure = confidence(rules.predicted[rule], rules.correct[rule])
         return -np.log1p(-np.minimum(sure, np.float32(SUREST)))
 
-    def _by_paths(self, queries: Queries, answer_B: IntArray) -> Iterator[Said]:
+    def _by_paths(self, queries: Queries) -> Iterator[Said]:
         tree, rule_of = self._tree
-        asked_B = asked_of(queries)
-        for query, node, reached in ground(self.links, tree, queries.entity_B, asked_B, (asked_B, answer_B)):
+        for query, node, reached in ground(self.links, tree, queries.entity_B, asked_of(queries)):
             line = np.repeat(np.arange(len(query)), np.diff(reached.indptr))
             rule = rule_of[tree.rule[node]]
-            without = np.zeros(len(query), np.bool_)
-            without[line[reached.indices == answer_B[query][line]]] = True
-            evidence = self._evidence(self.rules.paths, rule, without)
+            evidence = self._evidence(self.rules.paths, rule)
             yield Said(query[line], reached.indices.astype(np.int64), evidence[line], rule[line])
 
-    def _by_values(self, queries: Queries, answer_B: IntArray) -> Iterator[Said]:
+    def _by_values(self, queries: Queries) -> Iterator[Said]:
         """Rules with constants whose body holds for the query's entity."""
         links, c, asked_B = self.links, self.rules.constants, asked_of(queries)
         begin = links.begins[queries.entity_B]
@@ -129,15 +124,13 @@ class Applied:
         bodies = [(query, relation, np.full(len(row), NONE))]
         of, within = expanded(links.counts[row])
         value = links.others[links.offsets[row][of] + within]
-        on = (relation[of] != asked_B[query[of]]) | (value != answer_B[query[of]])
-        bodies.append((query[of][on], relation[of][on], value[on]))
+        bodies.append((query[of], relation[of], value))
         for of_query, linked, to in bodies:
             at, rule = self._by_body.find(self._body_key(linked, to, asked_B[of_query]))
             by, entity = of_query[at], c.answer[rule]
-            evidence = self._evidence(c, rule, entity == answer_B[by])
-            yield Said(by, entity, evidence, rule + len(self.rules.paths))
+            yield Said(by, entity, self._evidence(c, rule), rule + len(self.rules.paths))
 
-    def _by_answers(self, queries: Queries, answer_B: IntArray) -> Said:
+    def _by_answers(self, queries: Queries) -> Said:
         """Rules with constants whose answer the query's entity is: whatever their body holds for."""
         c, directed = self.rules.constants, 2 * self.relations
         query, rule = self._by_head.find(queries.entity_B * directed + (asked_of(queries) ^ 1))
@@ -146,9 +139,7 @@ class Applied:
         place, every = begin[of] + within, any_[of]
         entity = np.empty(len(of), np.int64)
         entity[every], entity[~every] = self._of_relation[0][place[every]], self.links.others[place[~every]]
-        without = np.zeros(len(rule), np.bool_)
-        without[of[entity == answer_B[query][of]]] = True
-        evidence = self._evidence(c, rule, without)
+        evidence = self._evidence(c, rule)
         return Said(query[of], entity, evidence[of], rule[of] + len(self.rules.paths))
 
     def _holders(self, relation: IntArray, value: IntArray) -> tuple[BoolArray, IntArray, IntArray]:
@@ -174,7 +165,7 @@ class Applied:
         asked = Queries.of([query])
         said = [
             (-float(evidence), int(rule))
-            for found in self.said(asked, None)
+            for found in self.said(asked)
             for evidence, rule in zip(
                 *(x[found.entity == candidate] for x in (found.evidence, found.rule)), strict=True
             )

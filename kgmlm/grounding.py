@@ -182,29 +182,17 @@ class Frontier:
     row_before: IntArray | None = None
 
 
-def ground(
-    links: Links,
-    tree: Tree,
-    entity_B: IntArray,
-    root_B: IntArray,
-    without: tuple[IntArray, IntArray] | None = None,
-) -> Iterator[Found]:
+def ground(links: Links, tree: Tree, entity_B: IntArray, root_B: IntArray) -> Iterator[Found]:
     """What rules predict of B queries.
 
     Args:
         entity_B, root_B: the entity of each query, and the tree of its rules.
-        without: a triple for each query that is not there: the directed relation that leads from the query's
-            entity, and where to (-1: nowhere).
     """
     query, node = tree.below(root_B)
     rows = links.rows(entity_B[query], tree.relation[node])
     on = rows >= 0
     query, node = query[on], node[on]
-    at = links.matrix[rows[on]]
-    if without is not None:
-        relation_B, other_B = without
-        at = _without(at, np.where(tree.relation[node] == relation_B[query], other_B[query], -1))
-    yield from _further(links, tree, entity_B, Frontier(query, node, at))
+    yield from _further(links, tree, entity_B, Frontier(query, node, links.matrix[rows[on]]))
 
 
 def _without(matrix: sp.csr_array, columns: IntArray) -> sp.csr_array:

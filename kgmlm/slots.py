@@ -379,8 +379,8 @@ class EntityTypes:
             by_N[lent] = (by_N[lent] + direct) / 2
         return by_N
 
-    def _rate(self, slot: int) -> tuple[Floats, Floats]:
-        """How many more triples of a slot to expect of each entity ``(N,)``, and if it had none there.
+    def _rate(self, slot: int) -> Floats:
+        """Expected number of further triples of a slot for each entity, ``(N,)``.
 
         Those who have none share what :func:`_rates` expects of all of them by their features; if all whom
         training has fill the slot already, another entity is as any of them. An unseen one is not expected
@@ -400,7 +400,8 @@ class EntityTypes:
         else:
             mean = filled_N[self._seen_N].mean() if self._seen_N.any() else 0
             first_N = np.full(len(count_N), mean, np.float32)
-        return np.where(count_N == 0, first_N, filled_N), first_N
+        found: Floats = np.where(count_N == 0, first_N, filled_N)
+        return found
 
     def row(self, slot: int) -> Floats:
         """How many more triples of a slot to expect of each entity ``(N,)``, as logarithms; made once while
@@ -414,23 +415,8 @@ class EntityTypes:
         if slot not in self._kept:
             if (len(self._kept) + 1) * len(self.own.source_N) > KEPT:
                 self._kept.clear()
-            self._kept[slot] = np.log(self._rate(slot)[0] + LEAST_RATE).astype(np.float32)
+            self._kept[slot] = np.log(self._rate(slot) + LEAST_RATE).astype(np.float32)
         return self._kept[slot]
-
-    def withheld(self, slot_B: IntArray, answer_B: IntArray) -> Floats:
-        """Scores ``(B,)`` of one entity for each slot, as if it had one triple fewer there.
-
-        A slot says nothing of itself, so an answer's other features do not depend on that triple. What was
-        learned of all entities stays counted.
-        """
-        found_B = np.zeros(len(slot_B), np.float32)
-        for slot in np.unique(slot_B[slot_B >= 0]).tolist():
-            at = np.flatnonzero(slot_B == slot)
-            entity, (_, first_N) = answer_B[at], self._rate(slot)
-            fewer = np.maximum(self._count(slot)[entity] - 1, 0)
-            rate = np.where(fewer == 0, first_N[entity], self.affinity.rates_SC[slot][_bins(fewer)])
-            found_B[at] = np.log(rate + LEAST_RATE)
-        return found_B
 
     def fitting(self, slot: int) -> BoolArray:
         """Which entities can fill a slot ``(N,)``: those that do, those that fit no worse than its least, and

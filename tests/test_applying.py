@@ -19,7 +19,7 @@ def test_each_rule_says_once_of_each_candidate_what_its_counts_make_of_it(tmp_pa
     asked = Queries.of([Query(e["pau"], r["in"], "tail"), Query(e["rhone"], r["in"], "head")])
     said = {
         (int(q), int(y), int(rule)): float(evidence)
-        for found in applied.said(asked, None)
+        for found in applied.said(asked)
         for q, y, evidence, rule in zip(*found, strict=True)
     }
     half = np.float32(-np.log(0.5))
@@ -29,10 +29,6 @@ def test_each_rule_says_once_of_each_candidate_what_its_counts_make_of_it(tmp_pa
         (1, e["pau"], 1): half,
         (1, e["lyon"], 1): half,
     }
-    withheld = applied.said(asked, np.array([e["france"], -1]))
-    assert {float(x.evidence.min()) for x in withheld if len(x.evidence)} == {
-        float(np.float32(-np.log(1 - 9 / 20))), float(half)
-    }  # fmt: skip
 
 
 def test_reasons_say_which_rules_and_which_triples(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from test_mining import graph_of
 from typer.testing import CliRunner
 
 import kgmlm
-from kgmlm import mining
 from kgmlm.cli import app
 from kgmlm.config import RuleSettings
 from kgmlm.graph import KnowledgeGraph
@@ -127,67 +125,6 @@ def test_scores_are_those_of_a_walk_through_all_rules(
     torch.testing.assert_close(torch.from_numpy(found_BN), expected_BN, atol=1e-6, rtol=1e-5)
 
 
-@settings(deadline=None, max_examples=150)
-@given(
-    graphs,
-    st.lists(path, max_size=8),
-    st.lists(constant, max_size=8),
-    st.booleans(),
-)
-def test_a_withheld_triple_counts_as_little_as_a_deleted_one(
-    triples: Triples, paths: list[Any], constants: list[Any], tail: bool
-) -> None:
-    h, r, t = triples[0]
-    if h == t:
-        return
-    rules = whole(paths, constants)
-    asked, x, y = (2 * r, h, t) if tail else (2 * r + 1, t, h)
-    left = [triple for triple in triples if triple != triples[0]]
-    found_BN = Rules.over_graph(rules, small(triples), 0.5).score_withheld(
-        Queries.of([Query(x, r, "tail" if tail else "head")]), np.array([y]), Pool(ENTITIES)
-    )
-    # Its deletion costs each rule that predicts it one right prediction.
-    p, c = rules
-    own = [m for m, ys in fires(rules, left, asked, x).items() if y in ys]
-    right = np.concatenate([p.correct, c.correct])
-    right[own] -= 1
-    deleted = RuleSet(replace(p, correct=right[: len(p)]), replace(c, correct=right[len(p) :]))
-    expected_BN = Rules.over_graph(deleted, small(left), 0.5).score(
-        Reading(Queries.of([Query(x, r, "tail" if tail else "head")])), Pool(ENTITIES)
-    )
-    np.testing.assert_allclose(found_BN, expected_BN, rtol=1e-6)
-
-
-def test_deleting_a_triple_and_mining_again_changes_no_score(
-    toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for rules whose body has the triple's relation: it may have helped them elsewhere."""
-    for name, value in {"SEEN": 1, "LEAST": 0.0, "PER_LINK": 10**6, "PER_ANSWER": 10**6}.items():
-        monkeypatch.setattr(mining, name, value)
-    exact = RuleSettings(support=1, length=2)
-    signal = Rules.fit(toy, exact)
-    train, changed = toy.splits["train"], 0
-    for place in range(0, len(train), 9):
-        h, r, t = train[place].tolist()
-        if h == t:
-            continue
-        query = Queries.of([Query(h, r, "tail")])
-
-        def others(rules: RuleSet, relation: int = r) -> RuleSet:
-            p, c = rules
-            in_body = (p.body != NONE) & (p.body // 2 == relation)
-            return RuleSet(p.take(~in_body.any(1)), c.take(c.relation // 2 != relation))
-
-        bare = replace(toy, splits={"train": np.delete(train, place, 0)})
-        again = Rules.over_graph(others(Rules.fit(bare, exact).applied.rules), bare, signal.discount)
-        plain = Rules.over_graph(others(signal.applied.rules), toy, signal.discount)
-        pool = Pool(len(toy.entities))
-        withheld = plain.score_withheld(query, np.array([t]), pool)
-        np.testing.assert_allclose(withheld, again.score(Reading(query), pool), atol=1e-6, rtol=1e-4)
-        changed += not np.allclose(withheld, plain.score(Reading(query), pool))
-    assert changed > 3
-
-
 def read(graph: KnowledgeGraph, tmp_path: Path, *lines: str, **more: str) -> Rules:
     """The signal of rules of a file."""
     file = tmp_path / "rules.txt"
@@ -273,10 +210,9 @@ def test_candidates_of_a_query_alone_score_as_among_all(toy: KnowledgeGraph) -> 
     ids = np.random.default_rng(0).integers(-1, len(toy.entities), (len(queries), 9))
     ids[::2, 0] = answers[::2]  # of some queries the answer is a candidate
     whole, own = Pool(len(toy.entities)), Pool(len(toy.entities), ids)
-    for withheld in (None, answers):
-        among, alone = (signal._scores(queries, pool, withheld) for pool in (whole, own))
-        expected = np.take_along_axis(among, own.filled, 1)
-        np.testing.assert_array_equal(alone[own.there], expected[own.there])
+    among, alone = (signal.score(Reading(queries), pool) for pool in (whole, own))
+    expected = np.take_along_axis(among, own.filled, 1)
+    np.testing.assert_array_equal(alone[own.there], expected[own.there])
 
 
 def test_mined_rules_written_as_a_file_score_the_same(toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -291,7 +227,7 @@ def test_mined_rules_written_as_a_file_score_the_same(toy: KnowledgeGraph, tmp_p
 def test_rules_find_what_they_predict(toy: KnowledgeGraph) -> None:
     """Most training triples of the toy graph follow from others."""
     queries, answers = both_sides(toy.splits["train"])
-    scores_BN = Rules.fit(toy, RuleSettings()).score_withheld(queries, answers, Pool(len(toy.entities)))
+    scores_BN = Rules.fit(toy, RuleSettings()).score(Reading(queries), Pool(len(toy.entities)))
     own_B = scores_BN[np.arange(len(answers)), answers]
     assert (own_B > np.median(scores_BN, 1)).mean() > 0.5
 

@@ -212,20 +212,6 @@ def test_the_nearest_lend_their_types_where_a_ranker_has_vectors(ranker: Ranker)
     assert constraint.types.sources()["nearest"] == 1
 
 
-def test_a_withheld_triple_changes_its_answer_alone() -> None:
-    signal = Types.fit(TOWNS, TypeSettings())
-    queries, answers = both_sides(TOWNS.splits["train"][:30])
-    for pool in (
-        Pool(len(TOWNS.entities)),
-        Pool(len(TOWNS.entities), np.stack([answers, answers - 1, answers], 1)),
-    ):
-        plain, withheld = signal.score(Reading(queries), pool), signal.score_withheld(queries, answers, pool)
-        is_answer = np.broadcast_to(pool.filled == answers[:, None], plain.shape)
-        assert np.array_equal(withheld[~is_answer], plain[~is_answer])
-        assert not np.array_equal(withheld[is_answer], plain[is_answer])
-    signal.score_withheld(queries, np.full(len(queries), -1), Pool(len(TOWNS.entities)))
-
-
 def test_a_relation_of_types_must_be_there() -> None:
     with pytest.raises(RunError, match="has no relation 'is_a'"):
         Types.fit(TOWNS, TypeSettings(relation="is_a"))

@@ -95,37 +95,6 @@ def test_fit_against_a_walk_through_all_entities(triples: list[tuple[int, int, i
             assert fit[entity] == pytest.approx(sum(lifts) / (len(lifts) + 1), abs=1e-4)
 
 
-@settings(max_examples=30)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 5)),
-        min_size=2, max_size=30, unique=True,
-    )
-)  # fmt: skip
-def test_a_withheld_triple_is_scored_as_if_the_graph_did_not_have_it(
-    triples: list[tuple[int, int, int]],
-) -> None:
-    labeled = [[f"e{h}", f"r{r}", f"e{t}"] for h, r, t in triples]
-    everyone = [f"e{i}" for i in range(6)]
-    graph = build_graph("drawn", {"train": labeled}, extra_entities=everyone)
-    types = types_of(graph)
-    h, r, t = graph.splits["train"][0].tolist()
-    if h == t:
-        return
-    asked = np.array([2 * r])
-    (found,) = types.withheld(asked, np.array([t]))
-    (before,) = scores(types, asked)
-    count = int((graph.splits["train"][:, [1, 2]] == [r, t]).all(1).sum())
-    if count == 1:
-        assert found == pytest.approx(np.log(types._rate(2 * r)[1][t] + 1e-9), abs=1e-5)
-    else:
-        same = [
-            e for e in range(6) if int((graph.splits["train"][:, [1, 2]] == [r, e]).all(1).sum()) == count - 1
-        ]
-        for e in same:
-            assert found == pytest.approx(before[e], abs=1e-5)
-
-
 def test_only_training_counts() -> None:
     bare = replace(PEOPLE, splits={"train": PEOPLE.splits["train"]})
     every = np.arange(2 * len(PEOPLE.relations))

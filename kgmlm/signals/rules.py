@@ -177,45 +177,31 @@ class Rules:
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``."""
-        return self._scores(reading.queries, pool, None)
-
-    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> Floats:
-        """The same as if of each query one triple, its own with this answer, were not in training.
-
-        It supports no path, and no rule counts it as a right prediction. That it may have helped rules to
-        predict other pairs stays counted.
-        """
-        return self._scores(queries, pool, answer_B)
-
-    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> Floats:
+        queries = reading.queries
         out = np.zeros((len(queries), pool.width), np.float32)
         width = pool.width if pool.own else self.applied.entities
         for part in blocks(np.full(len(queries), width), CELLS):
-            answers = None if answer_B is None else answer_B[part]
             if pool.own:
-                out[part] = self._of_own(queries[part], answers, pool.filled[part])
+                out[part] = self._of_own(queries[part], pool.filled[part])
             else:
-                scores_bN = self._of_all(queries[part], answers)
+                scores_bN = self._of_all(queries[part])
                 out[part] = scores_bN if pool.ids is None else scores_bN[:, pool.filled]
         return out
 
-    def _of_all(self, queries: Queries, answer_B: IntArray | None) -> Floats:
+    def _of_all(self, queries: Queries) -> Floats:
         """Scores ``(B, N)`` of all entities."""
         best = _Best(len(queries) * self.applied.entities)
-        for said in self.applied.said(queries, answer_B):
+        for said in self.applied.said(queries):
             best.add(said.query * self.applied.entities + said.entity, said.evidence)
         often_BN = self.applied.frequencies[asked_of(queries)].toarray()
-        if answer_B is not None:
-            at = np.flatnonzero(often_BN[np.arange(len(queries)), answer_B] * (answer_B >= 0))
-            often_BN[at, answer_B[at]] -= 1
         return self._scored(best, often_BN, often_BN.sum(1, keepdims=True))
 
-    def _of_own(self, queries: Queries, answer_B: IntArray | None, ids_BK: IntArray) -> Floats:
+    def _of_own(self, queries: Queries, ids_BK: IntArray) -> Floats:
         """Scores ``(B, K)`` of each query's own candidates, with no table of all entities."""
         rows, entities = np.arange(len(queries)), self.applied.entities
         cells, cell_BK = np.unique(rows[:, None] * entities + ids_BK, return_inverse=True)
         best = _Best(len(cells))
-        for said in self.applied.said(queries, answer_B):
+        for said in self.applied.said(queries):
             cell = said.query * entities + said.entity
             at = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
             on = cells[at] == cell
@@ -223,10 +209,6 @@ class Rules:
         often_BN = self.applied.frequencies[asked_of(queries)]
         row, entity = np.divmod(cells, entities)
         often, all_B = often_BN[row, entity], often_BN.sum(1)
-        if answer_B is not None:
-            fewer_B = (often_BN[rows, answer_B] > 0) & (answer_B >= 0)
-            often[fewer_B[row] & (entity == answer_B[row])] -= 1
-            all_B = all_B - fewer_B
         return self._scored(best, often, all_B[row])[cell_BK]
 
     def _scored(self, best: _Best, often: Floats, of: Floats) -> Floats:

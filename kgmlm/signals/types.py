@@ -22,7 +22,7 @@ from kgmlm import files
 from kgmlm.arrays import Device
 from kgmlm.config import TypeSettings
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries, RunError, first_line
+from kgmlm.kg import IntArray, RunError, first_line
 from kgmlm.pool import Pool, Reading
 from kgmlm.reader import EntityVectors, Reader
 from kgmlm.slots import BINS, NONE, Affinity, EntityTypes, Floats
@@ -143,13 +143,7 @@ class Types:
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``."""
-        return self._scores(reading.queries, pool, None)
-
-    def score_withheld(self, queries: Queries, answer_B: IntArray, pool: Pool) -> Floats:
-        """The same as if of each query one triple, its own with this answer, were not in training."""
-        return self._scores(queries, pool, answer_B)
-
-    def _scores(self, queries: Queries, pool: Pool, answer_B: IntArray | None) -> Floats:
+        queries = reading.queries
         slot_B = self.types.slots_of(queries)
         found = np.zeros((len(queries), pool.width), np.float32)
         for slot in np.unique(slot_B).tolist():
@@ -158,7 +152,4 @@ class Types:
                 found[at] = row_N
             else:
                 found[at] = row_N[pool.filled[at] if pool.own else pool.filled]
-        if answer_B is not None:
-            is_answer = (pool.filled == answer_B[:, None]) & pool.there
-            found = np.where(is_answer, self.types.withheld(slot_B, answer_B)[:, None], found)
         return found
