@@ -142,7 +142,7 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
         "valid": valid,
         "test": test,
         **more,
-        "weights": calibration.models["both"].weights,
+        "weights": calibration.model.weights,
         "seconds": round(time.monotonic() - started, 1),
         "command": " ".join(
             ["python eval/probabilities.py", name, f"--triples {triples}"]

@@ -10,6 +10,7 @@ Shapes: n triples, 2 sides (tail, head), F features of a side, R relations.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import expit, logit
 
+from kgmlm import files
 from kgmlm.arrays import spreads
 from kgmlm.kg import BoolArray, FloatArray, IntArray, RunError
 from kgmlm.reliability import log_loss, reweighted
@@ -26,8 +28,6 @@ from kgmlm.reliability import log_loss, reweighted
 # far behind, which no straight line says.
 FEATURES = ("score", "log_softmax", "margin", "log_rank", "log_rank_squared", "reciprocal_rank")
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
-Sides = Literal["both", "tail", "head"]
-ASKED: dict[Sides, tuple[int, ...]] = {"both": (0, 1), "tail": (0,), "head": (1,)}  # the sides of each model
 FITTED_AT = 0.5  # the share of true triples
 LEANING = 10.0  # how strongly offsets of relations lean on the average: as of so many triples, by and large
 THRESHOLD_LEANING = 50  # triples of the average that join those of a relation
@@ -89,7 +89,7 @@ class Calibrator(_Strict):
 
 
 class Model(_Strict):
-    """From features of one side or both to a probability.
+    """From the features of a triple to a probability.
 
     Attributes:
         mean, scale, weights: of each feature, the tail's first, which adds ``weight * (x - mean) / scale``.
@@ -152,36 +152,45 @@ class Calibration(_Strict):
     """What a run's probabilities go by.
 
     Attributes:
-        models: by which sides are known, "both", "tail" or "head".
+        model: of the sum of features, and of the probability.
         thresholds: of each relation, the probability from which on most of its validation triples are true.
         chosen_for: what the run was when it was fitted.
         chosen_by: the command, what it was fitted on, and its figures.
     """
 
-    models: dict[Sides, Model]
+    model: Model
     thresholds: tuple[_Probability, ...]
     chosen_for: dict[str, str]
     chosen_by: dict[str, Any]
+
+    @classmethod
+    def of_json(cls, data: bytes) -> Calibration:
+        """What was saved; models of one side, which runs of before have beside that of both, are dropped.
+
+        Raises:
+            ValueError: when it is damaged.
+        """
+        values = files.parse_json(data)
+        if isinstance(values, dict) and isinstance(values.get("models"), dict):
+            values["model"] = values.pop("models").get("both")
+        return cls.model_validate_json(json.dumps(values))
 
     def probability(
         self,
         features: FloatArray,
         relations: IntArray,
         *,
-        sides: Sides = "both",
         prior: float = FITTED_AT,
     ) -> FloatArray:
         """The probability that triples are true, ``(n,)``.
 
         Args:
-            features: ``(n, 2, F)``; of one side alone ``(n, F)``.
+            features: ``(n, 2, F)``.
             relations: ``(n,)``, -1 for one that the run does not know.
-            sides: of which sides there are features.
             prior: the share of true triples among those that are asked about.
         """
-        model = self.models[sides]
-        sums = model.sums(features.reshape(len(features), -1), relations)
-        return shifted(model.calibrator.probability(sums), prior)
+        sums = self.model.sums(features.reshape(len(features), -1), relations)
+        return shifted(self.model.calibrator.probability(sums), prior)
 
     def decided(self, probabilities: FloatArray, relations: IntArray, by_relation: bool = False) -> BoolArray:
         """Which probabilities, at any prior, are enough to call a triple true: .5, or each relation's own."""
@@ -226,19 +235,16 @@ def fit(
         if min(labels.sum(), (~labels).sum()) < LEAST / 2:
             raise RunError(f"probabilities need at least {LEAST} validation triples of each class")
     examples = examples.balanced()
-    models: dict[Sides, Model] = {}
-    held: dict[Sides, FloatArray] = {}
-    for name, sides in ASKED.items():
-        models[name], held[name] = _fitted(examples, sides, relations)
-    thresholds = _thresholds(examples, held["both"], relations)
+    model, held = _fitted(examples, relations)
+    thresholds = _thresholds(examples, held, relations)
     found = Calibration(
-        models=models, thresholds=tuple(thresholds.tolist()), chosen_for=dict(of), chosen_by=dict(by)
+        model=model, thresholds=tuple(thresholds.tolist()), chosen_for=dict(of), chosen_by=dict(by)
     )
-    return found, held["both"]
+    return found, held
 
 
-def _fitted(examples: Examples, sides: tuple[int, ...], relations: int) -> tuple[Model, FloatArray]:
-    """A model of some sides, and the examples' probabilities, each by what the other half gave.
+def _fitted(examples: Examples, relations: int) -> tuple[Model, FloatArray]:
+    """A model, and the examples' probabilities, each by what the other half gave.
 
     The calibrator with the smaller log-loss on halves in turn is fitted to the sums of all examples, each by
     the logistic regression of the other half.
@@ -246,8 +252,8 @@ def _fitted(examples: Examples, sides: tuple[int, ...], relations: int) -> tuple
     sums = np.empty(len(examples.labels))
     for half in (False, True):
         own = examples.halves == half
-        model = _regression(examples[~own], sides, relations)
-        sums[own] = model.sums(_columns(examples[own], sides), examples.relations[own])
+        model = _regression(examples[~own], relations)
+        sums[own] = model.sums(_columns(examples[own]), examples.relations[own])
     tried: dict[Literal["platt", "isotonic"], FloatArray] = {}
     for kind in ("platt", "isotonic"):
         tried[kind] = np.empty_like(sums)
@@ -257,24 +263,22 @@ def _fitted(examples: Examples, sides: tuple[int, ...], relations: int) -> tuple
             tried[kind][own] = other.probability(sums[own])
     best = min(tried, key=lambda kind: log_loss(examples.labels, tried[kind], examples.weights))
     calibrator = Calibrator.fit(best, sums, examples.labels, examples.weights)
-    return _regression(examples, sides, relations, calibrator), tried[best]
+    return _regression(examples, relations, calibrator), tried[best]
 
 
-def _columns(examples: Examples, sides: tuple[int, ...]) -> FloatArray:
-    return examples.features[:, list(sides)].reshape(len(examples.labels), -1)
+def _columns(examples: Examples) -> FloatArray:
+    return examples.features.reshape(len(examples.labels), -1)
 
 
 _PLAIN = Calibrator(kind="platt", x=(1.0,), y=(0.0,), lowest=0.0, highest=1.0)
 
 
-def _regression(
-    examples: Examples, sides: tuple[int, ...], relations: int, calibrator: Calibrator = _PLAIN
-) -> Model:
-    """Logistic regression on some sides' features and on which relation it is."""
+def _regression(examples: Examples, relations: int, calibrator: Calibrator = _PLAIN) -> Model:
+    """Logistic regression on features and on which relation it is."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression
 
-    columns = _columns(examples, sides)
+    columns = _columns(examples)
     mean, scale = columns.mean(0), spreads(columns)
     count = len(columns)
     # A smaller column takes a larger coefficient, which costs more: so offsets lean on 0.

@@ -74,7 +74,7 @@ class Classified:
         """What each probability is made of, None for known triples: for each side its features and what they
         add to the log odds; what is added for the relation, and in all before it is calibrated.
         """
-        model = self.calibration.models["both"]
+        model = self.calibration.model
         adds = model.parts(self.features.reshape(len(self), -1)).reshape(self.features.shape)
         offsets = model.offset(self.relations)
         found: list[dict[str, Any] | None] = []

@@ -22,11 +22,11 @@ from pydantic import ValidationError
 
 from kgmlm import digests, files
 from kgmlm.arrays import spreads
-from kgmlm.calibration import ASKED, FEATURES, FITTED_AT, Calibration, Examples, fit
+from kgmlm.calibration import FEATURES, FITTED_AT, SIDES, Calibration, Examples, fit
 from kgmlm.chosen import WEIGHTS, fingerprints, of_weights
 from kgmlm.filters import FilterIndex, distinct_triples
 from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import BoolArray, DataError, FloatArray, IntArray, RunError
+from kgmlm.kg import BoolArray, DataError, FloatArray, IntArray, RunError, first_line
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, Negatives, features
 from kgmlm.provenance import command
 from kgmlm.ranker import Ranker
@@ -207,7 +207,7 @@ def figures(calibration: Calibration, sample: Sample, held: FloatArray) -> dict[
     """What validation says of probabilities, each triple by what was fitted to the other half; positives and
     negatives weigh the same.
     """
-    return {**_figures(sample, held), "calibrator": calibration.models["both"].calibrator.kind}
+    return {**_figures(sample, held), "calibrator": calibration.model.calibrator.kind}
 
 
 def _figures(sample: Sample, probabilities: FloatArray) -> dict[str, Any]:
@@ -337,11 +337,13 @@ def read(run: RunFolder) -> Calibration | None:
         return None
     again = f"`kgmlm calibrate {run.path}` makes it again"
     try:
-        found = Calibration.model_validate_json(path.read_bytes())
+        found = Calibration.of_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))[:60]
         raise RunError(f"{path} is damaged: '{key}': {first['msg']}; {again}") from None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {first_line(error)}; {again}") from None
     if not _fits(found, len(run.graph.relations)):
         raise RunError(f"{path} is damaged: its parts do not fit together; {again}")
     now = fingerprint(run.path)
@@ -355,13 +357,9 @@ def read(run: RunFolder) -> Calibration | None:
 
 def _fits(found: Calibration, relations: int) -> bool:
     """Whether all parts have the lengths that they must have."""
-    if found.models.keys() != ASKED.keys() or len(found.thresholds) != relations:
-        return False
-    for name, model in found.models.items():
-        columns = len(ASKED[name]) * len(FEATURES)
-        lengths = {len(x) for x in (model.mean, model.scale, model.weights)}
-        x, y = model.calibrator.x, model.calibrator.y
-        ordered = len(x) == len(y) and all(a < b for a, b in pairwise(x))
-        if lengths != {columns} or len(model.offsets) != relations or not ordered:
-            return False
-    return True
+    model, columns = found.model, len(SIDES) * len(FEATURES)
+    lengths = {len(x) for x in (model.mean, model.scale, model.weights)}
+    x, y = model.calibrator.x, model.calibrator.y
+    ordered = len(x) == len(y) and all(a < b for a, b in pairwise(x))
+    fits = len(model.offsets) == len(found.thresholds) == relations
+    return lengths == {columns} and fits and ordered

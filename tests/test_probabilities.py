@@ -97,7 +97,7 @@ def test_it_is_fitted_to_what_the_run_says_without_its_reranker(
     examples = Examples(found, sample.triples[:, 1], sample.labels, np.ones(len(held)), sample.halves)
     again, held_again = fit(examples, len(more.relations), of={}, by={})
     assert held == pytest.approx(held_again, abs=1e-3)
-    assert again.models["both"].calibrator.kind == calibration.models["both"].calibrator.kind
+    assert again.model.calibrator.kind == calibration.model.calibrator.kind
     told = figures(calibration, sample, held)
     assert told["negatives_by"] == list(KINDS_OF_NEGATIVES)
     assert 0 < told["ece"] < 0.5

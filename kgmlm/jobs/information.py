@@ -182,7 +182,7 @@ def _probabilities(folder: runs.RunFolder) -> dict[str, Any] | None:
     return {
         "fitted": _time(by.get("at")),
         "command": by["command"] if isinstance(by.get("command"), str) else None,
-        "method": found.models["both"].calibrator.kind,
+        "method": found.model.calibrator.kind,
         **{key: _number(valid.get(key)) for key in _FIGURES},
         "ece_95": None if _number(low) is None or _number(high) is None else [low, high],
     }
