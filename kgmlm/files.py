@@ -75,7 +75,7 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
 
     Raises:
         OSError, pa.ArrowException: when the file cannot be read.
-        ValueError: when it would unpack to more than its size allows.
+        ValueError: when it would unpack to more than its size allows, or has a column twice.
     """
     import pyarrow.parquet as pq
 
@@ -83,6 +83,8 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
     plain = pq.ParquetFile(path)
     schema: pa.Schema = plain.schema_arrow
     wanted = [name for name in schema.names if columns is None or name in columns]
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise ValueError(f"it has {wanted.count(twice[0])} columns '{twice[0]}'")
     schema = pa.schema([schema.field(i) for i, n in enumerate(schema.names) if n in wanted], schema.metadata)
     texts = [field.name for field in schema if _is_text(field.type)]
     batches, size = [], sum(plain.metadata.row_group(i).total_byte_size for i in range(plain.num_row_groups))

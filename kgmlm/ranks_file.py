@@ -90,8 +90,6 @@ def read_ranks(path: Path) -> pd.DataFrame:
     except Exception as error:  # whatever a file that is no Parquet makes the library raise
         why = first_line(error)[:120]
         raise DataError(f"{path} cannot be read as Parquet: {why}") from None
-    if doubled := [name for name in COLUMNS if read.column_names.count(name) > 1]:
-        raise DataError(f"{path} has the column '{doubled[0]}' twice")
     missing = [c for c in COLUMNS if c not in table]
     if missing:
         raise DataError(f"{path} has no column '{missing[0]}'; ranks are written by `kgmlm evaluate`")

@@ -244,7 +244,8 @@ def test_a_written_table_comes_back(
     unique = dict(rows)
     table = pa.table({"label": list(unique), "name": list(unique.values())})
     columns.write_table(path, table)
-    again = columns.read_texts(path.with_name("entities.tsv"), ("label", "name"), ())
+    (written,) = path.parent.iterdir()  # TSV, or Parquet where a text has what TSV cannot hold
+    again = columns.read_texts(written, ("label", "name"), ())
     assert again.to_pydict() == table.to_pydict()
 
 

@@ -206,7 +206,7 @@ def _rerank_again(run: Path) -> None:
     done = None
     for further in ((), ("--resume",)):
         done = call("rerank", run, "-q", *(() if further else RERANK), *further)
-        if not done.returncode:
+        if not done.returncode or "has finished already" in done.stderr:
             return
         if done.returncode != 2:
             break
