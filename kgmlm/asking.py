@@ -34,7 +34,6 @@ class Way:
     functional: bool = False
     rerank: int | None = None
     retrieve: int | None = None
-    index: Literal["likelihood", "entity"] | None = None
     effort: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str | None = None
@@ -50,7 +49,6 @@ class Way:
         for name, value, choices in (
             ("--precision", self.precision, ("fp32", "bf16")),
             ("--runtime", self.runtime, get_args(Runtime)),
-            ("--index", self.index or "entity", ("likelihood", "entity")),
         ):
             if value not in choices:
                 raise ConfigError(f"{name} is {' or '.join(choices)}, not {value!r:.80}")
@@ -70,7 +68,7 @@ class Way:
     @property
     def is_plain(self) -> bool:
         """Whether the first stage is that of :meth:`plain`."""
-        second = {key: getattr(self, key) for key in ("rerank", "retrieve", "index", "effort")}
+        second = {key: getattr(self, key) for key in ("rerank", "retrieve", "effort")}
         return self == replace(self.plain(), **second)
 
     @property
@@ -211,11 +209,11 @@ class Way:
             default: how many, where it was not said; 0 of ``retrieve`` is all.
         """
         k = default if self.retrieve is None and self.scores == "all" else self.retrieve
-        if not k and self.index is None and self.effort is None:
+        if not k and self.effort is None:
             return None
         from kgmlm.indexing import open_retrieval
 
-        return open_retrieval(run, ranker, k or None, self.index, self.effort)
+        return open_retrieval(run, ranker, k or None, self.effort)
 
     def words(self) -> list[str]:
         """What is not as by default, for names of files."""
@@ -226,7 +224,6 @@ class Way:
             *(["functional"] if self.functional else []),
             *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
-            *([] if self.index is None else [self.index]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),
             *([] if self.precision == "fp32" else [self.precision]),
         ]

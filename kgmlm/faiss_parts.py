@@ -73,19 +73,6 @@ class Part:
     ids: IntArray
     index: Any
 
-    def __getstate__(self) -> tuple[int, IntArray, Any]:
-        """What goes to another process: the index as bytes."""
-        return (
-            self.width,
-            self.ids,
-            None if self.index is None else require_faiss().serialize_index(self.index),
-        )
-
-    def __setstate__(self, state: tuple[int, IntArray, Any]) -> None:
-        """What came from another process."""
-        self.width, self.ids, index = state
-        self.index = None if index is None else require_faiss().deserialize_index(index)
-
 
 def unwrapped(index: Any) -> Any:
     """The index behind a transform, as its own class."""

@@ -337,15 +337,13 @@ def open_predictor(
     device: str | None = None,
     *,
     retrieve: int | None = None,
-    index: str | None = None,
     allow_self: bool = False,
 ) -> Predictor:
     """A predictor from a run folder.
 
     Args:
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-        retrieve: score only so many entities per query, found by an index that `kgmlm index` made.
-        index: "likelihood" or "entity"; None takes the one that the run has.
+        retrieve: score only so many entities per query, found by the index that `kgmlm index` made.
         allow_self: let an entity answer a query about itself also where no training triple of the relation
             links an entity to itself.
 
@@ -357,8 +355,8 @@ def open_predictor(
     if allow_self:
         ranker = ranker.unconstrained()
     retrieval = None
-    if retrieve is not None or index is not None:
+    if retrieve is not None:
         from kgmlm.indexing import open_retrieval
 
-        retrieval = open_retrieval(opened, ranker, retrieve, index)
+        retrieval = open_retrieval(opened, ranker, retrieve)
     return Predictor(opened.graph, ranker, retrieval)

@@ -340,7 +340,6 @@ def open_run(
     functional: bool = False,
     rerank: int | None = None,
     retrieve: int | None = None,
-    index: Literal["likelihood", "entity"] | None = None,
     effort: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     device: str | None = None,
@@ -355,7 +354,7 @@ def open_run(
         typed: leave out entities whose types do not fit, as training has them.
         functional: leave out what training has filled already, where a relation has one answer.
         rerank: how many of the best are reranked; None is what validation chose, 0 none.
-        retrieve: score only so many entities per query, found by an ``index``; 0 scores all.
+        retrieve: score only so many entities per query, found by the index; 0 scores all.
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
         runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
             ready for it, whose scores are NumPy arrays; "auto" takes the latter on a CPU where it can do all
@@ -373,7 +372,6 @@ def open_run(
         functional=functional,
         rerank=rerank,
         retrieve=retrieve,
-        index=index,
         effort=effort,
         precision=precision,
         device=device,

@@ -17,7 +17,7 @@ from kgmlm.kg import IntArray, Queries
 from kgmlm.metrics import check_finite
 from kgmlm.pool import Pool, Reading
 from kgmlm.ranker import Ranker
-from kgmlm.retrieval import Retriever, entity_queries, likelihood_queries
+from kgmlm.retrieval import Retriever
 from kgmlm.scorer import Scorer
 
 MORE = 100  # entities that an index is asked for beyond a shortlist
@@ -62,22 +62,15 @@ def shortlist(
 
 def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
     """Ids ``(B, K)`` that an index finds, -1 where it finds fewer."""
-    retriever, span = retrieval.retriever, reading.span
-    if retriever.kind == "entity":
-        assert span.vector_BD is not None
-        check_finite(span.vector_BD)
-        asked = entity_queries(span.vector_BD)
-    else:
-        assert retriever.reduction is not None
-        normalizer_BL = ranker.likelihood.normalizer(span)
-        check_finite(normalizer_BL)
-        normalization = ranker.reader.settings.scoring.normalization
-        asked = likelihood_queries(span.hidden_BLD, normalizer_BL, retriever.reduction, normalization)
+    retriever, vector_BD = retrieval.retriever, reading.span.vector_BD
+    assert vector_BD is not None
+    check_finite(vector_BD)
+    asked_BD = numpy(vector_BD)
     count = max(1, len(ranker.context.entities))
     most = min(retrieval.k + MORE, count)
-    if retriever.kind == "likelihood" or retriever.exact:
-        return retriever.search(*asked, most, retrieval.effort).ids_BK
-    ids_BM = retriever.search(*asked, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
+    if retriever.exact:
+        return retriever.search(asked_BD, most, retrieval.effort).ids_BK
+    ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
     pool = Pool(count, ids_BM)
     cosines_BM = numpy(ranker.says("vector", reading, pool))
     cosines_BM[~pool.there] = -np.inf

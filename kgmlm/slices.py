@@ -183,7 +183,6 @@ def about_retrieval(
     record = retrieval.retriever.record
     effort = retrieval.retriever.effort if retrieval.effort is None else retrieval.effort
     return {
-        "kind": retrieval.retriever.kind,
         "factory": record["factory"],
         "k": retrieval.k,
         "effort": effort,

@@ -276,7 +276,7 @@ def print_metrics(evaluation: Evaluation) -> None:
     if "retrieval" in report:
         found = report["retrieval"]
         print(
-            f"shortlists of {found['k']:,} by the {found['kind']} index hold {found['recall']['both']:.2%} "
+            f"shortlists of {found['k']:,} by the index hold {found['recall']['both']:.2%} "
             f"of the answers; MRR {found['exact']['mrr']:.4f} by exact ranking, {found['mrr_lost']:.4f} lost"
         )
 

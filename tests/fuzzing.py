@@ -58,7 +58,7 @@ from kgmlm.listing import read_list
 from kgmlm.packs import CONTENTS, unpack
 from kgmlm.prediction import Predictor
 from kgmlm.resolver import Resolver
-from kgmlm.retrieval import KINDS as INDEXES
+from kgmlm.retrieval import FOLDER
 from kgmlm.rules import RuleFile
 from kgmlm.runs import MIXTURE, open_run
 from kgmlm.signals.kge import KGE
@@ -144,8 +144,7 @@ class Fuzzer:
         by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
         probabilities.save(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
         ranker = open_run(run).ranker("cpu")
-        for kind in INDEXES:
-            save_index(opened, build_index(ranker, opened.graph, kind))
+        save_index(opened, build_index(ranker, opened.graph))
 
     def _ranks(self) -> pa.Table:
         rows = [
@@ -316,25 +315,23 @@ class Fuzzer:
             return False
         return True
 
-    def _use(self, run: Path, index: str | None = None) -> None:
+    def _use(self, run: Path, index: bool = False) -> None:
         opened = open_run(run)
         ranker = opened.ranker("cpu")
         predictor = Predictor(opened.graph, ranker)
-        if index is not None:
-            predictor.retrieval = open_retrieval(opened, ranker, 10, index)
+        if index:
+            predictor.retrieval = open_retrieval(opened, ranker, 10)
         queries = [Query(len(opened.graph.entities) // 2, 0, "tail"), Query(0, 0, "head")]
         for _, predictions in predictor.predict(queries, 5, explain=True):
             if not (predictions and all(math.isfinite(p.score) for p in predictions)):
                 raise Unfair(f"the run answers {[p.score for p in predictions]}")
 
     def _index(self, random: Random) -> None:
-        kind = random.choice(INDEXES)
-        folder = f"index/{kind}"
         changes = {".json": changed_json, ".npy": changed_array, ".faiss": damaged}
         suffix = random.choice(list(changes))
-        names = sorted(f"{folder}/{p.name}" for p in (self.folder / "signed" / folder).glob(f"*{suffix}"))
+        names = sorted(f"{FOLDER}/{p.name}" for p in (self.folder / "signed" / FOLDER).glob(f"*{suffix}"))
         names = [name for name in names if not name.endswith("kgmlm.json")]
-        self._in_run(random, *names, change=changes[suffix], use=partial(self._use, index=kind))
+        self._in_run(random, *names, change=changes[suffix], use=partial(self._use, index=True))
 
     def _probabilities(self, random: Random) -> None:
         self._in_run(random, probabilities.FILE, change=changed_json, use=self._judge)

@@ -27,7 +27,6 @@ def test_unknown_scores_are_refused_at_once() -> None:
     [
         ({"precision": "fp8"}, "--precision is fp32 or bf16, not 'fp8'"),
         ({"runtime": "tf"}, "--runtime is auto or torch or onnx, not 'tf'"),
-        ({"index": "hnsw"}, "--index is likelihood or entity, not 'hnsw'"),
         ({"retrieve": -5}, "--retrieve is a whole number from 0 on, not -5"),
         ({"rerank": 1.5}, "--rerank is a whole number from 0 on, not 1.5"),
     ],
@@ -43,11 +42,11 @@ def test_each_way_has_words_of_its_own() -> None:
         Way("text"),
         Way(allow_self=True),
         Way(rerank=0),
-        Way(retrieve=9, index="entity", effort=2),
+        Way(retrieve=9, effort=2),
         Way(precision="bf16"),
     ]
     assert [way.words() for way in ways] == [
-        [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9", "entity", "effort-2"],
+        [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9", "effort-2"],
         ["bf16"],
     ]  # fmt: skip
 

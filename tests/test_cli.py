@@ -82,10 +82,7 @@ def options() -> Iterator[tuple[str, Any, Any]]:
 
 def test_choices_are_listed_in_the_help() -> None:
     choices = {(path, o.opts[0]): set(get_args(kind)) for path, o, kind in options() if get_args(kind)}
-    kinds = {"likelihood", "entity"}
     assert {key: found for key, found in choices.items() if not {str, Path} & found} == {
-        ("evaluate", "--index"): kinds, ("rank", "--index"): kinds, ("index", "--kind"): kinds,
-        ("serve", "--index"): kinds,
         **{(name, "--engine"): {"local", "ray"} for name in ("complete", "evaluate", "rank")},
         **{(name, "--runtime"): {"auto", "torch", "onnx"} for name in ("classify", "rank", "serve")},
         ("evaluate", "--candidates"): {"all", "graph", "split", "train"},
@@ -513,24 +510,23 @@ def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Pa
         "no index",
         "kgmlm index",
     )
-    done = cli("index", run, "--kind", "likelihood", "--json")
+    done = cli("index", run, "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["kind"], record["entities"], record["recall_at_10"]) == ("likelihood", 31, 1)
+    assert (record["entities"], record["recall_at_10"]) == (31, 1)
     done = cli("index", run)
-    assert "entity index of 31 entities" in done.stdout, done.stderr
+    assert "index of 31 entities" in done.stdout, done.stderr
     assert "exhaustively" in done.stderr
     base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
-    for kind in ("likelihood", "entity"):
-        short, exact = (
-            [json.loads(line) for line in cli(*base, *more).stdout.splitlines()]
-            for more in (("--retrieve", "31", "--index", kind, "--effort", "9"), ())
-        )
-        assert [row["entity"] for row in short] == [row["entity"] for row in exact]
-        assert [row["score"] for row in short] == pytest.approx([row["score"] for row in exact], abs=1e-4)
+    short, exact = (
+        [json.loads(line) for line in cli(*base, *more).stdout.splitlines()]
+        for more in (("--retrieve", "31", "--effort", "9"), ())
+    )
+    assert [row["entity"] for row in short] == [row["entity"] for row in exact]
+    assert [row["score"] for row in short] == pytest.approx([row["score"] for row in exact], abs=1e-4)
     assert len(cli(*base, "--retrieve", "2", "--explain").stdout.splitlines()) == 2
     done = cli("evaluate", run, "--retrieve", "6")
-    assert "shortlists of 6 by the entity index" in done.stdout, done.stderr
+    assert "shortlists of 6 by the index" in done.stdout, done.stderr
     refused(cli(*base, "--effort", "3"), "--retrieve")
     refused(cli("index", run, "--factory", "Flatt"), "FAISS cannot")
 

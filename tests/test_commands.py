@@ -37,7 +37,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("rank", "run", *ASK, "-k", "2"): "(France, has the capital, ?)",
     ("rerank", "run", "--max-steps", "1", "--max-triples", "2"): "reranking: validation MRR",
     ("tune", "run"): "text: validation MRR",
-    ("index", "run"): "likelihood index of 31 entities",
+    ("index", "vectors"): "index of 31 entities",
     ("info", "run"): "finished at step",
     ("compare", "run", "run"): "95 % interval",
     ("report", "run", "--max-triples", "2"): "the report is in report.html",
@@ -92,10 +92,12 @@ def terminated(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
 def test_a_command_works(
-    command: Cli, cli: Cli, toy_run: Path, tmp_path: Path, case: tuple[str, ...]
+    command: Cli, cli: Cli, toy_run: Path, toy_vector_run: Path, tmp_path: Path, case: tuple[str, ...]
 ) -> None:
     if "run" in case or "run.kgmlm" in case or case[0] == "export":
         shutil.copytree(toy_run, tmp_path / "run")
+    if "vectors" in case:
+        shutil.copytree(toy_vector_run, tmp_path / "vectors")
     if case[0] == "rules":
         assert cli("tune", tmp_path / "run", "--add", "rules", "-q").returncode == 0
     if case[0] == "compare":

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from conftest import vectors_of
 
 from kgmlm.best import best_of
 from kgmlm.building import build_graph
@@ -25,7 +26,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
-from kgmlm.retrieval import Reduction, Retriever, likelihood_parts
+from kgmlm.retrieval import Retriever, entity_part
 from kgmlm.scope import Scope
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.tuning import weigh
@@ -178,15 +179,10 @@ def test_ranking_leaves_it_out(make_ranker: Callable[..., Ranker], toy: Knowledg
 
 
 def test_a_shortlist_gives_it_no_place(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
-    ranker = forbid(make_ranker())
-    reader = ranker.reader
-    reduction = Reduction.none(*reader.model.decoder)
+    ranker = forbid(make_ranker(vector=VectorSettings(enabled=True)).by("vector"))
     count = len(ranker.context.entities)
-    parts = likelihood_parts(
-        reader.names, np.arange(count), reduction, reader.vocabulary.span_length, "mean", "Flat", 0,
-        lambda n: None,
-    )  # fmt: skip
-    retrieval = Retrieval(Retriever("likelihood", parts, reduction, {"effort": 1, "factory": "Flat"}), 5)
+    part = entity_part(vectors_of(ranker).numpy(), np.arange(count), "Flat")
+    retrieval = Retrieval(Retriever(part, {"effort": 1, "factory": "Flat"}), 5)
     for rows, scores, exact in retrieve_and_rank(ranker, queries, retrieval):
         own = (np.arange(len(rows)), queries.entity_B[rows])
         assert (scores[own] == IMPOSSIBLE).all()

@@ -15,7 +15,7 @@ from doubles import FakeRanker, fake, run
 
 from kgmlm import evaluation
 from kgmlm.building import build_graph
-from kgmlm.config import Protocol, load_protocol
+from kgmlm.config import Protocol, VectorSettings, load_protocol
 from kgmlm.constraints import MISSED, Possible
 from kgmlm.evaluation import Asked, View, _Drawn, evaluate
 from kgmlm.graph import KnowledgeGraph
@@ -332,8 +332,8 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     pytest.importorskip("faiss")
-    ranker = make_ranker()
-    index = build_index(ranker, toy, "likelihood")
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    index = build_index(ranker, toy)
     n = len(toy.entities)
     exact = evaluate(ranker, toy, Protocol())
     done: list[int] = []

@@ -143,7 +143,7 @@ def test_ranks_are_those_of_pykeens_evaluator(
     ranker.possible = Possible(loop_free_R, (Functional.learn(toy.context),))
     if "retrieve" in kind:
         pytest.importorskip("faiss")
-        retrieval = Retrieval(build_index(ranker, toy, "entity"), 9)
+        retrieval = Retrieval(build_index(ranker, toy), 9)
     ours = evaluate(ranker, toy, Protocol(), retrieval=retrieval).report
     scored = ranker if retrieval is None else Shortlisted(ranker, retrieval)
     compared = [(ours["metrics"], by_pykeen(toy, scored, as_pykeen_loads=False))]

@@ -162,7 +162,7 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
 def test_what_lacks_says_so_in_a_line(ready: Path, tmp_path: Path, cli: Cli) -> None:
     ask = ("--head", "austria", "--relation", "capital", "--json", "-q", "--runtime")
     before = cli("rank", ready, *ask, "torch")
-    reranked = cli("rank", ready, *ask, "onnx", "--retrieve", "5", "--index", "entity")
+    reranked = cli("rank", ready, *ask, "onnx", "--retrieve", "5")
     assert reranked.stderr == "ONNX Runtime asks no index: torch reads the texts\n"
     run = copied(ready, tmp_path)
     (run / "model" / FILE).unlink()

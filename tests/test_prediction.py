@@ -150,7 +150,7 @@ def test_scores_that_are_no_numbers_are_refused(
         ranker.reranking = Reranking(reranker, Use(5, 1.0), 1.0)
     if damaged.endswith("by index"):
         pytest.importorskip("faiss")
-        retrieval = Retrieval(build_index(ranker, toy, "entity"), 31)
+        retrieval = Retrieval(build_index(ranker, toy), 31)
     if damaged.startswith("vector"):
         vectors = vectors_of(ranker).clone()
         vectors[3] = float("nan")
@@ -223,7 +223,7 @@ def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: 
     shutil.copytree(toy_vector_run, path)
     run = open_run(path)
     exact = open_predictor(path, "cpu")
-    save_index(run, build_index(exact.ranker, run.graph, "likelihood"))
+    save_index(run, build_index(exact.ranker, run.graph))
     predictor = open_predictor(path, "cpu", retrieve=31)
     asked = {"head": "france", "relation": "capital", "k": 8}
     short, whole = (p.rank(**asked) for p in (predictor, exact))  # type: ignore[arg-type]
@@ -233,5 +233,6 @@ def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: 
     assert len(table) == 31, "as many as are retrieved"
     assert "q1" in set(predictor.with_entities(new).rank(head="france", relation="capital", k=31).tail_label)
     assert len(open_predictor(path, "cpu", retrieve=4).rank(head="france", relation="capital")) == 4
-    with pytest.raises(RunError, match="no entity index"):
-        open_predictor(path, "cpu", retrieve=4, index="entity")
+    shutil.rmtree(path / "index")
+    with pytest.raises(RunError, match="has no index"):
+        open_predictor(path, "cpu", retrieve=4)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from kgmlm.ranker import Ranker
 from kgmlm.reader import Reader
 from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
-from kgmlm.retrieval import Retriever
+from kgmlm.retrieval import FOLDER, Retriever
 from kgmlm.runs import open_run
 from kgmlm.signals.types import Types
 from kgmlm.tokenization import Encoded
@@ -258,9 +258,9 @@ def test_two_processes_tune_and_the_main_one_writes(launch: Launch, toy_run: Pat
 
 
 def test_two_processes_rank_many_queries_and_build_an_index(
-    launch: Launch, toy_run: Path, tmp_path: Path
+    launch: Launch, toy_vector_run: Path, tmp_path: Path
 ) -> None:
-    run = shutil.copytree(toy_run, tmp_path / "run")
+    run = shutil.copytree(toy_vector_run, tmp_path / "run")
     asked = tmp_path / "asked.tsv"
     asked.write_text(
         "head\trelation\ttail\n" + "france\tcapital\t\n\tcapital\tparis\n" * 3 + "rome\tlocated_in\t\n"
@@ -275,39 +275,33 @@ def test_two_processes_rank_many_queries_and_build_an_index(
     main, other = launch(*2 * [("index", run, "--json", "--quiet")])
     assert (main.returncode, other.returncode, other.stdout) == (0, 0, ""), main.stderr + other.stderr
     record = json.loads(main.stdout)
-    assert record["entities"] == sum(
-        len(part.ids) for part in Retriever.load(run / "index" / "likelihood").parts
-    )
+    assert record["entities"] == len(Retriever.load(run / FOLDER))
     assert record["recall_at_10"] == 1
 
 
-@pytest.mark.parametrize("kind", ["likelihood", "entity"])
 def test_an_index_is_the_same_by_any_number_of_processes(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], kind: Literal["likelihood", "entity"]
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     pytest.importorskip("faiss")
 
     def job(world: World) -> Retriever:
-        ranker = make_ranker(vector=VectorSettings(enabled=kind == "entity"))
+        ranker = make_ranker(vector=VectorSettings(enabled=True))
         done: list[int] = []
-        made = build_index(ranker, toy, kind, advance=lambda n, total: done.append(n))
+        made = build_index(ranker, toy, advance=lambda n, total: done.append(n))
         assert not world.main or sum(done) == len(toy.entities)
         return made
 
     alone = job(ALONE)
     main, *others = together(3, job)
     # Vectors are read in other batches, so their last bits differ; runs have theirs saved.
-    timed = {"seconds", "why", "ms_a_query", "exact_ms_a_query", "tried"}
-    timed |= {"fingerprint"} if kind == "entity" else set()
+    timed = {"seconds", "why", "ms_a_query", "exact_ms_a_query", "tried", "fingerprint"}
     assert {k: v for k, v in main.record.items() if k not in timed} == {
         k: v for k, v in alone.record.items() if k not in timed
     }
-    assert all(other.record == main.record and not other.parts for other in others)
-    for found, expected in zip(main.parts, alone.parts, strict=True):
-        assert (found.width, found.ids.tolist()) == (expected.width, expected.ids.tolist())
-        if len(found.ids):
-            one, other = (part.index.reconstruct_n(0, len(part.ids)) for part in (found, expected))
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if kind == "entity" else 0)
+    assert all(other.record == main.record and not len(other) for other in others)
+    assert (main.part.width, main.part.ids.tolist()) == (alone.part.width, alone.part.ids.tolist())
+    one, other = (found.part.index.reconstruct_n(0, len(found)) for found in (main, alone))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
 TRAINED = (

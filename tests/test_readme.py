@@ -119,12 +119,15 @@ def test_the_commands_of_the_pages_work(cli: Cli, folder: Path) -> None:
         if arguments[0] == "train" and "--model" in arguments:
             at = arguments.index("--model")
             arguments[at + 1] = "scratch"
-            arguments += [*TINY_SETTINGS, "--max-steps", "3"]
+            arguments += [*TINY_SETTINGS, "--set", "vector.enabled=true", "--max-steps", "3"]
         done = cli(*arguments, cwd=folder)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
-SMALL = 'model="scratch", scratch={"hidden_size": 32, "heads": 2, "vocabulary": 400}, max_steps=3'
+SMALL = (
+    'model="scratch", scratch={"hidden_size": 32, "heads": 2, "vocabulary": 400}, '
+    'vector={"enabled": True}, max_steps=3'
+)
 
 
 @pytest.mark.slow

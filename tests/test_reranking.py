@@ -173,7 +173,7 @@ def test_what_a_shortlist_lacks_is_never_reranked(ranker: Ranker, toy: Knowledge
 
 def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> None:
     pytest.importorskip("faiss")
-    index = build_index(ranker, toy, "likelihood")
+    index = build_index(ranker, toy)
     queries, _ = toy.queries("test")
     for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-3, rtol=1e-4)

@@ -211,9 +211,9 @@ def test_retrieval_is_measured_and_drawn(toy_vector_run: Path, tmp_path: Path) -
     output = tmp_path / "retrieval.json"
     script("eval/benchmarks/retrieval.py", toy_vector_run, "--sizes", 400, "--output", output)
     rows = {row["way"]: row for row in json.loads(output.read_text("utf-8"))["rows"]}
-    assert {"exact likelihood", "likelihood index", "exact entity", "FAISS flat", "entity index"} == set(rows)
+    assert {"exact likelihood", "exact entity", "FAISS flat", "entity index"} == set(rows)
     assert {row["entities"] for row in rows.values()} == {400}
-    assert all(rows[way]["recall_at_100"] == 1 for way in ("likelihood index", "entity index"))
+    assert rows["entity index"]["recall_at_100"] == 1
     assert all(row["p50_ms"] > 0 for row in rows.values())
     assert (tmp_path / "retrieval.svg").read_text("utf-8").count("entity index")
 

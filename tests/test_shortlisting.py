@@ -27,7 +27,7 @@ def test_what_cannot_answer_takes_no_place_and_fewer_are_marked(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
-    index = build_index(ranker, toy, "entity")
+    index = build_index(ranker, toy)
     ranker = ranker.but(possible=Possible(np.ones(len(toy.relations), np.bool_)))
     queries, _ = toy.queries("test")
     count = len(toy.entities)
@@ -54,13 +54,12 @@ def whole(
 class Backwards:
     """An index whose own scores are as wrong as can be: it finds the worst entities first."""
 
-    kind = "entity"
     exact = False
 
     def __init__(self, order_BN: np.ndarray[Any, Any]) -> None:
         self.order_BN = order_BN
 
-    def search(self, queries: Any, constants: Any, k: int, effort: int | None = None) -> Shortlist:
+    def search(self, vector_BD: Any, k: int, effort: int | None = None) -> Shortlist:
         ids_BK = self.order_BN[:, :k].copy()
         return Shortlist(ids_BK, np.zeros(ids_BK.shape, np.float32))
 
@@ -82,7 +81,7 @@ def test_vectors_are_compared_again_where_an_index_has_but_codes_of_them(
     monkeypatch.setattr(shortlisting, "MORE", 0)
     ranker, _, reading, _ = whole
     ranker = ranker.by("vector")
-    exact_BN = ranker.says("vector", reading, ranker.pool())
+    exact_BN = torch.as_tensor(ranker.says("vector", reading, ranker.pool()))
     index: Any = Backwards(exact_BN.argsort(1).numpy())
     _, scores_BK = shortlist(ranker, reading, Retrieval(index, 3))
     torch.testing.assert_close(scores_BK, exact_BN.topk(3).values, atol=1e-5, rtol=1e-5)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kgmlm.arrays import at
-from kgmlm.config import KGESettings
+from kgmlm.config import KGESettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index
 from kgmlm.kg import EntityTable, IntArray, Queries, RunError
@@ -61,17 +61,17 @@ def test_a_shortlist_is_reranked_by_kge_too(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, kge: KGE
 ) -> None:
     pytest.importorskip("faiss")
-    ranker = make_ranker()
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
     ranker.signals["kge"] = kge
     ranker.mixture = ranker.mixture.evenly("kge", 1.0)
-    index = build_index(ranker, toy, "likelihood")
+    index = build_index(ranker, toy)
     queries, _ = toy.queries("test")
     for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
     rows, _, said = next(iter(ranker.said(queries)))
-    torch.testing.assert_close(
-        ranker.mixture.combine(said, queries[rows]), said["likelihood"] + scores_of(kge, queries[rows])
-    )
+    text = ranker.by("text").mixture.combine(said, queries[rows])
+    found = ranker.mixture.combine(said, queries[rows])
+    torch.testing.assert_close(found, text + scores_of(kge, queries[rows]))
 
 
 def test_kge_alone_reads_no_text(

@@ -6,28 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import MOST, Device, FolderArgument, Json, Kind, Quiet
+from kgmlm.cli.options import Device, FolderArgument, Json, Quiet
 from kgmlm.terminal import handled, print_json, tell
 
 
 @handled
 def index(
     run: FolderArgument,
-    kind: Annotated[
-        Kind | None,
-        typer.Option(
-            help="entity (vectors; by default of runs that have them) or likelihood (what the names say)."
-        ),
-    ] = None,
     factory: Annotated[str, typer.Option(help='A FAISS factory string such as "IVF4096,PQ64".')] = "auto",
-    dimensions: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=MOST,
-            help="Dimensions per token in a likelihood index; 0 is all. By default fewer for many entities.",
-        ),
-    ] = None,
     recall: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Search hard enough for this recall@10 against exact scoring."),
@@ -36,19 +22,16 @@ def index(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Index a run's entities with FAISS, so that `rank` and `evaluate` with --retrieve score only a few.
+    """Index a run's entity vectors with FAISS; `rank` and `evaluate` with --retrieve then score only a few.
 
-    How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring:
-    an index of entity vectors is among a million, one of names is not on a CPU.
+    How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring.
     """
     from kgmlm.jobs.indexing import index as job
     from kgmlm.watching import Bars
 
     record = job(
         run,
-        kind=kind,
         factory=factory,
-        dimensions=dimensions,
         recall=recall,
         device=device,
         progress=Bars(quiet),
@@ -57,11 +40,11 @@ def index(
         print_json(record)
         return
     print(
-        f"{record['kind']} index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
+        f"index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
         f"{record['seconds']:.1f} s, recall@10 {record['recall_at_10']:.3f} (effort {record['effort']})"
     )
     tell(record["why"])
     if record["ms_a_query"] > record["exact_ms_a_query"]:
         tell("exact scoring is quicker among so many entities: leave --retrieve out")
     if record["recall_at_10"] < recall:
-        tell(f"recall@10 stays under {recall}; more --dimensions or a finer --factory finds more")
+        tell(f"recall@10 stays under {recall}; a finer --factory finds more")

@@ -11,7 +11,6 @@ from kgmlm.terminal import INPUT
 
 MOST = 2**32 - 1  # of any number of a command
 
-Kind = Literal["likelihood", "entity"]
 
 RunArgument = Annotated[
     Path, typer.Argument(help="A run folder, made by `kgmlm train`, or a pack.", show_default=False)
@@ -48,11 +47,8 @@ Retrieve = Annotated[
     typer.Option(
         min=0,
         max=MOST,
-        help="Score only this many entities per query, found by an index (`kgmlm index`); 0 scores all.",
+        help="Score only this many entities per query, found by the index (`kgmlm index`); 0 scores all.",
     ),
-]
-IndexKind = Annotated[
-    Kind | None, typer.Option("--index", help="Which index, where a run has both: likelihood or entity.")
 ]
 Effort = Annotated[
     int | None,

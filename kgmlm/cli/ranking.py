@@ -18,7 +18,6 @@ from kgmlm.cli.options import (
     Engines,
     EntityTriples,
     Functional,
-    IndexKind,
     Json,
     Quiet,
     RelationsPrior,
@@ -77,7 +76,6 @@ def rank(
     functional: Functional = False,
     rerank: Rerank = None,
     retrieve: Retrieve = None,
-    index: IndexKind = None,
     effort: Effort = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -105,7 +103,7 @@ def rank(
         return  # a single query is asked by one process
     opened = open_run(
         run, scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
-        retrieve=retrieve, index=index, effort=effort, device=device, runtime=runtime, verify=verify,
+        retrieve=retrieve, effort=effort, device=device, runtime=runtime, verify=verify,
     )  # fmt: skip
     if entities is None and entity_triples is not None:
         raise QueryError("--entity-triples goes with --entities")

@@ -111,7 +111,6 @@ def evaluate(
     functional: bool | None = None,
     rerank: int | None = None,
     retrieve: int | None = None,
-    index: Literal["likelihood", "entity"] | None = None,
     effort: int | None = None,
     batch_size: int = 64,
     precision: Literal["fp32", "bf16"] | None = None,
@@ -130,7 +129,7 @@ def evaluate(
         candidates: whose entities compete; None is all, with ``graph`` those of that graph.
         output, ranks: where to write the report as JSON, and per-query ranks as Parquet (None: in the run).
         max_triples, by_relation: ask a seeded sample of the split; report each relation, too.
-        scores, allow_self, typed, functional, rerank, retrieve, index, effort, precision, device, verify: as
+        scores, allow_self, typed, functional, rerank, retrieve, effort, precision, device, verify: as
             of :func:`~kgmlm.run.open_run`; None is as the run was opened.
         workers, engine, address: who ranks, as of :func:`~kgmlm.complete`; the report is that of one process.
 
@@ -142,7 +141,7 @@ def evaluate(
     """
     way = (run.way.given(runtime="torch") if isinstance(run, Run) else Way()).given(
         scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
-        retrieve=retrieve, index=index, effort=effort, precision=precision, device=device,
+        retrieve=retrieve, effort=effort, precision=precision, device=device,
     )  # fmt: skip
     check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
     crew = Crew(workers, engine, address)

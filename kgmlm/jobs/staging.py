@@ -357,7 +357,7 @@ def _index(path: Path, watch: Watcher) -> None:
     found = index(path, progress=watch)
     runs.open_run(path).update(shortlist={"entities": found["shortlist"], "of": text_fingerprint(path)})
     watch.tell(
-        f"{found['kind']} index of {found['entities']:,} entities: of the 10 best by exact scoring, "
+        f"index of {found['entities']:,} entities: of the 10 best by exact scoring, "
         f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"
     )
 
