@@ -185,6 +185,8 @@ _BOMS = (
 )
 _SHAPES = ((b"<\0?\0", "utf-16-le"), (b"\0<\0?", "utf-16-be"))  # of XML without a byte order mark
 _DECLARED = re.compile(r"""\A\s*(<\?xml\b[^>]*?)(\s+encoding\s*=\s*(["'])([A-Za-z][A-Za-z0-9._-]*)\3)""")
+_TAG = re.compile(rb'("@[A-Za-z]{2,3})_([A-Za-z]{2}|[A-Za-z]{4}|[0-9]{3})(?=[\s.,;\])}])')
+_TAG_BYTES = 16  # more than the longest
 _HEAD = 512  # bytes in which an XML file says its encoding
 
 
@@ -235,6 +237,27 @@ class _Utf8(io.RawIOBase):
             self.left, self.ended = self._utf8(data), not data
         n = min(len(buffer), len(self.left))
         buffer[:n], self.left = self.left[:n], self.left[n:]
+        return n
+
+
+class _Tags(io.RawIOBase):
+    """RDF in which language tags with an underscore (``@en_US``), which no parser takes, have a hyphen."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.left, self.ready, self.ended = file, b"", b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready and not self.ended:
+            data = self.file.read(len(buffer))
+            self.ended = not data
+            whole = _TAG.sub(rb"\1-\2", self.left + data)
+            keep = 0 if self.ended else _TAG_BYTES  # a tag may be cut by the end of what was read
+            self.ready, self.left = whole[: len(whole) - keep], whole[max(0, len(whole) - keep) :]
+        n = min(len(buffer), len(self.ready))
+        buffer[:n], self.ready = self.ready[:n], self.ready[n:]
         return n
 
 
@@ -332,7 +355,7 @@ def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], 
             import pyoxigraph
         except ImportError as error:
             raise DataError(f"reading RDF needs pyoxigraph ({error}): pip install 'kgmlm[rdf]'") from None
-        source = io.BufferedReader(_Whole(file)) if name == "RDF_XML" else file
+        source = io.BufferedReader(_Whole(file) if name == "RDF_XML" else _Tags(file))
         try:
             format = getattr(pyoxigraph.RdfFormat, name)
             _tell(pyoxigraph.parse(source, format, base_iri=base, lenient=True), told)

@@ -296,6 +296,20 @@ def test_a_small_file_that_fills_the_memory_is_refused(
         read_statements(path, Told(), "wikidata")
 
 
+@pytest.mark.parametrize("filler", [0, 1, 65_500, 65_530, 65_536, 200_000])
+def test_language_tags_with_an_underscore_are_read(filler: int, tmp_path: Path) -> None:
+    """Wherever the parts of a file end in which it is read; what only looks like a tag stays."""
+    label = "<http://www.w3.org/2000/01/rdf-schema#label>"
+    texts = {"colour": "en_GB", "color": "en_US", "@foo_bar_baz, and snake_case": "en"}
+    lines = [f'<http://e/{n}> {label} "{text}"@{tag} .\n' for n, (text, tag) in enumerate(texts.items())]
+    (tmp_path / "g.nt").write_text("#" + "x" * filler + "\n" + "".join(lines) * 50)
+    told = Told()
+    read_statements(tmp_path / "g.nt", told)
+    found = {(value, language.lower()) for _, _, value, language in told.texts}
+    assert found == {(text, tag.replace("_", "-").lower()) for text, tag in texts.items()}
+    assert len(told.texts) == 150
+
+
 @pytest.mark.parametrize("declared", ["no-such", "rot13", "hex"])
 def test_an_unknown_encoding_is_named(declared: str, tmp_path: Path) -> None:
     (tmp_path / "g.rdf").write_bytes(XML.format(declared=f' encoding="{declared}"', filler="").encode())
