@@ -27,11 +27,8 @@ def curve(path: Path) -> dict[str, Any]:
         if "valid_mrr" in row
     ]
     minutes, before = 0.0, run.record.get("began_from")
-    teachers = [run.record.get("teacher")]
     while before:
-        teachers.append(before.get("teacher"))
         minutes, before = minutes + before["minutes"], before["began_from"]
-    minutes += sum({made["command"]: made["minutes"] for made in teachers if made}.values())
     return {
         "dataset": run.graph.name,
         "points": points,

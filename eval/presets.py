@@ -27,7 +27,6 @@ from kgmlm.recipes import PRESETS, Preset, recipe_of
 VARIANTS: dict[str, dict[str, Any]] = {
     "twice as long": {"times": 2},
     "four times as long": {"times": 4},
-    "distilled": {"training": {"distillation": 1.0}},
     "8 neighbors": {"text": {"neighbors": 8, "max_length": 96}},
     "a third of the learning rate": {"training": {"learning_rate": 1e-4}},
     "twice the learning rate": {"training": {"learning_rate": 6e-4}},

@@ -34,6 +34,18 @@ TODAY = (  # how recorded commands are called today
 )
 
 
+# What is deleted since, and the last commit that has it.
+DELETED = ((r"training\.distillation|--teacher |minilm-taught\.toml", "distillation", "a756c7f"),)
+
+
+def deleted(command: str) -> str:
+    """What a command needs that is deleted, and how to get it, as a comment; empty where it needs nothing."""
+    for pattern, what, commit in DELETED:
+        if re.search(pattern, command):
+            return f"# - {what} is deleted: git checkout {commit} for the next command"
+    return ""
+
+
 def today(command: str) -> str:
     """A recorded command under the names of today."""
     for old, new in TODAY:
@@ -78,7 +90,9 @@ def chain(name: str, recorded: bool = False) -> list[str]:
     found = []
     for step, record in order.items():
         commands = record["commands"] if recorded else today_of(record)
-        found += [f"# {step}", *(f"# - {caveat}" for caveat in record.get("caveats", [])), *commands]
+        found += [f"# {step}", *(f"# - {caveat}" for caveat in record.get("caveats", []))]
+        for command in commands:
+            found += [*filter(None, [deleted(command)]), command]
     return [*found, f"# {name}", line["command"] if recorded else evaluation(line)]
 
 

@@ -65,7 +65,7 @@ class Settings(Strict):
 
     def for_reranking(self) -> Settings:
         """The settings of a run's reranker: another objective, and no entity vectors."""
-        training = self.training.model_copy(update={"objective": "rerank", "distillation": 0.0})
+        training = self.training.model_copy(update={"objective": "rerank"})
         vector = self.vector.model_copy(update={"enabled": False})
         return self.model_copy(update={"training": training, "vector": vector})
 
@@ -203,14 +203,25 @@ def override(values: dict[str, Any], assignment: str) -> None:
     values[last] = value
 
 
-def load_settings(path: Path | None = None, overrides: Sequence[str] = ()) -> Settings:
+RETIRED = ("training.distillation",)  # settings that runs still have in their config.toml
+
+
+def load_settings(
+    path: Path | None = None, overrides: Sequence[str] = (), *, of_run: bool = False
+) -> Settings:
     """Settings from a TOML file (or the defaults), then ``KEY=VALUE`` overrides on top.
+
+    Args:
+        of_run: the file is a run's own, of which retired settings are dropped.
 
     Raises:
         ConfigError: for an unknown key, a value out of range, or a file that is no TOML; it names the file or
             ``--set``, whichever has it.
     """
     values = _read(path) if path else {}
+    for section, _, key in (name.partition(".") for name in RETIRED if of_run):
+        if isinstance(values.get(section), dict):
+            values[section].pop(key, None)
     settings = _validate(Settings, values, str(path or "settings"))
     for assignment in overrides:
         override(values, assignment)

@@ -72,7 +72,7 @@ def began_from(model_name: str) -> dict[str, Any] | None:
         return None
     try:
         record = read_record(run_of(model_name))
-        keys = ("model", "dataset", "command", "minutes", "teacher", "began_from")
+        keys = ("model", "dataset", "command", "minutes", "began_from")
         return {key: record.get(key) for key in keys}
     except RunError:
         return None

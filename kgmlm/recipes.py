@@ -146,7 +146,7 @@ def recipe_of(
     stages: list[Stage] = ["text"]
     if preset in ("balanced", "best"):
         stages.append("kge")
-    elif not settings.training.distillation:
+    else:
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds

@@ -79,7 +79,6 @@ class Record(_Known):
     step: int = Field(0, ge=0)
     minutes: float = Field(0, ge=0, allow_inf_nan=False)
     best_valid_mrr: float | None = None
-    teacher: dict[str, Any] | None = None
     recipe: RecipeRecord | None = None
     signals: dict[str, dict[str, Any]] = {}
     shortlist: ShortlistRecord | None = None
@@ -143,7 +142,7 @@ def read_settings(path: Path) -> Settings:
         ConfigError: when they are no settings.
     """
     file = path / "config.toml"
-    settings = load_settings(file)
+    settings = load_settings(file, of_run=True)
     if not set(_ALWAYS) <= settings.model_fields_set:
         missing = next(name for name in _ALWAYS if name not in settings.model_fields_set)
         raise RunError(f"{file} is damaged: it has no [{missing}]; {RESTORE}")

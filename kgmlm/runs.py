@@ -10,7 +10,6 @@
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors; mixture.json: what validation chose for all signals
     ├── signals/          what is trained beside the model, such as kge.safetensors (`kgmlm tune --add kge`)
-    ├── teacher.safetensors     the KGE model that the text model was distilled from, where one was
     ├── reranker/         a run of its own that reranks this one, where `kgmlm rerank` has trained one
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
@@ -54,11 +53,9 @@ if TYPE_CHECKING:
     from kgmlm.recipes import Recipe
     from kgmlm.reranking import Reranking
     from kgmlm.signals import Signal
-    from kgmlm.signals.kge import KGE
     from kgmlm.tokenization import Candidates
     from kgmlm.vocabulary import Vocabulary
 
-TEACHER = "teacher.safetensors"
 MIXTURE = "model/mixture.json"
 PROBABILITIES = "model/probabilities.json"
 HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
@@ -184,8 +181,6 @@ class RunFolder:
     def lend(self, name: str, graph: KnowledgeGraph) -> tuple[Signal, dict[str, Any]]:
         """A signal that is beside this run's model, and how that was trained, for another run.
 
-        For "kge" a run's teacher will do.
-
         Raises:
             RunError: when it has none, or is a run of another graph.
         """
@@ -193,8 +188,6 @@ class RunFolder:
 
         kind, how = beside()[name], self.record.get("signals", {}).get(name)
         file = kind.file
-        if not (self.path / file).is_file() and name == "kge" and (self.path / TEACHER).is_file():
-            file, how = TEACHER, self.record.get("teacher")
         self.check(file)
         if not (self.path / file).is_file():
             raise RunError(
@@ -212,9 +205,7 @@ class RunFolder:
         """
         for name in names:
             again = f"`kgmlm tune {self.path} --add {Path(name).stem} --overwrite`"
-            remedy = (
-                digests.RESTORE if name == TEACHER else f"restore it from a copy, or make it again: {again}"
-            )
+            remedy = f"restore it from a copy, or make it again: {again}"
             check_files(self.path, read_record(self.path), name, remedy=remedy)
 
     def verify(self) -> None:
@@ -362,7 +353,6 @@ def create_run(
     *,
     names: Candidates | None = None,
     overwrite: bool = False,
-    teacher: tuple[KGE, Mapping[str, Any]] | None = None,
     recipe: Recipe | None = None,
 ) -> RunFolder:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
@@ -370,7 +360,6 @@ def create_run(
     Args:
         names: the tokens of all entities, so that opening the run need not tokenize them again.
         recipe: what ``settings`` are from.
-        teacher: a KGE model that the run's is distilled from, and how it was trained.
     """
     from kgmlm.saving import NAMES, save_names
 
@@ -388,7 +377,6 @@ def create_run(
         "versions": versions(),
         "hardware": hardware(),
         "command": command(),
-        "teacher": dict(teacher[1]) if teacher else None,
         "recipe": None if recipe is None else recipe.as_record(),
         "status": "started",
         "step": 0,
@@ -400,8 +388,6 @@ def create_run(
             save_names(names, folder / NAMES)
         notes = recipe.notes() if recipe else ()
         files.write_atomic(folder / "config.toml", dump_settings(settings, notes))
-        if teacher:
-            teacher[0].save(folder / TEACHER)
         record["files"] = digests.as_json(digests.of_folder(folder))
         files.write_json(folder / "run.json", record)
     return RunFolder(path, graph, settings, record)

@@ -267,37 +267,6 @@ def left_out(scores_BN: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> 
     return scores_BN.index_put(at, scores_BN.new_tensor(-1e30))
 
 
-def distillation_loss(
-    scores_BN: torch.Tensor,
-    taught_BN: torch.Tensor,
-    answers: tuple[torch.Tensor, torch.Tensor],
-    temperature: float,
-    log_weight_BN: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """How far a softmax over the entities that are no answers is from that of a teacher.
-
-    The Kullback-Leibler divergence of distillation (Hinton et al., 2015) without the true answers, beside
-    which the rest would weigh next to nothing (Zhao et al., 2022). What is left is what filtered ranks
-    compare.
-
-    Args:
-        taught_BN: the teacher's logits of the same candidates.
-        answers: (row, column) of every true answer.
-        temperature: scores are divided by it; the teacher's logits are not.
-        log_weight_BN: as of :func:`entity_loss`.
-    """
-    known_BN = torch.zeros_like(scores_BN, dtype=torch.bool)
-    known_BN[answers] = True
-    nothing = torch.finfo(scores_BN.dtype).min / 2  # finite: zero times infinity is no number
-    ours_BN, teachers_BN = (
-        (values_BN if log_weight_BN is None else values_BN + log_weight_BN)
-        .masked_fill(known_BN, nothing)
-        .log_softmax(1)
-        for values_BN in (scores_BN / temperature, taught_BN)
-    )
-    return torch.nn.functional.kl_div(ours_BN, teachers_BN, reduction="batchmean", log_target=True)
-
-
 def token_loss(scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """The paper's objective: cross-entropy of the gold tokens.
 

@@ -137,7 +137,7 @@ class VectorSettings(Strict):
 
 
 class KGESettings(Strict):
-    """The KGE model of `kgmlm tune --add kge` and of distillation: ComplEx with reciprocal relations."""
+    """The KGE model of `kgmlm tune --add kge`: ComplEx with reciprocal relations."""
 
     dimension: int = Field(200, ge=1, description="Complex numbers per embedding.")
     epochs: int = Field(10, ge=1, description="Passes over the training triples.")
@@ -283,12 +283,6 @@ class TrainingSettings(Strict):
         "left out",
         description="The query's own entity, in relations where it cannot be the answer: `left out` of the "
         "softmax, or a `negative`, which may suit graphs such as FB15k-237.",
-    )
-    distillation: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of the loss that matches the softmax of a KGE model over non-answers; the KGE "
-        "model is trained first. 0: none. Try 1 where text ranks alone and time is short.",
     )
     batch_size: int = Field(
         128,

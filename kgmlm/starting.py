@@ -1,11 +1,10 @@
-"""How training begins: a new run is laid, with its teacher, or an interrupted one is opened."""
+"""How training begins: a new run is laid, or an interrupted one is opened."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, RunError
 from kgmlm.machine import only_cpu
 from kgmlm.modeling import create_model, load_model
-from kgmlm.objectives import check_distillation, stream_of
+from kgmlm.objectives import stream_of
 from kgmlm.opening import check_vocabulary
 from kgmlm.packs import find_pack
 from kgmlm.provenance import command, hardware, model_address, versions
@@ -26,7 +25,6 @@ from kgmlm.ranker import Ranker
 from kgmlm.recipes import Recipe
 from kgmlm.runs import RunFolder, create_run, open_run
 from kgmlm.signals import beside
-from kgmlm.signals.kge import KGE
 from kgmlm.tokenization import SpanTokenizer
 from kgmlm.tokenizer_sources import load_tokenizer, train_tokenizer
 from kgmlm.upkeep import ENDED, check_output
@@ -67,32 +65,26 @@ def start_run(
     settings: Settings,
     *,
     overwrite: bool = False,
-    teach: Callable[[], tuple[KGE, Mapping[str, Any]]] | None = None,
     recipe: Recipe | None = None,
 ) -> tuple[RunFolder, Ranker]:
     """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
 
     Args:
         model_name: "scratch", a Hugging Face name, or a folder.
-        teach: makes the teacher of a run whose settings have ``training.distillation``; by default
-            :func:`fit_signal`. It is called when all else is ready, before anything is written.
         recipe: what ``settings`` are from, for the record.
 
     Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
 
     Raises:
-        ConfigError: when an objective is to be taught that cannot be, or there are too few batches.
+        ConfigError: when there are too few batches.
         ModelError: when the model cannot be used.
         ModelError: when a query does not fit ``text.max_length``, too.
         RunError: when the folder is in the way.
     """
     from accelerate import PartialState
 
-    check_distillation(settings.training)
     _check_residuals(graph, settings)
-    distillation = settings.training.distillation
 
-    # All wait while one of several processes trains the teacher.
     processes = PartialState(cpu=only_cpu(), timeout=timedelta(days=1))
     if processes.is_main_process:
         check_output(path, overwrite)
@@ -103,7 +95,6 @@ def start_run(
     # What cannot fit is said before anything is written.
     stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
     if processes.is_main_process:
-        teacher = (teach or partial(fit_signal, "kge", graph, settings))() if distillation else None
         create_run(
             path,
             graph,
@@ -112,7 +103,6 @@ def start_run(
             reader.vocabulary,
             names=reader.names,
             overwrite=overwrite,
-            teacher=teacher,
             recipe=recipe,
         )
     processes.wait_for_everyone()

@@ -36,9 +36,8 @@ from kgmlm.modeling import SpanModel, reduced_products
 from kgmlm.objectives import OBJECTIVES, objective
 from kgmlm.objectives.streams import Stretch
 from kgmlm.ranker import Ranker
-from kgmlm.runs import TEACHER, RunFolder
+from kgmlm.runs import RunFolder
 from kgmlm.schedule import Plan, end_within, peak_learning_rate, rate_factor
-from kgmlm.signals.kge import KGE
 from kgmlm.upkeep import ENDED, discard_checkpoints
 
 if TYPE_CHECKING:
@@ -174,8 +173,7 @@ class _Training:
         self.reads_all = not self.settings.validated(len(run.graph.entities))
         self.model = _placed(ranker.reader.model, self.settings, accelerator)
         share = (accelerator.process_index, accelerator.num_processes)
-        teacher = _teacher(run, accelerator.device)
-        self.stream, self.losses = objective(ranker, run.graph, self.settings, share, first, teacher)
+        self.stream, self.losses = objective(ranker, run.graph, self.settings, share, first)
         self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))
         self.state = State()
         if checkpoint is not None:
@@ -397,14 +395,6 @@ def _placed(model: SpanModel, settings: TrainingSettings, accelerator: Accelerat
     if accelerator.mixed_precision == "bf16" and model.device.type == "cpu":
         model.attend("eager")  # as plain matrix products, which bf16 units do fast
     return model
-
-
-def _teacher(run: RunFolder, device: torch.device) -> KGE | None:
-    """The KGE model that a run's text model is distilled from, if its settings have one."""
-    if not run.settings.training.distillation:
-        return None
-    run.check(TEACHER)
-    return KGE.open(run.path / TEACHER, run.graph).to(device)
 
 
 def _optimizer(

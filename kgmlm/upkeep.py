@@ -52,7 +52,7 @@ def discard_checkpoints(path: Path, but: str = "") -> None:
 
 
 _OWN = {
-    "run.json", "config.toml", "metrics.jsonl", "teacher.safetensors", "feedback.jsonl", "graph", "model",
+    "run.json", "config.toml", "metrics.jsonl", "feedback.jsonl", "graph", "model",
     "signals", "checkpoints", "index", "reranker",
 }  # fmt: skip
 
@@ -72,10 +72,7 @@ def check_result(path: Path) -> None:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether a run was laid and has learned nothing, as when its training was refused.
-
-    One with a teacher has something to lose.
-    """
+    """Whether a run was laid and has learned nothing, as when its training was refused."""
     laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
     if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
         return False

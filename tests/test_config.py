@@ -135,3 +135,11 @@ def test_an_unknown_key_has_a_suggestion(wrong: str, meant: str) -> None:
     with pytest.raises(ConfigError, match="unknown key") as caught:
         load_settings(None, [f"{wrong}=1"])
     assert str(caught.value).partition("did you mean ")[2] == (f"'{meant}'?" if meant else "")
+
+
+def test_settings_that_are_retired_are_dropped_of_runs_alone(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[training]\nepochs = 3\ndistillation = 1.0\n")
+    assert load_settings(path, of_run=True).training.epochs == 3
+    with pytest.raises(ConfigError, match=r"unknown key 'training\.distillation'"):
+        load_settings(path)

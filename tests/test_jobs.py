@@ -156,12 +156,11 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     """A model from scratch has no reranker by itself; here one is asked for in the record."""
     path = tmp_path / "run"
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
-    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small, distillation=1.0)
+    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
     assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge", "rules", "types"])
     assert set(run.folder.chosen.of) == {"likelihood", "kge", "rules", "types"}
     assert run.settings.kge.max_steps is None, "of this call alone"
-    assert run.folder.record["teacher"]["settings"]["max_steps"] == 3
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
@@ -224,7 +223,6 @@ def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
     kgmlm.train("toy", "scratch", path, progress=False, **{**TINY, "preset": "balanced"})
     run = kgmlm.open_run(path).folder.drop_signal("kge")  # as if it had been killed after the text model
     recipe = run.record["recipe"]
-    assert run.record["teacher"] is None, "no text is distilled where KGE ranks beside it"
     run.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
 
     def ctrl_c(what: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from kgmlm.config import RerankingSettings, TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError
-from kgmlm.objectives import OBJECTIVES, Task, check_distillation, objective, streams
+from kgmlm.objectives import OBJECTIVES, Task, objective, streams
 from kgmlm.objectives.pairs import PairBatch
 from kgmlm.objectives.ranking import RankingStream, TrainingBatch
 from kgmlm.objectives.streams import Stretch
@@ -277,17 +277,6 @@ def test_a_loss_is_the_mean_over_a_batch_however_it_is_split(task_of: Callable[.
         for key, parameter in model.named_parameters():
             if key in expected:
                 torch.testing.assert_close(parameter.grad, expected[key], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_only_what_ranks_entities_is_taught(name: str) -> None:
-    kind, taught = OBJECTIVES[name], training(objective=name, distillation=1.0)
-    check_distillation(training(objective=name))
-    if kind.distillable:
-        check_distillation(taught)
-    else:
-        with pytest.raises(ConfigError, match=f"goes with the objective 'entity', not '{name}'"):
-            check_distillation(taught)
 
 
 def test_a_run_has_the_objective_of_its_settings(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.config import KGESettings, TrainingSettings, VectorSettings
+from kgmlm.config import TrainingSettings, VectorSettings
 from kgmlm.constraints import Possible
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import IntArray
@@ -14,7 +14,6 @@ from kgmlm.objectives import Task
 from kgmlm.objectives.ranking import EntityLosses, Memory, RankingLosses, RankingStream, TokenLosses
 from kgmlm.pairs import PairTable
 from kgmlm.ranker import Ranker
-from kgmlm.signals.kge import KGE
 
 
 def test_entities_unseen_in_training_are_no_negatives(
@@ -60,20 +59,16 @@ def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
     "vector",
     [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, residual_rate=0.01)],
 )
-@pytest.mark.parametrize("distillation", [0.0, 1.0])
 def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings, distillation: float
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings
 ) -> None:
     """Changing the scores of own entities alone changes the loss where they are negatives, else not."""
     losses = {}
     for own_entity in ("negative", "left out"):
         ranker = make_ranker(vector=vector)
         ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
-        chosen = TrainingSettings.model_validate(
-            {"batch_size": 8, "own_entity": own_entity, "distillation": distillation}
-        )
-        teacher = KGE.fit(toy, KGESettings(dimension=4, epochs=1)) if distillation else None
-        task = Task(ranker, toy, chosen, teacher=teacher)
+        chosen = TrainingSettings.model_validate({"batch_size": 8, "own_entity": own_entity})
+        task = Task(ranker, toy, chosen)
         stream = RankingStream(task)
         made = EntityLosses(task, stream)
         rows = np.arange(len(stream.queries))
@@ -83,9 +78,8 @@ def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
         own = (rows, made.columns.of(stream.queries.entity_B))
         moved = scores.clone()
         moved[own] += 3
-        taught = made._taught(rows, made.columns.ids_M)
         left = made._left_out(rows, made.columns)
-        losses[own_entity] = [made._loss(x, taught, at, 0.25, left).item() for x in (scores, moved)]
+        losses[own_entity] = [made._loss(x, at, 0.25, left).item() for x in (scores, moved)]
         batch = next(stream.from_position(0))
         assert torch.isfinite(made(ranker.reader.model, batch))
     assert losses["negative"][0] != losses["negative"][1]
@@ -116,21 +110,20 @@ def test_the_vectors_loss_counts_as_much_as_the_settings_say(
 def task(toy: KnowledgeGraph, ranker: Ranker, **values: object) -> Task:
     """A training whose relations forbid no query's own entity, or all do."""
     chosen = TrainingSettings.model_validate({"batch_size": 8, "epochs": 2, **values})
-    teacher = KGE.fit(toy, KGESettings(dimension=4, epochs=1)) if chosen.distillation else None
     ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
-    return Task(ranker, toy, chosen, teacher=teacher)
+    return Task(ranker, toy, chosen)
 
 
 def test_a_sample_of_all_entities_loses_what_all_entities_lose(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
-    """The teacher and the rule of own entities included."""
+    """The rule of own entities included."""
     ranker = make_ranker()
-    whole = task(toy, ranker, distillation=1.0)
+    whole = task(toy, ranker)
     stream = RankingStream(whole)
     assert stream.drawing is None
     losses = EntityLosses(whole, stream)
-    sampling = task(toy, ranker, distillation=1.0, candidates=6)
+    sampling = task(toy, ranker, candidates=6)
     some = RankingStream(sampling)
     assert some.drawing is not None
     some.drawing.count = len(some.drawing.seen)

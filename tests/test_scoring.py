@@ -16,7 +16,6 @@ from kgmlm.modeling import SpanModel
 from kgmlm.pairs import Normalization, PairTable
 from kgmlm.ranker import Ranker
 from kgmlm.scoring import (
-    distillation_loss,
     entity_loss,
     left_out,
     rank_candidates,
@@ -155,30 +154,6 @@ def test_the_entity_loss_weighs_queries_alike() -> None:
     log_p = (scores / 0.25).log_softmax(1)
     expected = -(log_p[0, :3].mean() + log_p[1, 4]) / 2
     torch.testing.assert_close(entity_loss(scores, (rows, columns), 0.25), expected)
-
-
-def test_distillation_compares_only_what_is_no_answer() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores, taught = torch.randn(2, 2, 6, generator=generator)
-    answers = (torch.tensor([0, 0, 1]), torch.tensor([1, 2, 5]))
-    p, log_q = taught[0, [0, 3, 4, 5]].softmax(0), (scores[0, [0, 3, 4, 5]] / 0.25).log_softmax(0)
-    first = (p * (p.log() - log_q)).sum()
-    p, log_q = taught[1, :5].softmax(0), (scores[1, :5] / 0.25).log_softmax(0)
-    second = (p * (p.log() - log_q)).sum()
-    torch.testing.assert_close(distillation_loss(scores, taught, answers, 0.25), (first + second) / 2)
-
-
-def test_distillation_is_nothing_where_the_two_agree_or_all_is_known() -> None:
-    taught = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
-    scores = (taught * 0.25 + torch.tensor([[3.0], [-1.0]])).requires_grad_()
-    answers = (torch.tensor([0, 1, 1, 1, 1]), torch.tensor([2, 0, 1, 2, 3]))
-    with torch.no_grad():
-        scores[0, 2] = 9.0  # an answer may score as it likes
-    loss = distillation_loss(scores, taught, answers, 0.25)
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    loss.backward()
-    assert scores.grad is not None
-    assert scores.grad.abs().max() < 1e-6
 
 
 def test_the_token_loss_is_cross_entropy_on_the_gold_span(

@@ -87,9 +87,7 @@ def test_a_training_that_was_refused_is_not_in_the_way(toy: KnowledgeGraph, tmp_
         go(path, toy)
 
 
-@pytest.mark.parametrize(
-    "keep", ["notes.txt", "teacher.safetensors", "checkpoints/mine", "checkpoints/step-1"]
-)
+@pytest.mark.parametrize("keep", ["notes.txt", "checkpoints/mine", "checkpoints/step-1"])
 def test_what_holds_more_than_a_refused_training_is_not_replaced(
     toy: KnowledgeGraph, tmp_path: Path, keep: str
 ) -> None:

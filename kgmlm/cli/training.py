@@ -27,7 +27,7 @@ def train(
             help="Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), "
             "best (longer, asks back, with a reranker), zero-shot (for unseen entities: "
             "without KGE, asks back, with a reranker); plain: text by the settings "
-            "as they are. By default balanced, or plain with --config, --teacher or an objective.",
+            "as they are. By default balanced, or plain with --config or an objective.",
             show_default=False,
         ),
     ] = None,
@@ -43,14 +43,6 @@ def train(
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=5."),
-    ] = None,
-    teacher: Annotated[
-        Path | None,
-        typer.Option(
-            help="With training.distillation: learn from the KGE model (or the teacher) of this run instead "
-            "of training one first.",
-            show_default=False,
-        ),
     ] = None,
     max_steps: MaxSteps = None,
     decay: Decay = None,
@@ -75,7 +67,6 @@ def train(
         minutes=minutes,
         config=config,
         set_=set_ or [],
-        teacher=teacher,
         max_steps=max_steps,
         decay=decay,
         resume=resume,

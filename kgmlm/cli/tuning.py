@@ -42,8 +42,8 @@ def tune(
         Path | None,
         typer.Option(
             "--from",
-            help="With --add: copy it from this run of the same graph instead of training it. For kge, the "
-            "run's teacher is taken where it has no KGE model; a reranker can only be copied.",
+            help="With --add: copy it from this run of the same graph instead of training it. A reranker "
+            "can only be copied.",
         ),
     ] = None,
     config: Annotated[

@@ -81,7 +81,7 @@ class Addition:
 
     def settings(self, run: runs.RunFolder) -> Settings:
         """By which it is trained."""
-        return load_settings(self.config or run.path / "config.toml", self.given)
+        return load_settings(self.config or run.path / "config.toml", self.given, of_run=not self.config)
 
 
 def as_names(given: str | Sequence[str] | None) -> list[str]:

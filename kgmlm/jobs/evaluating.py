@@ -327,7 +327,7 @@ def whole_report(
 
     ranker = opened.ranker
     counting = ranker.mixture.signals
-    keys = ("model", "began_from", "teacher", "seed", "step", "status", "minutes", "sources", "versions",
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions",
             "hardware", "command")  # fmt: skip
     return {
         **evaluation.report,

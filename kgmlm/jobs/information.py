@@ -140,7 +140,6 @@ def info(run: Run | str | Path) -> Info:
             "span_length": record["span_length"],
             "objective": settings.training.objective,
             "neighbors": settings.text.neighbors,
-            "distilled_from": record.get("teacher"),
         },
         signals=signals,
         reverse=chosen.get("reverse"),

@@ -28,7 +28,6 @@ from kgmlm.processes import in_several_processes
 from kgmlm.recipes import ASKING_BACK, PLAIN, Recipe, epochs_within, recipe_of, share_of
 from kgmlm.records import read_record
 from kgmlm.signals import beside
-from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.watching import Watcher
@@ -133,8 +132,6 @@ def _fitted(
     asking = ASKING * seconds if "reverse" in recipe.stages else 0.0
     seconds -= asking
     share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES}
-    if recipe.settings.training.distillation:
-        share["kge"] = SHARES["kge"]
     scale = (sum(SHARES.values())) / sum(share.values())
     share = {stage: scale * part for stage, part in share.items()}
     clock = _Clock()
@@ -142,9 +139,8 @@ def _fitted(
     def enough(ranker: Ranker) -> Any:
         raise _Probed
 
-    teacher = None
     if "kge" in share:
-        teacher, recipe = _fitted_kge(recipe, graph, share["kge"] * seconds, given)
+        recipe = _fitted_kge(recipe, graph, share["kge"] * seconds, given)
     settings = recipe.settings
     if "rules" in share and "seconds" not in given.values.get("rules", {}):
         rules = settings.rules.model_copy(update={"seconds": max(0.1, round(share["rules"] * seconds, 1))})
@@ -154,7 +150,7 @@ def _fitted(
         training = settings.training.model_copy(update={"epochs": epochs, "eval_every": epochs})
         probed = settings.model_copy(update={"training": training})
         of = (Path(folder) / "probe", graph, model, probed)
-        run, ranker = start_run(*of, teach=None if teacher is None else lambda: teacher)
+        run, ranker = start_run(*of)
         with suppress(_Probed):
             outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
             if outcome.signal is not None:
@@ -193,17 +189,15 @@ def _fitted(
     return recipe
 
 
-def _fitted_kge(
-    recipe: Recipe, graph: KnowledgeGraph, seconds: float, given: Given
-) -> tuple[tuple[Any, dict[str, Any]], Recipe]:
-    """A KGE model of a few steps, and the recipe with as many as take so many seconds."""
+def _fitted_kge(recipe: Recipe, graph: KnowledgeGraph, seconds: float, given: Given) -> Recipe:
+    """The recipe with as many steps of KGE as take so many seconds, by the time of a few."""
     from kgmlm.starting import fit_signal
 
     settings, times = recipe.settings, list[float]()
     few = settings.model_copy(update={"kge": settings.kge.model_copy(update={"max_steps": PROBED})})
-    model = fit_signal("kge", graph, few, lambda n, total: times.append(time.monotonic()))
+    fit_signal("kge", graph, few, lambda n, total: times.append(time.monotonic()))
     if "epochs" in given.values.get("kge", {}):
-        return model, recipe
+        return recipe
     per_step = _median_gap(times)
     asked = -(-len(graph.unique_queries("train")[0]) // settings.kge.batch_size)
     steps, reasons = max(1, int(seconds / max(per_step, 1e-6))), dict(recipe.reasons)
@@ -213,7 +207,7 @@ def _fitted_kge(
         reasons["kge.max_steps"] = f"{per_step:.2f} s per step; an epoch has {asked:,}"
     kge = settings.kge.model_copy(update=fitted)
     settings = settings.model_copy(update={"kge": kge})
-    return model, replace(recipe, settings=settings, reasons=reasons)
+    return replace(recipe, settings=settings, reasons=reasons)
 
 
 def _reading(settings: Settings, entities: int, per_step: float) -> float:
@@ -284,12 +278,6 @@ def _bounds(name: str, steps: int) -> dict[str, Any]:
 def was_cut(run: runs.RunFolder, name: str) -> bool:
     """Whether ``--max-steps`` bounded the training of a signal beside a run's model."""
     return bool(run.record.get("signals", {}).get(name, {}).get("cut"))
-
-
-def _teacher_was_cut(run: runs.RunFolder) -> bool:
-    """Whether ``--max-steps`` bounded the training of a run's teacher."""
-    trained_by = (run.record.get("teacher") or {}).get("settings") or {}
-    return trained_by.get("max_steps") != run.settings.kge.max_steps
 
 
 def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
@@ -363,18 +351,16 @@ def _index(path: Path, watch: Watcher) -> None:
 
 
 def _add_stage(run: runs.RunFolder, name: str, max_steps: int | None, watch: Watcher) -> None:
-    """Train a signal of a recipe beside the text, if it is not there; the teacher is a KGE model already."""
+    """Train a signal of a recipe beside the text, if it is not there."""
     cut = max_steps is None and was_cut(run, name)
     file = beside()[name].file
     if (run.path / file).is_file() and not cut:
         return
-    taught = name == KGE.name and (run.path / runs.TEACHER).is_file()
-    lent = taught and (max_steps is not None or not _teacher_was_cut(run))
-    bounds = {} if lent or max_steps is None else _bounds(name, max_steps)
+    bounds = {} if max_steps is None else _bounds(name, max_steps)
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
-    marks = {"cut": True} if bounds or (lent and _teacher_was_cut(run)) else {}
+    marks = {"cut": True} if bounds else {}
     try:
-        add_signal(run, Addition(name, run.path if lent else None, given=given, marks=marks), None, watch)
+        add_signal(run, Addition(name, given=given, marks=marks), None, watch)
     except NoRulesError as error:  # of a small or odd graph: nothing is wrong
         watch.tell(str(error))
         if max_steps is None:

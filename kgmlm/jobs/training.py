@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import runs, upkeep
 from kgmlm.checks import odd_columns
-from kgmlm.config import KGESettings, Settings
+from kgmlm.config import Settings
 from kgmlm.datasets import load_graph
 from kgmlm.files import as_path
 from kgmlm.graph import KnowledgeGraph
@@ -21,8 +20,6 @@ from kgmlm.jobs.running import (
     as_assignments,
     check_end,
     ends_by_decay,
-    keeping,
-    settings_of,
     train_watched,
 )
 from kgmlm.jobs.staging import choose_recipe, further_stages, stages_left
@@ -32,7 +29,7 @@ from kgmlm.kg import ConfigError, RunError, check_whole, counted
 from kgmlm.machine import release_memory
 from kgmlm.processes import join, main_process, shared_by
 from kgmlm.recipes import PLAIN, Preset, Recipe
-from kgmlm.run import Run, path_of
+from kgmlm.run import Run
 from kgmlm.sections import MOST
 from kgmlm.sizing import TRAINING, check_dataset
 from kgmlm.upkeep import writing
@@ -52,7 +49,6 @@ def train(
     minutes: float | None = None,
     config: str | Path | None = None,
     set_: Sequence[str] = (),
-    teacher: Run | str | Path | None = None,
     max_steps: int | None = None,
     decay: float | None = None,
     resume: bool = False,
@@ -70,11 +66,10 @@ def train(
         output: the run folder to write.
         preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
             "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
-            ``config``, ``teacher`` or an objective is given.
+            ``config`` or an objective is given.
         minutes: fit epochs to this time, by the time of the first steps.
         config: settings as TOML; it and other settings go before those of a preset.
         set_: settings as "KEY=VALUE", such as "training.epochs=5".
-        teacher: with distillation: learn from the KGE model of this run, or from its teacher.
         max_steps: stop there; the schedule stays laid for all epochs.
         decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
         resume: continue an interrupted run, to the same losses.
@@ -101,7 +96,7 @@ def train(
         if not resume:
             _check_start(path, dataset, model, overwrite)
         given = Given.of(path_if(config, "a settings file"), [*set_, *as_assignments(settings)])
-        _check_settings(given, teacher, resume, preset, minutes)
+        _check_settings(given, resume, preset, minutes)
         if tracker is not None:
             _check_tracker(tracker)
         quiet_transformers()
@@ -112,7 +107,7 @@ def train(
         else:
             assert dataset is not None
             check_dataset(dataset, TRAINING, watch.tell)
-            of = (dataset, str(model), given, preset, minutes, teacher, max_steps)
+            of = (dataset, str(model), given, preset, minutes)
             run, ranker = _begin(path, *of, skip_header, overwrite, watch)
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None:
@@ -156,7 +151,6 @@ def _check_start(
 
 def _check_settings(
     given: Given,
-    teacher: Run | str | Path | None,
     resume: bool,
     preset: str | None,
     minutes: float | None,
@@ -164,20 +158,12 @@ def _check_settings(
     """Refuse settings that another command trains with, and options that they do not go with."""
     if given.settings.training.objective == "rerank":
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
-    if resume and (minutes or teacher):
-        raise RunError("--minutes and --teacher are for the start of a run")
+    if resume and minutes:
+        raise RunError("--minutes is for the start of a run")
     if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MOST):
         raise RunError(f"--minutes takes a time above 0, not {minutes}")
-    if minutes is not None and (preset == PLAIN or (preset is None and (given.plain or teacher is not None))):
+    if minutes is not None and (preset == PLAIN or (preset is None and given.plain)):
         raise RunError("--minutes goes with a preset that is not plain")
-    if teacher is not None and (kge := settings_of("kge", given.assignments)):
-        raise RunError(f"--teacher takes a KGE model as it is; {kge[0]} goes without it")
-
-
-def _check_teacher(settings: Settings, teacher: Run | str | Path | None) -> None:
-    """Refuse a teacher that settings do not learn from."""
-    if teacher is not None and not settings.training.distillation:
-        raise RunError("--teacher teaches nothing without `--set training.distillation=1`")
 
 
 def _check_tracker(name: str) -> None:
@@ -237,8 +223,6 @@ def _begin(
     given: Given,
     preset: Preset | None,
     minutes: float | None,
-    teacher: Run | str | Path | None,
-    max_steps: int | None,
     skip_header: bool,
     overwrite: bool,
     watch: Watcher,
@@ -247,12 +231,10 @@ def _begin(
     graph = load_graph(dataset, skip_header=skip_header)
     if odd := odd_columns(graph):
         watch.tell(odd)
-    chosen = preset or (PLAIN if given.plain or teacher is not None else "balanced")
+    chosen = preset or (PLAIN if given.plain else "balanced")
     recipe = choose_recipe(chosen, graph, model, given, minutes, watch)
     settings = given.settings if recipe is None else recipe.settings
-    _check_teacher(settings, teacher)
-    bound = None if recipe is None else max_steps
-    return _start(output, graph, model, recipe, settings, teacher, bound, overwrite, watch)
+    return _start(output, graph, model, recipe, settings, overwrite, watch)
 
 
 def _start(
@@ -261,28 +243,13 @@ def _start(
     model: str,
     recipe: Recipe | None,
     settings: Settings,
-    teacher: Run | str | Path | None,
-    max_steps: int | None,
     overwrite: bool,
     watch: Watcher,
 ) -> tuple[runs.RunFolder, Ranker]:
-    """Lay a new run, with its teacher where it learns from one, and say what it is about."""
-    from kgmlm.starting import fit_signal, start_run
+    """Lay a new run, and say what it is about."""
+    from kgmlm.starting import start_run
 
-    lent = None if teacher is None else runs.open_run(path_of(teacher)).lend("kge", graph)
-    if lent and lent[1]["settings"]:
-        settings = settings.model_copy(update={"kge": KGESettings.model_validate(lent[1]["settings"])})
-
-    def teach() -> tuple[Any, dict[str, Any]]:
-        if lent:
-            return lent
-        with watch:
-            kge = settings.kge.model_copy(update={"max_steps": max_steps or settings.kge.max_steps})
-            bounded = settings.model_copy(update={"kge": kge})
-            with keeping(output, "kge", watch) as kept:
-                return fit_signal("kge", graph, bounded, partial(watch, "training kge"), kept=kept)
-
-    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, teach=teach, recipe=recipe)
+    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, recipe=recipe)
     _tell_start(run, ranker, watch)
     return run, ranker
 
@@ -307,8 +274,6 @@ def _tell_start(run: runs.RunFolder, ranker: Ranker, watch: Watcher) -> None:
             f"{len(unknown):,} of {len(ranker.reader.names):,} names have something that the model has "
             f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
         )
-    if taught := run.record["teacher"]:
-        watch.tell(f"distilled from a KGE model, trained by: {taught['command']}")
 
 
 def _train(run: runs.RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:

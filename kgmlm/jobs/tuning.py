@@ -360,7 +360,8 @@ def _reranker_settings(
         RunError: when one that is continued was begun with others.
     """
     short = [] if config else ["training.epochs=1", "training.eval_every=1"]
-    settings = load_settings(config or run.path / "config.toml", [*short, *given]).for_reranking()
+    settings = load_settings(config or run.path / "config.toml", [*short, *given], of_run=not config)
+    settings = settings.for_reranking()
     if not config and "training.max_steps" not in settings_of("training", given):
         settings = settings.without_max_steps()  # that of the run was for the run
     if resume and (config or given):

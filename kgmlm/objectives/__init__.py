@@ -19,7 +19,6 @@ from kgmlm.objectives.pairs import RERANK
 from kgmlm.objectives.ranking import ENTITY, TOKEN
 from kgmlm.objectives.streams import BatchStream, Task
 from kgmlm.ranker import Ranker
-from kgmlm.signals.kge import KGE
 
 __all__ = [
     "OBJECTIVES",
@@ -27,7 +26,6 @@ __all__ = [
     "Losses",
     "Objective",
     "Task",
-    "check_distillation",
     "objective",
     "stream_of",
 ]
@@ -38,19 +36,6 @@ OBJECTIVES: dict[str, Objective[Any]] = {
     "masked": MASKED,
     "rerank": RERANK,
 }
-
-
-def check_distillation(settings: TrainingSettings) -> None:
-    """Refuse to teach an objective that cannot be taught.
-
-    Raises:
-        ConfigError: when the settings ask for it.
-    """
-    if settings.distillation and not OBJECTIVES[settings.objective].distillable:
-        names = " or ".join(f"'{name}'" for name, kind in OBJECTIVES.items() if kind.distillable)
-        raise ConfigError(
-            f"training.distillation goes with the objective {names}, not '{settings.objective}'"
-        )
 
 
 def _checked_stream(task: Task) -> BatchStream[Any, Any]:
@@ -91,18 +76,16 @@ def objective(
     settings: TrainingSettings,
     share: tuple[int, int],
     first: Ranker | None = None,
-    teacher: KGE | None = None,
 ) -> tuple[BatchStream[Any, Any], Losses]:
     """The stream and the loss of a run's objective.
 
     Args:
         share: (rank, world size) of this process.
         first: what the objective "rerank" reranks.
-        teacher: what a distillable objective learns of as well.
 
     Raises:
         ConfigError: as :func:`stream_of` says, or when the objective "rerank" has nothing to rerank.
     """
-    task = Task(ranker, graph, settings, share, first, teacher)
+    task = Task(ranker, graph, settings, share, first)
     stream = _checked_stream(task)
     return stream, OBJECTIVES[settings.objective].losses(task, stream)

@@ -53,12 +53,10 @@ class Objective(Generic[_Stream]):
     Attributes:
         stream: makes its stream of micro-batches.
         losses: makes its loss, of the same task and its stream.
-        distillable: a KGE model may teach it.
         keeps_last: it learns something else than ranking, so the last model is kept, not the one that ranks
             best.
     """
 
     stream: Callable[[Task], _Stream]
     losses: Callable[[Task, _Stream], Losses]
-    distillable: bool = False
     keeps_last: bool = False

@@ -20,8 +20,7 @@ from kgmlm.objectives.contract import Objective
 from kgmlm.objectives.gathering import interleaved
 from kgmlm.objectives.sampling import Columns, Drawing, Drawn, Recent, Sampled
 from kgmlm.objectives.streams import QueryStream, Task
-from kgmlm.pool import Reading
-from kgmlm.scoring import distillation_loss, entity_loss, left_out, token_loss
+from kgmlm.scoring import entity_loss, left_out, token_loss
 from kgmlm.states import SpanOutput
 from kgmlm.tokenization import Encoded, MaskedBatch
 
@@ -161,7 +160,7 @@ class RankingLosses(ABC):
         self.ranker = ranker = task.ranker
         self.settings = task.settings
         self.queries, self.answers = stream.queries, stream.answers
-        self.teacher, self.share = task.teacher, task.share
+        self.share = task.share
         self.vector = ranker.reader.settings.vector
         self.memory: Memory | None = None
         self._residuals: Residuals | None = None
@@ -194,26 +193,18 @@ class RankingLosses(ABC):
         columns, vectors_MD = self.memory.joined(batch.entity_ids, vectors_ED)
         targets = self._places(*columns.answers(self.answers, batch.rows))
         own = self._left_out(batch.rows, columns)
-        taught_BM = self._taught(batch.rows, columns.ids_M)
         temperature = self.vector.temperature
-        loss = self._loss(cosines(span.vector_BD, vectors_MD), taught_BM, targets, temperature, own)
+        loss = self._loss(cosines(span.vector_BD, vectors_MD), targets, temperature, own)
         if self.residuals is None:
             return loss
         ids_M = torch.from_numpy(columns.ids_M).to(vectors_MD.device)
         moved_BM = cosines(span.vector_BD, self.residuals(ids_M, vectors_MD.detach()))
-        return loss + self._loss(moved_BM, taught_BM, targets, temperature, own)
+        return loss + self._loss(moved_BM, targets, temperature, own)
 
     def _places(self, rows: IntArray, columns: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Places in a matrix of scores."""
         device = self.ranker.reader.model.device
         return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
-
-    def _taught(self, rows: IntArray, ids: IntArray) -> torch.Tensor | None:
-        """The teacher's logits of some candidates, if there is one."""
-        if self.teacher is None:
-            return None
-        taught: torch.Tensor = self.teacher.score(Reading(self.queries[rows]), self.ranker.pool(ids))
-        return taught
 
     def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Where queries' own entities, which cannot answer, are to have no share of a softmax."""
@@ -226,24 +217,17 @@ class RankingLosses(ABC):
     def _loss(
         self,
         scores_BN: torch.Tensor,
-        taught_BN: torch.Tensor | None,
         answers: tuple[torch.Tensor, torch.Tensor],
         temperature: float,
         own: tuple[torch.Tensor, torch.Tensor] | None,
         log_weight_BN: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A softmax over entities, true answers as targets, and what the teacher says of the others; without
-        the (row, column) pairs ``own``. For the weights see :func:`~kgmlm.scoring.entity_loss`.
+        """A softmax over entities, true answers as targets, without the (row, column) pairs ``own``; for the
+        weights see :func:`~kgmlm.scoring.entity_loss`.
         """
         if own is not None:
             scores_BN = left_out(scores_BN, own)
-            taught_BN = None if taught_BN is None else left_out(taught_BN, own)
-        loss = entity_loss(scores_BN, answers, temperature, log_weight_BN)
-        if taught_BN is None:
-            return loss
-        return loss + self.settings.distillation * distillation_loss(
-            scores_BN, taught_BN, answers, temperature, log_weight_BN
-        )
+        return entity_loss(scores_BN, answers, temperature, log_weight_BN)
 
     @abstractmethod
     def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
@@ -287,9 +271,8 @@ class EntityLosses(RankingLosses):
             return self._of_sample(span, batch.rows, batch.all_rows, batch.drawn)
         scores_BN = self.ranker.likelihood.scores(span, self.table)
         answers = self._places(*self.columns.answers(self.answers, batch.rows))
-        taught_BN = self._taught(batch.rows, self.columns.ids_M)
         own = self._left_out(batch.rows, self.columns)
-        return self._loss(scores_BN, taught_BN, answers, self.settings.temperature, own)
+        return self._loss(scores_BN, answers, self.settings.temperature, own)
 
     def _of_sample(self, span: SpanOutput, rows: IntArray, all_rows: IntArray, drawn: Drawn) -> torch.Tensor:
         """The loss over answers, own entities, recent answers and others that were drawn.
@@ -310,7 +293,6 @@ class EntityLosses(RankingLosses):
         scores_BM = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(columns.ids_M))
         return self._loss(
             scores_BM,
-            self._taught(rows, columns.ids_M),
             self._places(at, column),
             self.settings.temperature,
             self._left_out(rows, columns),
@@ -339,5 +321,5 @@ class TokenLosses(RankingLosses):
         return token_loss(scores_BN, self._places(positions, columns))
 
 
-ENTITY = Objective(RankingStream, EntityLosses, distillable=True)
+ENTITY = Objective(RankingStream, EntityLosses)
 TOKEN = Objective(RankingStream, TokenLosses)

@@ -15,7 +15,6 @@ from kgmlm.filters import GroupedAnswers
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import FloatArray, IntArray, Queries
 from kgmlm.ranker import Ranker
-from kgmlm.signals.kge import KGE
 
 BUCKET = 50  # batches that are sorted by length together
 
@@ -51,7 +50,6 @@ class Task:
     Attributes:
         share: (rank, world size) of this process, which reads a share of each batch.
         first: what a reranker reranks.
-        teacher: a KGE model of the graph that is learned of as well.
     """
 
     ranker: Ranker
@@ -59,7 +57,6 @@ class Task:
     settings: TrainingSettings
     share: tuple[int, int] = (0, 1)
     first: Ranker | None = None
-    teacher: KGE | None = None
 
 
 class BatchStream(ABC, Generic[_Sample, _Batch]):

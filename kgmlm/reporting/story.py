@@ -70,8 +70,6 @@ def stages(run: RunFolder) -> Table:
     """A row per part that was trained, with the minutes that it took."""
     record = run.record
     rows = []
-    if teacher := record.get("teacher"):
-        rows.append(("teacher, whose ranking the text model learned", teacher))
     rows.append(("text model", record))
     rows += [(f"{name}: {SIGNALS.get(name, '')}", how) for name, how in record.get("signals", {}).items()]
     if has_reranker(run.path):
