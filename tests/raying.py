@@ -9,9 +9,11 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,10 +122,14 @@ def stop(node: subprocess.Popen[bytes]) -> None:
 def nodes(
     folder: Path, port: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two nodes of a cluster, at 127.0.0.2 and 127.0.0.3; the first one is its head."""
+    """Two nodes of a cluster, at 127.0.0.2 and 127.0.0.3; the first one is its head.
+
+    Ray's own files are in a folder of a short name: the path of a socket has at most 107 bytes.
+    """
     begun: list[subprocess.Popen[bytes]] = []
+    own = Path(tempfile.mkdtemp(prefix="ray-"))
     head = ("--head", "--node-ip-address", "127.0.0.2", "--port", str(port), "--include-dashboard", "false",
-            "--temp-dir", str(folder))  # fmt: skip
+            "--temp-dir", str(own))  # fmt: skip
     other = ("--address", f"127.0.0.2:{port}", "--node-ip-address", "127.0.0.3")
     try:
         for which in (head, other):
@@ -131,11 +137,19 @@ def nodes(
                 begun.append(
                     subprocess.Popen([sys.executable, *RAY, *which], stdout=log, stderr=log, env=environment)
                 )
-            until(lambda: "Ray runtime started" in log_of(folder, len(begun) - 1))
+            until(lambda: _started(folder, begun))
         yield begun
     finally:
         for node in reversed(begun):
             stop(node)
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _started(folder: Path, begun: list[subprocess.Popen[bytes]]) -> bool:
+    """Whether the last node that was begun takes work."""
+    log = log_of(folder, len(begun) - 1)
+    assert begun[-1].poll() is None, log
+    return "Ray runtime started" in log
 
 
 def log_of(folder: Path, number: int) -> str:
