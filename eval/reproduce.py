@@ -34,12 +34,12 @@ TODAY = (  # how recorded commands are called today
 )
 
 
-# What is deleted since, and the last commit that has it.
+# Deleted features: the commands that need one, its name, the last commit that has it.
 DELETED = ((r"training\.distillation|--teacher |minilm-taught\.toml", "distillation", "a756c7f"),)
 
 
 def deleted(command: str) -> str:
-    """What a command needs that is deleted, and how to get it, as a comment; empty where it needs nothing."""
+    """A comment that names the commit to check out for a command that needs deleted code; else empty."""
     for pattern, what, commit in DELETED:
         if re.search(pattern, command):
             return f"# - {what} is deleted: git checkout {commit} for the next command"

@@ -102,7 +102,7 @@ class Applied:
             yield Said(*(x[on] for x in said))
 
     def _evidence(self, rules: PathRules | ConstantRules, rule: IntArray) -> Floats:
-        """How much each of some rules says."""
+        """Evidence of rules: the negative logarithm of one minus their confidence."""
         sure = confidence(rules.predicted[rule], rules.correct[rule])
         return -np.log1p(-np.minimum(sure, np.float32(SUREST)))
 

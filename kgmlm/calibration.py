@@ -165,7 +165,7 @@ class Calibration(_Strict):
 
     @classmethod
     def of_json(cls, data: bytes) -> Calibration:
-        """What was saved; models of one side, which runs of before have beside that of both, are dropped.
+        """Read a saved calibration. Packs may also have models of one side each, which are dropped.
 
         Raises:
             ValueError: when it is damaged.

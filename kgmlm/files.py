@@ -269,10 +269,10 @@ def write_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] 
 
 
 def tensors_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
-    """How a file of safetensors begins whose tensors are written behind it, one after the other.
+    """The header of a safetensors file, for tensors that are written behind it one after the other.
 
     Args:
-        tensors: kinds, as safetensors names them, and shapes, in the order of what follows.
+        tensors: dtype, as safetensors names it, and shape of each tensor, in the order of the file.
     """
     about: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0

@@ -128,28 +128,47 @@ def format_of(path: Path) -> str:
     return SUFFIXES[last[0]]
 
 
-class _Counted(io.RawIOBase):
-    """A file that tells how many of its bytes are read."""
+class _Filter(io.RawIOBase):
+    """A file whose bytes go through :meth:`passed`; a subclass says what becomes of them."""
 
-    def __init__(self, file: IO[bytes], advance: Advance) -> None:
-        self.file, self.advance, self.size = file, advance, 0
+    file: IO[bytes]
+    left = b""  # passed, and not read yet
+    ended = False
+
+    def passed(self, data: bytes) -> bytes:
+        """Bytes of the file as they are to be read; called with none once, at its end."""
+        raise NotImplementedError
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self.file.read(len(buffer))
-        buffer[: len(data)] = data
+        while not self.left and not self.ended:
+            data = self.file.read(len(buffer))
+            self.ended = not data
+            self.left = self.passed(data)
+        n = min(len(buffer), len(self.left))
+        buffer[:n], self.left = self.left[:n], self.left[n:]
+        return n
+
+
+class _Counted(_Filter):
+    """A file that tells how many of its bytes are read."""
+
+    def __init__(self, file: IO[bytes], advance: Advance) -> None:
+        self.file, self.advance, self.size = file, advance, 0
+
+    def passed(self, data: bytes) -> bytes:
         self.size += len(data)
         self.advance(len(data))
-        return len(data)
+        return data
 
 
-class _Unpacked(io.RawIOBase):
-    """A file as it is unpacked, by its suffix or by how it begins, in proportion to what was read of it.
+class _Unpacked(_Filter):
+    """An unpacked file, whose packing is known by its suffix or its first bytes.
 
     Raises:
-        ValueError: when it is out of proportion.
+        ValueError: when it is more than :data:`~kgmlm.files.RATIO` times as large as what was read.
     """
 
     def __init__(self, counted: _Counted, path: Path) -> None:
@@ -162,18 +181,13 @@ class _Unpacked(io.RawIOBase):
             (".bz2", b"BZh", bz2.open),
         )
         opener = next((o for end, begin, o in openers if suffix == end or head.startswith(begin)), None)
-        self.file = packed if opener is None else opener(packed)
+        self.file = cast("IO[bytes]", packed) if opener is None else opener(packed)
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.file.read(len(buffer))
-        buffer[: len(data)] = data
+    def passed(self, data: bytes) -> bytes:
         self.size += len(data)
         if self.size > files.UNPACKED and self.size > files.RATIO * self.packed.size:
             raise ValueError(f"it unpacks to more than {files.RATIO} times its size")
-        return len(data)
+        return data
 
 
 _BOMS = (
@@ -190,7 +204,7 @@ _TAG_BYTES = 16  # more than the longest
 _HEAD = 512  # bytes in which an XML file says its encoding
 
 
-class _Utf8(io.RawIOBase):
+class _Utf8(_Filter):
     """A text file as UTF-8 without a byte order mark, whatever encoding that mark or XML's first line says.
 
     Raises:
@@ -212,15 +226,15 @@ class _Utf8(io.RawIOBase):
             "".encode(codec.name)  # some codecs are not of texts
         except LookupError:
             raise ValueError(f"it declares the encoding '{name}', which is not known") from None
-        self.encoding, self.file, self.ended = name, file, False
+        self.encoding, self.file = name, file
         self.decoder = None if codec.name == "utf-8" else codec.incrementaldecoder()
-        self.left = self._utf8(head[skip:])
+        self.left = self.passed(head[skip:])
         if xml:  # the declaration is no longer true, and blanks before it are no XML
             text = self.left.decode("utf-8", "surrogateescape")
             text = _DECLARED.sub(lambda found: found[1], re.sub(r"\A\s+(?=<\?xml\b)", "", text), 1)
             self.left = text.encode("utf-8", "surrogateescape")
 
-    def _utf8(self, data: bytes) -> bytes:
+    def passed(self, data: bytes) -> bytes:
         if self.decoder is None:
             return data
         try:
@@ -228,37 +242,18 @@ class _Utf8(io.RawIOBase):
         except UnicodeDecodeError:
             raise ValueError(f"it is not in {self.encoding}, as it says") from None
 
-    def readable(self) -> bool:
-        return True
 
-    def readinto(self, buffer: Any) -> int:
-        while not self.left and not self.ended:
-            data = self.file.read(len(buffer))
-            self.left, self.ended = self._utf8(data), not data
-        n = min(len(buffer), len(self.left))
-        buffer[:n], self.left = self.left[:n], self.left[n:]
-        return n
-
-
-class _Tags(io.RawIOBase):
-    """RDF in which language tags with an underscore (``@en_US``), which no parser takes, have a hyphen."""
+class _Tags(_Filter):
+    """RDF with a hyphen in language tags: no parser takes the underscore of ``@en_US``."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.left, self.ready, self.ended = file, b"", b"", False
+        self.file, self.held = file, b""
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.ready and not self.ended:
-            data = self.file.read(len(buffer))
-            self.ended = not data
-            whole = _TAG.sub(rb"\1-\2", self.left + data)
-            keep = 0 if self.ended else _TAG_BYTES  # a tag may be cut by the end of what was read
-            self.ready, self.left = whole[: len(whole) - keep], whole[max(0, len(whole) - keep) :]
-        n = min(len(buffer), len(self.ready))
-        buffer[:n], self.ready = self.ready[:n], self.ready[n:]
-        return n
+    def passed(self, data: bytes) -> bytes:
+        whole = _TAG.sub(rb"\1-\2", self.held + data)
+        end = max(0, len(whole) - _TAG_BYTES) if data else len(whole)  # a tag may go on in the next bytes
+        self.held = whole[end:]
+        return whole[:end]
 
 
 # What a file is that a parser did not understand, by how it begins; the sentence goes on behind "; ".
@@ -324,25 +319,17 @@ def read_statements(
 # --- RDF --------------------------------------------------------------------------------------------------
 
 
-class _Whole(io.RawIOBase):
+class _Whole(_Filter):
     """An XML file that notices its own missing end, which pyoxigraph does not."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from xml.parsers.expat import ParserCreate
 
         self.file, self.parser = file, ParserCreate("UTF-8")
-        self.ended = False
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.file.read(len(buffer))
-        buffer[: len(data)] = data
-        if not self.ended:
-            self.parser.Parse(data, not data)
-        self.ended = not data
-        return len(data)
+    def passed(self, data: bytes) -> bytes:
+        self.parser.Parse(data, not data)
+        return data
 
 
 def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], None]:

@@ -87,9 +87,9 @@ INPUT = "a file that is read"  # marks options that may be -, a pipe or a device
 
 @contextmanager
 def _files_of(function: Callable[..., None], given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The options of a command, in which every input that is a stream is a file with a name of its kind.
+    """The options of a command, with each input that is a stream copied to a temporary file.
 
-    So it can be read twice, and from its end, as Parquet is.
+    A file can be read twice, and from its end, as Parquet is.
     """
     streams = {
         name: path
@@ -102,7 +102,10 @@ def _files_of(function: Callable[..., None], given: dict[str, Any]) -> Iterator[
         return
     from tempfile import TemporaryDirectory
 
-    from kgmlm.kg import KgmlmError
+    from kgmlm.kg import ConfigError, KgmlmError
+
+    if sum(str(path) in ("-", "/dev/stdin") for path in streams.values()) > 1:
+        raise ConfigError("only one input can be read from stdin")
 
     with TemporaryDirectory() as folder:
         found = {name: _spooled(path, Path(folder)) for name, path in streams.items()}
@@ -113,7 +116,7 @@ def _files_of(function: Callable[..., None], given: dict[str, Any]) -> Iterator[
 
 
 def _spooled(stream: Path, folder: Path) -> Path:
-    """What a stream has, in a file whose name says what it is: stdin.tsv, for example."""
+    """A copy of a stream, named by its content: stdin.tsv, for example."""
     import gzip
     import shutil
     import zlib

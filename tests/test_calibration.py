@@ -142,7 +142,7 @@ def test_it_is_saved_to_the_last_digit_and_damage_is_noticed() -> None:
     assert Calibration.of_json(found.model_dump_json().encode()) == found
     values = json.loads(found.model_dump_json())
     earlier = {k: v for k, v in values.items() if k != "model"}
-    earlier["models"] = {"both": values["model"], "tail": {}, "head": {}}  # as packs of before have it
+    earlier["models"] = {"both": values["model"], "tail": {}, "head": {}}  # as today's packs have it
     assert Calibration.of_json(json.dumps(earlier).encode()) == found
     values["model"]["scale"][0] = 0.0
     with pytest.raises(ValidationError):

@@ -267,6 +267,8 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
     importing = ("data", "import", "-", "--format", "ntriples", "--json", "-q", "--output")
     assert json.loads(piped((*importing, tmp_path / "new"), bz2.compress(statement)).stdout)["triples"] == 1
 
+    twice = piped((*classify, "--entities", "/dev/stdin"), tsv)
+    assert (twice.returncode, b"only one input can be read from stdin" in twice.stderr) == (2, True)
     faults = {
         b"": "stdin.tsv is empty",
         b"a\tb\n": "stdin.tsv:1: expected 3",

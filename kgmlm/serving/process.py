@@ -125,7 +125,7 @@ def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
 
 
 def configured(app: FastAPI, log_level: str) -> uvicorn.Config:
-    """How an application is served."""
+    """The settings of uvicorn for an application."""
     return uvicorn.Config(
         app,
         log_level=log_level,

@@ -78,7 +78,7 @@ class ClassifyTask:
 
 @dataclass(frozen=True)
 class ExploreTask:
-    """What the page asks of one query, but for probabilities."""
+    """One query of the explorer's page, without probabilities."""
 
     asked: ExploreRequest
     own: Own
