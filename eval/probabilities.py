@@ -28,6 +28,7 @@ from kgmlm.config import Protocol
 from kgmlm.datasets import load_graph
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import FloatArray, IntArray
+from kgmlm.opened import open_ranker
 from kgmlm.plausibility import KINDS_OF_NEGATIVES, features
 from kgmlm.probabilities import Sample, calibrate, figures, temperature_of
 from kgmlm.reliability import binned, measured, reweighted
@@ -118,7 +119,7 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
     run_name, _, other = name.partition(":")
     run = kgmlm.open_run(run_name, rerank=0)
     graph = asked = run.graph
-    scorer: Scorer = run.way.ranker(run.folder, graph)
+    scorer: Scorer = open_ranker(run.folder, run.way, graph)
     more: dict[str, Any] = {}
     if epochs:
         scorer = embeddings = PyKEENComplEx(graph, epochs, triples, dimension)
@@ -130,7 +131,7 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
     if other:
         asked = Scope.inductive(graph, load_graph(other), Protocol(candidates="graph")).graph
         numbers = np.array([graph.relations.index.get(r.label, -1) for r in asked.relations])
-        scorer = run.way.ranker(run.folder, asked)
+        scorer = open_ranker(run.folder, run.way, asked)
     test = tested(scorer, asked, numbers, calibration, triples)
     if relations:
         more["relations"] = ranked_relations(scorer, asked, calibration, relations)

@@ -27,6 +27,7 @@ from kgmlm import provenance
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import FloatArray, IntArray
 from kgmlm.linearization import Linearization, Segment
+from kgmlm.opened import open_ranker
 from kgmlm.plausibility import features
 from kgmlm.probabilities import fitted, read, temperature_of
 from kgmlm.ranker import Ranker
@@ -85,7 +86,7 @@ def row(name: str, split: str, count: int) -> dict[str, Any]:
     """The figures of a run."""
     run = kgmlm.open_run(name, rerank=0)
     graph = run.graph
-    ranker = run.way.ranker(run.folder, graph)
+    ranker = open_ranker(run.folder, run.way, graph)
     calibration = read(run.folder) or fitted(run.folder)[0]
     triples, relations = graph.triples(split), len(graph.relations)
     rng = np.random.default_rng(SEED)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kgmlm.jobs.tuning import rerank, tune
     from kgmlm.judging import Classified
     from kgmlm.kg import EntityTable, KgmlmError
-    from kgmlm.prediction import Predictor, open_predictor
+    from kgmlm.prediction import Predictor
     from kgmlm.run import Run, open_run
 
 __version__ = "0.1.0"
@@ -64,7 +64,6 @@ _HOMES = {
     "linearize": "kgmlm.jobs.showing",
     "load_graph": "kgmlm.datasets",
     "measure_probabilities": "kgmlm.jobs.classifying",
-    "open_predictor": "kgmlm.prediction",
     "onnx": "kgmlm.jobs.onnx",
     "pack": "kgmlm.jobs.packing",
     "unpack": "kgmlm.jobs.packing",
@@ -103,7 +102,6 @@ __all__ = [
     "load_graph",
     "measure_probabilities",
     "onnx",
-    "open_predictor",
     "open_run",
     "pack",
     "rank_relations",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kgmlm.building import completed
@@ -13,11 +14,11 @@ from kgmlm.columns import ENDS
 from kgmlm.kg import TEXT_COLUMNS, TYPES, EntityTable, QueryError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import pandas as pd
 
-    Triples = Iterable[tuple[str, str, str]] | npt.NDArray[Any] | pd.DataFrame
-    Queries = Iterable[tuple[str | None, str, str | None]] | pd.DataFrame
+AnyArray = npt.NDArray[Any]
+Triples: TypeAlias = "Iterable[tuple[str, str, str]] | AnyArray | pd.DataFrame"
+AskedQueries: TypeAlias = "Iterable[tuple[str | None, str, str | None]] | pd.DataFrame"
 
 
 def labeled(triples: Triples) -> list[tuple[str, str, str]]:
@@ -41,7 +42,7 @@ def labeled(triples: Triples) -> list[tuple[str, str, str]]:
     return found
 
 
-def asked(queries: Queries | Triples, what: str = "queries") -> list[tuple[str | None, str, str | None]]:
+def asked(queries: AskedQueries | Triples, what: str = "queries") -> list[tuple[str | None, str, str | None]]:
     """Queries as a list, like triples of which the head or the tail is None (or NaN)."""
     one = what.removesuffix("s") if what == "triples" else "query"
     given: Any = queries

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kgmlm import runs
-from kgmlm.asking import Way, read_entities, shortlist_of
+from kgmlm.asking import Way
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
+from kgmlm.opened import open_ranker, read_vectors, retrieval_of, shortlist_of
 from kgmlm.processes import join, shared_by
 from kgmlm.upkeep import steady
 from kgmlm.watching import Watcher
@@ -37,10 +38,12 @@ def opened_by(
     """
     from kgmlm.prediction import Predictor
 
-    made_by, ranker = steady(folder.path, lambda: (folder.made_by, way.ranker(folder, graph, watch.tell)))
+    made_by, ranker = steady(
+        folder.path, lambda: (folder.made_by, open_ranker(folder, way, graph, watch.tell))
+    )
     ranker = ranker.allowing_self() if way.allow_self else ranker
-    read_entities(ranker, watch, batch_size)
-    return made_by, Predictor(graph, ranker, way.retrieval(folder, ranker, shortlist_of(folder)))
+    read_vectors(ranker, watch, batch_size)
+    return made_by, Predictor(graph, ranker, retrieval_of(folder, way, ranker, shortlist_of(folder)))
 
 
 Best = list[tuple[int, "list[Prediction]"]]  # by position of the query

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,6 @@ from kgmlm.kg import EntityTable, IntArray, Queries, Query
 from kgmlm.pool import Reading
 from kgmlm.ranker import Ranker
 from kgmlm.resolver import Resolver
-from kgmlm.runs import open_run
 from kgmlm.signals import Reasoned
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ class Predictor:
         retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
 
     Example:
-        >>> predictor = open_predictor("runs/demo")  # doctest: +SKIP
+        >>> predictor = kgmlm.open_run("runs/demo").predictor  # doctest: +SKIP
         >>> predictor.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
     """
 
@@ -330,33 +328,3 @@ class Predictor:
                 "known": [p.known for p in predictions],
             }
         )
-
-
-def open_predictor(
-    run: str | Path,
-    device: str | None = None,
-    *,
-    retrieve: int | None = None,
-    allow_self: bool = False,
-) -> Predictor:
-    """A predictor from a run folder.
-
-    Args:
-        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-        retrieve: score only so many entities per query, found by the index that `kgmlm index` made.
-        allow_self: let an entity answer a query about itself also where no training triple of the relation
-            links an entity to itself.
-
-    Raises:
-        RunError: when the folder is no run, training has left no model yet, or there is no such index.
-    """
-    opened = open_run(run)
-    ranker = opened.ranker(device)
-    if allow_self:
-        ranker = ranker.unconstrained()
-    retrieval = None
-    if retrieve is not None:
-        from kgmlm.indexing import open_retrieval
-
-        retrieval = open_retrieval(opened, ranker, retrieve)
-    return Predictor(opened.graph, ranker, retrieval)

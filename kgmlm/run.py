@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kgmlm.kg import Query
-    from kgmlm.labeled import Queries, Triples
+    from kgmlm.labeled import AskedQueries, Triples
     from kgmlm.prediction import Prediction, Predictor
 
 Labeled = tuple[str, str, str]  # head, relation, tail
@@ -122,7 +122,7 @@ class Run:
 
     def rank(
         self,
-        queries: Queries | None = None,
+        queries: AskedQueries | None = None,
         *,
         head: str | None = None,
         relation: str = "",
@@ -168,7 +168,7 @@ class Run:
 
     def explain(
         self,
-        queries: Queries | None = None,
+        queries: AskedQueries | None = None,
         *,
         head: str | None = None,
         relation: str = "",

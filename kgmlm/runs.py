@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from kgmlm.chosen import Chosen
     from kgmlm.mixture import Use
     from kgmlm.ranker import Ranker
-    from kgmlm.recipes import Recipe
     from kgmlm.reranking import Reranking
     from kgmlm.signals import Signal
     from kgmlm.tokenization import Candidates
@@ -353,13 +352,15 @@ def create_run(
     *,
     names: Candidates | None = None,
     overwrite: bool = False,
-    recipe: Recipe | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> RunFolder:
     """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
 
     Args:
         names: the tokens of all entities, so that opening the run need not tokenize them again.
-        recipe: what ``settings`` are from.
+        recipe: what ``settings`` are from, for the record.
+        notes: comments of ``config.toml``.
     """
     from kgmlm.saving import NAMES, save_names
 
@@ -377,7 +378,7 @@ def create_run(
         "versions": versions(),
         "hardware": hardware(),
         "command": command(),
-        "recipe": None if recipe is None else recipe.as_record(),
+        "recipe": recipe,
         "status": "started",
         "step": 0,
         "minutes": 0.0,
@@ -386,7 +387,6 @@ def create_run(
         write_graph(graph, folder / "graph")
         if names is not None:
             save_names(names, folder / NAMES)
-        notes = recipe.notes() if recipe else ()
         files.write_atomic(folder / "config.toml", dump_settings(settings, notes))
         record["files"] = digests.as_json(digests.of_folder(folder))
         files.write_json(folder / "run.json", record)

@@ -103,7 +103,8 @@ def start_run(
             reader.vocabulary,
             names=reader.names,
             overwrite=overwrite,
-            recipe=recipe,
+            recipe=recipe.as_record() if recipe else None,
+            notes=recipe.notes() if recipe else (),
         )
     processes.wait_for_everyone()
     # Trained is on the files that were just written: the graph as it was read need not stay in memory.

@@ -7,6 +7,7 @@ import pytest
 
 from kgmlm.asking import Way
 from kgmlm.kg import ConfigError
+from kgmlm.opened import open_ranker
 from kgmlm.runs import open_run
 
 
@@ -59,4 +60,4 @@ def test_what_a_run_does_not_have_is_refused(toy_run: Path) -> None:
         (Way("vector"), "no entity vectors"),
     ):
         with pytest.raises(ConfigError, match=message):
-            way.ranker(run, run.graph)
+            open_ranker(run, way, run.graph)

@@ -104,7 +104,7 @@ def test_the_comparable_column_is_what_pykeen_gets_from_its_own_loading(
     from pykeen.evaluation import RankBasedEvaluator
     from pykeen.triples import TriplesFactory
 
-    import kgmlm.interop as interop
+    from kgmlm.interop import to_pykeen_model
 
     changed = change(toy)
 
@@ -115,7 +115,7 @@ def test_the_comparable_column_is_what_pykeen_gets_from_its_own_loading(
     double: Any = Double()
     double.ranker.rank_original = double.ranker.rank
     double.ranker.rank = lambda queries: double.ranker.rank_original(queries, advance=lambda n: None)
-    model = interop.to_pykeen_model(double)
+    model = to_pykeen_model(double)
     train = TriplesFactory.from_labeled_triples(np.array(changed.labeled(changed.splits["train"])))
     loaded = TriplesFactory.from_labeled_triples(
         np.array(changed.labeled(changed.splits["test"])),

@@ -18,7 +18,7 @@ from kgmlm.indexing import build_index
 from kgmlm.interop import from_pykeen, to_factory, to_pykeen_model
 from kgmlm.kg import ConfigError, DataError, IntArray, Queries, RunError
 from kgmlm.mixture import Use
-from kgmlm.prediction import Predictor, open_predictor
+from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.shortlisting import Retrieval, retrieve_and_rank
 from kgmlm.signals.rules import Rules
@@ -108,7 +108,7 @@ def by_pykeen(graph: KnowledgeGraph, ranker: Any, *, as_pykeen_loads: bool) -> d
     from pykeen.evaluation import RankBasedEvaluator
 
     model = to_pykeen_model(
-        cast("Predictor", SimpleNamespace(graph=graph, ranker=ranker)), allow_self=as_pykeen_loads
+        cast(Predictor, SimpleNamespace(graph=graph, ranker=ranker)), allow_self=as_pykeen_loads
     )
     triples = graph.splits["test"]
     if as_pykeen_loads:
@@ -161,7 +161,7 @@ def test_ranks_are_those_of_pykeens_evaluator(
 def test_pykeens_predict_target_uses_a_run(toy_run: Path, known: dict[str, str], side: str) -> None:
     from pykeen.predict import predict_target
 
-    predictor = open_predictor(toy_run, "cpu")
+    predictor = kgmlm.open_run(toy_run, device="cpu").predictor
     table = predict_target(
         model=to_pykeen_model(predictor),
         relation="capital",

@@ -26,6 +26,7 @@ from kgmlm.interop import to_pykeen_model
 from kgmlm.kg import ConfigError, EntityTable, ModelError, RunError
 from kgmlm.mixture import Use
 from kgmlm.onnx_model import FILE, OnnxModel, read_facts
+from kgmlm.opened import computed_by, open_ranker
 from kgmlm.run import Run
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
@@ -111,7 +112,7 @@ def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: U
     queries, _ = run.graph.queries("valid")
     scores, free, plain = {}, {}, {}
     for runtime in RUNTIMES:
-        ranker = Way(runtime=runtime).ranker(run, run.graph)
+        ranker = open_ranker(run, Way(runtime=runtime), run.graph)
         assert ranker.reverse == use
         of = np.zeros((3, len(queries), len(run.graph.entities)), np.float32)
         for rows, scores_bN, free_bN in ranker.rank_both(queries):
@@ -137,26 +138,26 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     }
     monkeypatch.setattr(machine, "may_have_gpu", lambda: False)
     for way, (runtime, why) in asked.items():
-        found, said = way.computed_by(run)
+        found, said = computed_by(run, way)
         assert found == runtime
         assert why in said
         assert bool(why) == bool(said)
     monkeypatch.setattr(machine, "may_have_gpu", lambda: True)
-    assert Way(runtime="auto").computed_by(run)[0] == "torch"
-    assert Way(runtime="auto", device="cpu").computed_by(run)[0] == "onnx"
-    assert Way(runtime="onnx").computed_by(run)[0] == "onnx"
+    assert computed_by(run, Way(runtime="auto"))[0] == "torch"
+    assert computed_by(run, Way(runtime="auto", device="cpu"))[0] == "onnx"
+    assert computed_by(run, Way(runtime="onnx"))[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(3, 1.0)))
-    assert "runs no reranker" in Way(runtime="onnx").computed_by(run)[1]
-    assert Way(runtime="auto", rerank=5).computed_by(run)[0] == "torch"
-    assert Way(runtime="onnx", rerank=0).computed_by(run)[0] == "onnx"
+    assert "runs no reranker" in computed_by(run, Way(runtime="onnx"))[1]
+    assert computed_by(run, Way(runtime="auto", rerank=5))[0] == "torch"
+    assert computed_by(run, Way(runtime="onnx", rerank=0))[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0), reverse=Use(3, 1.0)))
-    assert Way(runtime="onnx").computed_by(run)[0] == "onnx"
+    assert computed_by(run, Way(runtime="onnx"))[0] == "onnx"
     run.save_chosen(Chosen(run.chosen.mixture, Use(0, 0.0)))
     for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
         monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
-        assert said in Way(runtime="onnx").computed_by(run)[1]
+        assert said in computed_by(run, Way(runtime="onnx"))[1]
     with pytest.raises(ConfigError, match=r"in fp32, not bf16, and torch is not installed"):
-        Way(runtime="auto", precision="bf16").computed_by(run)
+        computed_by(run, Way(runtime="auto", precision="bf16"))
 
 
 def test_what_lacks_says_so_in_a_line(ready: Path, tmp_path: Path, cli: Cli) -> None:

@@ -16,7 +16,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.indexing import build_index, save_index
 from kgmlm.kg import DataError, EntityTable, ModelError, Queries, Query, RunError
 from kgmlm.mixture import Use
-from kgmlm.prediction import Predictor, open_predictor
+from kgmlm.prediction import Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.reranker import Reranker
 from kgmlm.reranking import Reranking
@@ -28,11 +28,11 @@ from kgmlm.signals.rules import Rules
 
 @pytest.fixture(scope="module")
 def predictor(toy_run: Path) -> Predictor:
-    return open_predictor(toy_run, "cpu")
+    return kgmlm.open_run(toy_run, device="cpu").predictor
 
 
 def test_three_lines_of_python_give_a_table_with_pykeens_columns(toy_run: Path) -> None:
-    predictor = kgmlm.open_predictor(toy_run)
+    predictor = kgmlm.open_run(toy_run).predictor
     table = predictor.rank(head="france", relation="capital", k=5)
     assert list(table.columns) == ["tail_id", "score", "tail_label", "tail_name", "rank", "known"]
     assert len(table) == 5
@@ -176,7 +176,7 @@ def test_many_queries_come_back_under_their_positions(predictor: Predictor) -> N
 
 
 def test_new_entities_join_by_their_text_alone(toy_run: Path) -> None:
-    predictor = open_predictor(toy_run)
+    predictor = kgmlm.open_run(toy_run).predictor
     wider = predictor.with_entities(EntityTable(["q1"], ["Paris"], ["a new town of an old name"]))
     table = wider.rank(head="france", relation="capital", k=99).set_index("tail_label")
     before = predictor.rank(head="france", relation="capital", k=99).set_index("tail_label")
@@ -222,9 +222,9 @@ def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: 
     path = tmp_path / "run"
     shutil.copytree(toy_vector_run, path)
     run = open_run(path)
-    exact = open_predictor(path, "cpu")
+    exact = kgmlm.open_run(path, device="cpu").predictor
     save_index(run, build_index(exact.ranker, run.graph))
-    predictor = open_predictor(path, "cpu", retrieve=31)
+    predictor = kgmlm.open_run(path, device="cpu", retrieve=31).predictor
     asked = {"head": "france", "relation": "capital", "k": 8}
     short, whole = (p.rank(**asked) for p in (predictor, exact))  # type: ignore[arg-type]
     assert short.score.tolist() == pytest.approx(whole.score.tolist(), abs=1e-4)
@@ -232,7 +232,10 @@ def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: 
     table = predictor.with_entities(new).rank(head="france", relation="capital", k=99)
     assert len(table) == 31, "as many as are retrieved"
     assert "q1" in set(predictor.with_entities(new).rank(head="france", relation="capital", k=31).tail_label)
-    assert len(open_predictor(path, "cpu", retrieve=4).rank(head="france", relation="capital")) == 4
+    assert (
+        len(kgmlm.open_run(path, device="cpu", retrieve=4).predictor.rank(head="france", relation="capital"))
+        == 4
+    )
     shutil.rmtree(path / "index")
     with pytest.raises(RunError, match="has no index"):
-        open_predictor(path, "cpu", retrieve=4)
+        kgmlm.open_run(path, device="cpu", retrieve=4).rank(head="france", relation="capital")

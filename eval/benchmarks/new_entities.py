@@ -39,10 +39,10 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Measure and print one JSON object."""
-    from kgmlm import open_predictor, provenance
+    from kgmlm import open_run, provenance
     from kgmlm.datasets import read_entities
 
-    predictor = open_predictor(run, device="cpu")
+    predictor = open_run(run, device="cpu").predictor
     words = sorted({w for s in predictor.graph.entities.column("surface") for w in s.split()})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:

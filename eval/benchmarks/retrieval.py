@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import typer
 
-from kgmlm import open_predictor, provenance, runs
+from kgmlm import open_run, provenance, runs
 from kgmlm.arrays import top
 from kgmlm.datasets import read_entities
 from kgmlm.faiss_parts import require_faiss
@@ -163,7 +163,7 @@ def peak_mb() -> int:
 @torch.inference_mode()
 def measure(plan: Plan) -> list[dict[str, Any]]:
     """All ways of one kind at one size."""
-    predictor = open_predictor(plan.run, device="cpu")
+    predictor = open_run(plan.run, device="cpu").predictor
     started = time.perf_counter()
     wider = predictor
     if plan.new is not None:

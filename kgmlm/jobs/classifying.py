@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kgmlm import runs
-from kgmlm.asking import Runtime, Way, read_entities
+from kgmlm.asking import Runtime, Way
 from kgmlm.cards import card_names
 from kgmlm.datasets import load_graph
 from kgmlm.files import as_path
 from kgmlm.jobs.writing import writes_run
 from kgmlm.kg import ConfigError, EntityTable, QueryError, check_numbers, check_whole
 from kgmlm.labeled import labeled
+from kgmlm.opened import open_ranker, read_vectors
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run, path_of
 from kgmlm.watching import Advance, Watcher, watcher_of
@@ -318,8 +319,8 @@ def _ranker(
     folder: runs.RunFolder, way: Way, graph: KnowledgeGraph, batch_size: int, watch: Watcher
 ) -> Ranker:
     """The opened model over a graph, all entities read."""
-    ranker = way.ranker(folder, graph, watch.tell)
-    read_entities(ranker, watch, batch_size)
+    ranker = open_ranker(folder, way, graph, watch.tell)
+    read_vectors(ranker, watch, batch_size)
     return ranker
 
 

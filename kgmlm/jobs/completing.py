@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kgmlm import files, runs
-from kgmlm.asking import Way, read_entities
+from kgmlm.asking import Way
 from kgmlm.enumerating import asked_queries, sampled
 from kgmlm.files import as_path
 from kgmlm.filters import FilterIndex
@@ -24,6 +24,7 @@ from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import ConfigError, DataError, IntArray, Queries, Query, RunError, Target, check_numbers
 from kgmlm.listing import check_validation, estimate, listed, measured, read_list, write_list
 from kgmlm.locks import locked
+from kgmlm.opened import constraints_of, open_ranker, read_vectors
 from kgmlm.packs import find_pack
 from kgmlm.parts import MANIFEST, Parts, Shard
 from kgmlm.resolver import Resolver
@@ -86,7 +87,7 @@ class Plan:
 
         train, count = self.graph.splits["train"], len(self.graph.entities)
         possible = Possible.anything(len(self.graph.relations))
-        possible = possible.met(*self.way.constraints(self.opened, self.graph))
+        possible = possible.met(*constraints_of(self.opened, self.way, self.graph))
         queries = asked_queries(
             train,
             count,
@@ -141,8 +142,8 @@ class Plan:
 
         quiet_transformers()
         graph = self.graph
-        ranker = self.way.ranker(self.opened, graph)
-        read_entities(ranker, watch, self.batch_size)
+        ranker = open_ranker(self.opened, self.way, graph)
+        read_vectors(ranker, watch, self.batch_size)
         false = [graph.negatives[split] for split in self.known if split in graph.negatives]
         known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
         index = FilterIndex(known, len(graph.entities))
@@ -392,7 +393,7 @@ def _explainer(plan: Plan) -> Predictor:
     from kgmlm.prediction import Predictor
 
     quiet_transformers()
-    return Predictor(plan.graph, plan.way.ranker(plan.opened, plan.graph))
+    return Predictor(plan.graph, open_ranker(plan.opened, plan.way, plan.graph))
 
 
 def _check(plan: Plan, wanted: Wanted) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import files, runs
-from kgmlm.asking import Way, read_entities
+from kgmlm.asking import Way
 from kgmlm.config import load_protocol
 from kgmlm.datasets import load_graph
-from kgmlm.jobs.scoring import EvaluationWork, OpenedRun, open_ranker, scope_of
+from kgmlm.jobs.scoring import EvaluationWork, OpenedRun, open_scorer, scope_of
 from kgmlm.jobs.writing import path_if
 from kgmlm.kg import ConfigError, check_numbers, counted
+from kgmlm.opened import computed_by, read_vectors
 from kgmlm.packs import find_pack, unpack
 from kgmlm.processes import World, join, shared_by
 from kgmlm.run import Run, path_of
@@ -209,8 +210,8 @@ def compare(
     one, other = (ranks_file.read_ranks(path) for path in found_at)
     watch = watcher_of(progress)
     for path, at in zip(paths, found_at, strict=True):
-        made_by = ranks_file.made_by(at)
-        if path.is_dir() and made_by and made_by != runs.open_run(path).made_by:
+        weights = ranks_file.made_by(at)
+        if path.is_dir() and weights and weights != runs.open_run(path).made_by:
             watch.tell(f"{at} is of {path} as it was before; `kgmlm evaluate` makes it again")
     found = comparison.compare(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(found))
@@ -285,17 +286,17 @@ def _evaluate(
     quiet_transformers()
     way, protocol, batch_size = work.way, work.protocol, work.batch_size
     same = given if isinstance(given, Run) and given.way.given(runtime="torch") == way else None
-    if same is not None and same.way.computed_by(run)[0] != "torch":
+    if same is not None and computed_by(run, same.way)[0] != "torch":
         same = None
     untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
     here = way if crew.here else way.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
-        opened = steady(run.path, lambda: open_ranker(same, run, scope, here, watch, batch_size))
+        opened = steady(run.path, lambda: open_scorer(same, run, scope, here, watch, batch_size))
         world.agree(opened.made_by, "weights")
         if crew.here:
-            read_entities(opened.ranker, watch, batch_size)
+            read_vectors(opened.ranker, watch, batch_size)
         return opened, evaluate_ranker(
             opened.ranker,
             scope,

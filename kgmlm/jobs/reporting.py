@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kgmlm import __version__, files, ranks_file, runs
-from kgmlm.asking import read_entities
 from kgmlm.checks import check_graph, lines_of
 from kgmlm.files import as_path
 from kgmlm.jobs.evaluating import evaluate, ranks_name
 from kgmlm.jobs.writing import path_if
 from kgmlm.kg import DataError, RunError, check_numbers, counted
+from kgmlm.opened import open_ranker, read_vectors
 from kgmlm.packs import find_pack, is_unpacked
 from kgmlm.run import Run, open_run
 from kgmlm.upkeep import check_result
@@ -132,7 +132,7 @@ class _Work:
         if given is not None:
             found = ranks_file.find_ranks(given)
             ranks_file.read_ranks(found)  # says what is wrong with it, first
-            if (made_by := ranks_file.made_by(found)) and made_by != now:
+            if (weights := ranks_file.made_by(found)) and weights != now:
                 raise RunError(
                     f"{found} has ranks of other weights than {run.path} has now; "
                     f"`kgmlm evaluate {run.path}` makes them again"
@@ -149,10 +149,10 @@ class _Work:
         evaluated.evaluation.write_ranks(spare, now)
         return spare
 
-    def _is_of(self, kept: Path, made_by: str) -> bool:
+    def _is_of(self, kept: Path, weights: str) -> bool:
         """Whether kept ranks are of these weights; damaged ones are of none, which is told."""
         try:
-            return ranks_file.made_by(kept) == made_by
+            return ranks_file.made_by(kept) == weights
         except DataError as error:
             self.watch.tell(f"{error}; they are made again")
             return False
@@ -223,7 +223,8 @@ class _Work:
 
     def _probabilities(self, ranker: Ranker, split: str) -> Probabilities | str:
         """Probabilities measured on the split, or why there are none."""
-        from kgmlm import probabilities
+        from kgmlm.probabilities import Sample
+        from kgmlm.probabilities import read as read_calibration
         from kgmlm.reporting import figures
         from kgmlm.reporting.page import Probabilities
 
@@ -231,17 +232,17 @@ class _Work:
         if not split:
             return "There are no triples kept back from training to measure probabilities on."
         try:
-            found = probabilities.read(folder)
+            found = read_calibration(folder)
         except RunError as error:
             return str(error)
         if found is None:
             return _how_to_calibrate(folder)
         scorer = ranker.unreranked()
         if not (self.run.way.is_plain and self.run.further is None):  # else by what they were fitted to
-            scorer = self.run.way.plain().ranker(folder, folder.graph)
-            read_entities(scorer, self.watch, self.batch_size)
+            scorer = open_ranker(folder, self.run.way.plain(), folder.graph)
+            read_vectors(scorer, self.watch, self.batch_size)
         most = min(self.max_triples or MEASURED, MEASURED)
-        sample = probabilities.Sample.of(
+        sample = Sample.of(
             folder.graph, split, scorer, most=most, seed=1, batch_size=self.batch_size, advance=self.watch
         )
         measured = self._measured(found, scorer, sample, split) if len(sample.labels) else None

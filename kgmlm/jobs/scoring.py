@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgmlm import runs
-from kgmlm.asking import Way, read_entities
+from kgmlm.asking import Way
 from kgmlm.config import Protocol
 from kgmlm.graph import KnowledgeGraph
 from kgmlm.kg import RunError
+from kgmlm.opened import open_ranker, read_vectors, retrieval_of
 from kgmlm.run import Run
 from kgmlm.scope import Scope
 from kgmlm.upkeep import steady
@@ -68,7 +69,7 @@ class OpenedRun:
     chosen: Chosen
 
 
-def open_ranker(
+def open_scorer(
     run: Run | None, folder: runs.RunFolder, scope: Scope, way: Way, watch: Watcher, batch_size: int
 ) -> OpenedRun:
     """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
@@ -80,8 +81,8 @@ def open_ranker(
         ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
         retrieval = predictor.retrieval if way.retrieve else None  # all are scored, unless that is asked for
         return OpenedRun(ranker, retrieval, run.opened, folder.chosen)
-    ranker = way.ranker(folder, graph)
-    return OpenedRun(ranker, way.retrieval(folder, ranker), folder.made_by, folder.chosen)
+    ranker = open_ranker(folder, way, graph)
+    return OpenedRun(ranker, retrieval_of(folder, way, ranker), folder.made_by, folder.chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +137,7 @@ class EvaluationWork:
         other = self.graph if self.other else None
         scope, _ = scope_of(folder, own, other, self.protocol, self.way.reranks, self.allowed, watch)
         opened = steady(
-            folder.path, lambda: open_ranker(None, folder, scope, self.way, watch, self.batch_size)
+            folder.path, lambda: open_scorer(None, folder, scope, self.way, watch, self.batch_size)
         )
         ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
         if (opened.made_by, ranking.asked.digest) != (self.made_by, self.digest):
@@ -144,7 +145,7 @@ class EvaluationWork:
                 f"{self.run} has other weights or triples on {platform.node()}; workers need the run at the "
                 "same path, and nobody may change it meanwhile"
             )
-        read_entities(opened.ranker, watch, self.batch_size)
+        read_vectors(opened.ranker, watch, self.batch_size)
         return ranking.maker(opened.ranker, opened.retrieval)
 
     def sent(self, far: bool) -> EvaluationWork:

@@ -121,8 +121,7 @@ def serve(
     if find_spec("uvicorn") is None or find_spec("fastapi") is None:
         raise ConfigError("serving needs fastapi and uvicorn; pip install 'kgmlm[serve]' installs them")
     from kgmlm.serving.guarding import is_loopback
-    from kgmlm.serving.process import address, bound
-    from kgmlm.serving.process import run as run_process
+    from kgmlm.serving.process import address, bound, run_server
 
     local = is_loopback(host)
     if not local and token is None and not no_token:
@@ -140,7 +139,7 @@ def serve(
             queue=queue,
             progress=progress,
         )
-        run_process(app, at, lambda: ready(address(at)), "info" if log else "warning")
+        run_server(app, at, lambda: ready(address(at)), "info" if log else "warning")
 
 
 def _calibration(run: Run, watch: Watcher) -> Calibration | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ class Linearized:
     """
 
     text: str
-    input_ids: list[int]
-    tokens: list[str]
-    pieces: list[str]
+    input_ids: Sequence[int]
+    tokens: Sequence[str]
+    pieces: Sequence[str]
     span_start: int
     span_length: int
     vector: bool

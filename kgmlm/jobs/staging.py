@@ -15,7 +15,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from kgmlm import runs, upkeep
-from kgmlm.asking import shortlist_of
 from kgmlm.chosen import fingerprints, text_fingerprint
 from kgmlm.config import Settings, Stage
 from kgmlm.graph import KnowledgeGraph
@@ -24,6 +23,7 @@ from kgmlm.jobs.indexing import index
 from kgmlm.jobs.running import Given, Interrupted
 from kgmlm.jobs.tuning import Figures, choose, train_reranker
 from kgmlm.kg import NoRulesError, RunError, counted
+from kgmlm.opened import shortlist_of
 from kgmlm.processes import in_several_processes
 from kgmlm.recipes import ASKING_BACK, PLAIN, Recipe, epochs_within, recipe_of, share_of
 from kgmlm.records import read_record

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path as File
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Path, Query, Request, Response
+import fastapi
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
@@ -50,7 +51,7 @@ class Options:
     batch_size: int = 64
     window: float = 0.005
     bound: int = 1024
-    feedback: File | None = None
+    feedback: Path | None = None
 
 
 class _Gone(Exception):
@@ -287,7 +288,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
         responses={404: {"model": models.Problem, "description": "There is no such label."}},
     )
     def entity(
-        label: Annotated[str, Path(max_length=models.LONGEST_NAME)],
+        label: Annotated[str, fastapi.Path(max_length=models.LONGEST_NAME)],
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=models.MOST_K)] = 50,
     ) -> Any:

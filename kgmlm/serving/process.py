@@ -137,7 +137,9 @@ def configured(app: FastAPI, log_level: str) -> uvicorn.Config:
     )
 
 
-def run(app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning") -> None:
+def run_server(
+    app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning"
+) -> None:
     """Serve until SIGTERM or Ctrl-C; in a notebook until its kernel is interrupted.
 
     Args:

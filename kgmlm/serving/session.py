@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kgmlm.asking import read_entities
 from kgmlm.calibration import Calibration
 from kgmlm.graph import Edge, KnowledgeGraph
 from kgmlm.judging import Classified, judged
 from kgmlm.kg import IntArray, KgmlmError, Query, QueryError, RunError
+from kgmlm.opened import open_ranker, read_vectors
 from kgmlm.prediction import Prediction, Predictor
 from kgmlm.ranker import Ranker
 from kgmlm.run import Run
@@ -191,7 +191,7 @@ class Session:
         more, first = table_of(entities), len(self.graph.entities)
         names = OwnNames(self.names, more, first)
         predictor = self.predictor.with_entities(more, triples_of(entities, names, first))
-        read_entities(predictor.ranker, Watcher())
+        read_vectors(predictor.ranker, Watcher())
         return predictor, names
 
     def _ranked(self, tasks: dict[int, RankTask]) -> dict[int, Any]:
@@ -342,8 +342,8 @@ def _plain(run: Run) -> Ranker | None:
     """The ranker that probabilities were fitted to, where the one that ranks is another."""
     if run.way.is_plain:
         return None
-    ranker = run.way.plain().ranker(run.folder, run.graph)
-    read_entities(ranker, Watcher())
+    ranker = open_ranker(run.folder, run.way.plain(), run.graph)
+    read_vectors(ranker, Watcher())
     return ranker
 
 
