@@ -53,7 +53,7 @@ whole: $(VENV)/.tested
 # The page of `kgmlm serve` in a real Chromium, which is part of `make test` where there is one.
 browser: $(VENV)/.tested
 	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "There is no Chromium: apt-get install chromium (as root) installs Debian's; then run this again."; exit 1; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -q tests/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -q tests/serving/test_browser.py
 
 # SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_REQUESTS=20000 SOAK_SEED=1 unless the environment says something else;
 # see docs/soak.md.

@@ -18,14 +18,13 @@ import torch
 import typer
 from store import write_rows
 
-from kgmlm import provenance
-from kgmlm.config import Protocol
-from kgmlm.datasets import load_graph
-from kgmlm.evaluation import evaluate
-from kgmlm.filters import FilterIndex
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import Queries
-from kgmlm.scorer import PlainScorer
+from kgmlm.core.config import Protocol
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import FilterIndex, Queries
+from kgmlm.ranking.ranker import PlainScorer
+from kgmlm.runs import record
 
 RULES = ("constant", "frequency", "mirror", "mirror, then frequency")
 
@@ -71,7 +70,7 @@ def main(
             shown = [metrics[f"both.realistic.{k}"] for k in ("inverse_harmonic_mean_rank", "hits_at_10")]
             print(f"{name}  {rule}  MRR {shown[0]:.4f}  Hits@10 {shown[1]:.4f}", flush=True)
     if output is not None:
-        write_rows(output, rows, versions=provenance.versions(), command=provenance.command())
+        write_rows(output, rows, versions=record.versions(), command=record.command_line())
 
 
 if __name__ == "__main__":

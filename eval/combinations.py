@@ -20,17 +20,17 @@ import store
 import torch
 import typer
 
-from kgmlm import provenance
-from kgmlm.config import Protocol
-from kgmlm.constraints import Constraint, Functional, Typed
-from kgmlm.evaluation import evaluate
-from kgmlm.mixture import Mixture
-from kgmlm.pool import Reading
-from kgmlm.ranker import Ranker
-from kgmlm.runs import open_run
+from kgmlm.core.config import Protocol
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.ranking.constraints import Constraint, Functional, Typed
+from kgmlm.ranking.first_stage import Mixture
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs import record
+from kgmlm.runs.folder import open_folder
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
-from kgmlm.tuning import TEXT, weigh
+from kgmlm.text.reader import Reading
+from kgmlm.training.weights import TEXT, weigh
 
 BESIDE = ("kge", "rules", "types")  # in the order in which they are weighed
 METRICS = {"mrr": "mrr", "hits_at_1": "both.realistic.hits_at_1", "hits_at_10": "both.realistic.hits_at_10"}
@@ -63,7 +63,7 @@ class Remembering(Ranker):
 
 def opened(path: Path) -> Remembering:
     """A run's ranker, with rules and types in any case."""
-    run = open_run(path)
+    run = open_folder(path)
     untuned = run.untuned()
     ranker = Remembering(untuned.reader, {}, untuned.mixture, untuned.possible)
     ranker.remembered = {}
@@ -77,7 +77,7 @@ def opened(path: Path) -> Remembering:
 
 def of_run(path: Path, count: int) -> Iterator[dict[str, Any]]:
     """A row per combination, and per mask of the largest one."""
-    graph, ranker = open_run(path).graph, opened(path)
+    graph, ranker = open_folder(path).graph, opened(path)
     valid, test = (Protocol(split=split, max_triples=count, seed=0) for split in ("valid", "test"))
     parts = ("text", *(name for name in BESIDE if name in ranker.signals))
     tuned: dict[tuple[str, ...], tuple[Mixture, float]] = {}
@@ -122,8 +122,8 @@ def main(
         for row in of_run(path, max_triples):
             figures = [row[key] for key in ("valid_mrr", *METRICS)]
             print(row["run"], row["signals"], row["mask"], *figures, flush=True)
-            how = {"versions": provenance.versions(), "hardware": provenance.hardware()}
-            rows.append({**row, **how, "command": provenance.command()})
+            how = {"versions": record.versions(), "hardware": record.hardware()}
+            rows.append({**row, **how, "command": record.command_line()})
     if output is not None:
         before = store.rows(output)
         new = {row["run"] for row in rows}

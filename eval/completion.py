@@ -20,7 +20,7 @@ import store
 import typer
 
 import kgmlm
-from kgmlm import provenance
+from kgmlm.runs import record
 
 LEAST = 0.1  # the least probability that is listed
 KEPT = ("queries", "top", "known", "min_probability", "listed", "probabilities", "report")
@@ -41,9 +41,9 @@ def row(run: Path, folder: Path, sample: int, workers: int, batch_size: int) -> 
         **{key: made[key] for key in KEPT},
         "queries_per_second": round(scored / max(made["seconds"], 1e-9), 1) if scored else None,
         "workers": workers,
-        "command": provenance.command(),
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
+        "command": record.command_line(),
+        "hardware": record.hardware(),
+        "versions": record.versions(),
     }
 
 

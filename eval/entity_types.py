@@ -16,16 +16,17 @@ import store
 import torch
 import typer
 
-from kgmlm import provenance
-from kgmlm.arrays import at
-from kgmlm.config import Protocol, TypeSettings
-from kgmlm.constraints import Constraint, Functional, Possible, Typed
-from kgmlm.datasets import load_graph
-from kgmlm.evaluation import evaluate
-from kgmlm.kg import Queries
-from kgmlm.pool import Pool, Reading
-from kgmlm.scorer import PlainScorer
+from kgmlm.core.arrays import at
+from kgmlm.core.config import Protocol, TypeSettings
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.constraints import Constraint, Functional, Possible, Typed
+from kgmlm.ranking.ranker import PlainScorer
+from kgmlm.runs import record
+from kgmlm.signals.base import Pool
 from kgmlm.signals.types import Types
+from kgmlm.text.reader import Reading
 
 DATASETS = ("wn18rr", "fb15k237", "wn18rr-v1", "fb237-v1")
 KEYS = ("mrr", "both.realistic.hits_at_1", "both.realistic.hits_at_10")
@@ -94,8 +95,8 @@ def main(
         for row in of_dataset(name, split):
             shown = [f"{row[key.split('.')[-1]]:.4f}" for key in KEYS]
             print(name, split, row["rung"], *shown, row["constraints"], flush=True)
-            how = {"versions": provenance.versions(), "hardware": provenance.hardware()}
-            rows.append({**row, **how, "command": provenance.command()})
+            how = {"versions": record.versions(), "hardware": record.hardware()}
+            rows.append({**row, **how, "command": record.command_line()})
     if output is not None:
         before = store.rows(output)
         keys = ("dataset", "split", "rung")

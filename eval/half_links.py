@@ -17,7 +17,7 @@ import store
 import typer
 
 import kgmlm
-from kgmlm.ranks_file import read_ranks
+from kgmlm.evaluation.metrics import read_ranks
 
 HALVES = ("head", "relation"), ("relation", "tail")
 SLICES = {"both": (True, True), "query": (True, False), "answer": (False, True), "neither": (False, False)}

@@ -19,9 +19,9 @@ import store
 import typer
 
 import kgmlm
-from kgmlm import provenance
-from kgmlm.config import Settings
-from kgmlm.recipes import PRESETS, Preset, recipe_of
+from kgmlm.core.config import Settings
+from kgmlm.runs import record
+from kgmlm.training.recipes import PRESETS, Preset, recipe_of
 
 # Beside "balanced": settings by section; a number of "times" is of the preset's own epochs.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -102,7 +102,7 @@ def measured(name: str, split: int | None, variant: str, model: str) -> dict[str
                     ("hits_at_10", "hits_at_10"),
                 )
             }
-        return row | {"versions": provenance.versions(), "hardware": provenance.hardware()}
+        return row | {"versions": record.versions(), "hardware": record.hardware()}
 
 
 def main(

@@ -22,18 +22,17 @@ import typer
 from pykeen_complex import PyKEENComplEx
 
 import kgmlm
-from kgmlm import provenance
-from kgmlm.calibration import FEATURES, Calibration, shifted
-from kgmlm.config import Protocol
-from kgmlm.datasets import load_graph
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import FloatArray, IntArray
-from kgmlm.opened import open_ranker
-from kgmlm.plausibility import KINDS_OF_NEGATIVES, features
-from kgmlm.probabilities import Sample, calibrate, figures, temperature_of
-from kgmlm.reliability import binned, measured, reweighted
-from kgmlm.scope import Scope
-from kgmlm.scorer import Scorer
+from kgmlm.core.arrays import FloatArray, IntArray
+from kgmlm.core.config import Protocol
+from kgmlm.evaluation.evaluator import Scope
+from kgmlm.evaluation.metrics import binned, measured, reweighted
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.prediction.calibration import Calibration, Sample, calibrate, figures, shifted, temperature_of
+from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, features
+from kgmlm.ranking.ranker import Scorer
+from kgmlm.runs import record
+from kgmlm.runs.opened import open_ranker
 
 SHARES = {"1:1": 0.5, "1:99": 0.01}
 SHOWN = ("accuracy", "auc", "average_precision", "brier", "log_loss", "ece")
@@ -150,8 +149,8 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
             + [f"--complex {epochs} --dimension {dimension}"] * bool(epochs)
             + [f"--relations {relations}"] * bool(relations)
         ),
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
+        "hardware": record.hardware(),
+        "versions": record.versions(),
     }
 
 

@@ -10,12 +10,13 @@ from pykeen.models import ComplEx
 from pykeen.training import LCWATrainingLoop
 from pykeen.triples import TriplesFactory
 
-from kgmlm.config import Protocol
-from kgmlm.evaluation import evaluate
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.interop import to_factory
-from kgmlm.kg import IntArray, Queries
-from kgmlm.scorer import PlainScorer
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.config import Protocol
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.evaluation.pykeen import to_factory
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import PlainScorer
 
 # Fresh embeddings of PyKEEN's default size (standard deviation 1) have .26 on UMLS where these have .66.
 INITIAL = 1e-3

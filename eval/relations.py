@@ -23,15 +23,16 @@ import torch
 import typer
 
 import kgmlm
-from kgmlm import provenance
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import FloatArray, IntArray
-from kgmlm.linearization import Linearization, Segment
-from kgmlm.opened import open_ranker
-from kgmlm.plausibility import features
-from kgmlm.probabilities import fitted, read, temperature_of
-from kgmlm.ranker import Ranker
-from kgmlm.scoring import PairTable, rank_candidates
+from kgmlm.core.arrays import FloatArray, IntArray
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.prediction.calibration import fitted, read_calibration, temperature_of
+from kgmlm.prediction.features import features
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs import record
+from kgmlm.runs.opened import open_ranker
+from kgmlm.signals.likelihood_torch import rank_candidates
+from kgmlm.text.linearization import Linearization, Segment
+from kgmlm.text.reader import PairTable
 
 SEED = 1
 WEIGHTS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -87,7 +88,7 @@ def row(name: str, split: str, count: int) -> dict[str, Any]:
     run = kgmlm.open_run(name, rerank=0)
     graph = run.graph
     ranker = open_ranker(run.folder, run.way, graph)
-    calibration = read(run.folder) or fitted(run.folder)[0]
+    calibration = read_calibration(run.folder) or fitted(run.folder)[0]
     triples, relations = graph.triples(split), len(graph.relations)
     rng = np.random.default_rng(SEED)
     chosen = triples[np.sort(rng.choice(len(triples), min(count, len(triples)), replace=False))]
@@ -131,9 +132,9 @@ def row(name: str, split: str, count: int) -> dict[str, Any]:
         },
         "weights": best,
         "seconds": seconds,
-        "command": provenance.command(),
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
+        "command": record.command_line(),
+        "hardware": record.hardware(),
+        "versions": record.versions(),
     }
 
 

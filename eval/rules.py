@@ -17,19 +17,18 @@ import store
 import torch
 import typer
 
-from kgmlm import provenance
-from kgmlm.applying import Applied
-from kgmlm.arrays import at
-from kgmlm.config import Protocol, load_settings
-from kgmlm.constraints import Possible
-from kgmlm.datasets import load_graph
-from kgmlm.evaluation import evaluate
-from kgmlm.kg import Queries
-from kgmlm.pool import Pool, Reading
-from kgmlm.scope import Scope
-from kgmlm.scorer import PlainScorer
+from kgmlm.core.arrays import at
+from kgmlm.core.config import Protocol, load_settings
+from kgmlm.evaluation.evaluator import Scope, evaluate
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.constraints import Possible
+from kgmlm.ranking.ranker import PlainScorer
+from kgmlm.runs import record
 from kgmlm.signals import rows_of
-from kgmlm.signals.rules import Rules
+from kgmlm.signals.base import Pool
+from kgmlm.signals.rules import Applied, Rules
+from kgmlm.text.reader import Reading
 
 DATASETS = ("wn18rr", "fb15k237", "wn18rr-v1:wn18rr-v1-ind", "fb237-v1:fb237-v1-ind")
 SHOWN = ("inverse_harmonic_mean_rank", "hits_at_1", "hits_at_10")
@@ -99,9 +98,9 @@ def main(
         rows.append(
             {
                 **row,
-                "versions": provenance.versions(),
-                "hardware": provenance.hardware(),
-                "command": provenance.command(),
+                "versions": record.versions(),
+                "hardware": record.hardware(),
+                "command": record.command_line(),
             }
         )
         shown = [f"{row['metrics'][f'both.realistic.{k}']:.4f}" for k in SHOWN]

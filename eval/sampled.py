@@ -5,7 +5,7 @@
 
 The text model of the preset "quick" is trained for so many steps and validated once; candidates 0 are all
 entities. Rows are added to the JSON; rows that are there are not made again. Test is not looked at. The row
-that is not "corrected" was made with one line of kgmlm/objectives/sampling.py changed: each drawn entity
+that is not "corrected" was made with one line of objectives/streams.py changed: each drawn entity
 stands for itself alone.
 """
 
@@ -21,9 +21,9 @@ import store
 import typer
 
 import kgmlm
-from kgmlm import provenance
-from kgmlm.config import dump_settings
-from kgmlm.recipes import Shape, recipe_of
+from kgmlm.core.config import dump_settings
+from kgmlm.runs import record
+from kgmlm.training.recipes import Shape, recipe_of
 
 
 def measured(graph: str, model: str, candidates: int, seed: int, steps: int) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def measured(graph: str, model: str, candidates: int, seed: int, steps: int) -> 
             "valid": {key[6:]: round(value, 5) for key, value in valid.items() if key[:6] == "valid_"},
             "loss": round(sum(losses[-50:]) / len(losses[-50:]), 4),
             "cpu_minutes": round((time.process_time() - cpu) / 60, 2),
-            "versions": provenance.versions(),
-            "hardware": provenance.hardware(),
+            "versions": record.versions(),
+            "hardware": record.hardware(),
         }
 
 

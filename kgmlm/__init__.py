@@ -9,28 +9,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kgmlm.datasets import load_graph
-    from kgmlm.graph import KnowledgeGraph
-    from kgmlm.jobs import data
-    from kgmlm.jobs.classifying import calibrate, classify, measure_probabilities, rank_relations
-    from kgmlm.jobs.completing import complete
-    from kgmlm.jobs.evaluating import Comparison, Report, compare, evaluate
-    from kgmlm.jobs.exporting import export
-    from kgmlm.jobs.feedback import feedback
-    from kgmlm.jobs.importing import import_graph
-    from kgmlm.jobs.indexing import index
-    from kgmlm.jobs.information import Info, info
-    from kgmlm.jobs.onnx import onnx
-    from kgmlm.jobs.packing import pack, unpack
-    from kgmlm.jobs.reporting import report
-    from kgmlm.jobs.serving import serve
-    from kgmlm.jobs.showing import linearize
-    from kgmlm.jobs.training import train
-    from kgmlm.jobs.tuning import rerank, tune
-    from kgmlm.judging import Classified
-    from kgmlm.kg import EntityTable, KgmlmError
-    from kgmlm.prediction import Predictor
-    from kgmlm.run import Run, open_run
+    from kgmlm import data
+    from kgmlm.core.errors import KgmlmError
+    from kgmlm.data import linearize
+    from kgmlm.evaluation.compare import Comparison, compare
+    from kgmlm.evaluation.evaluate import Report, evaluate
+    from kgmlm.graphs.datasets import load_graph
+    from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+    from kgmlm.graphs.importing import import_graph
+    from kgmlm.prediction.classify import (
+        Classified,
+        calibrate,
+        classify,
+        measure_probabilities,
+        rank_relations,
+    )
+    from kgmlm.prediction.complete import complete
+    from kgmlm.prediction.export import export
+    from kgmlm.ranking.predictor import Predictor
+    from kgmlm.reporting.report import report
+    from kgmlm.runs.run import Run, open_run
+    from kgmlm.serving.feedback import feedback
+    from kgmlm.serving.serve import serve
+    from kgmlm.sharing.info import Info, info
+    from kgmlm.sharing.onnx import onnx
+    from kgmlm.sharing.pack import pack, unpack
+    from kgmlm.training.index import index
+    from kgmlm.training.train import train
+    from kgmlm.training.tune import rerank, tune
 
 __version__ = "0.1.0"
 
@@ -42,40 +48,39 @@ if "torch" not in sys.modules and not any(name in os.environ for name in _WAITIN
     os.environ["GOMP_SPINCOUNT"] = "1000"
 
 _HOMES = {
-    "Classified": "kgmlm.judging",
-    "Comparison": "kgmlm.jobs.evaluating",
-    "EntityTable": "kgmlm.kg",
-    "Info": "kgmlm.jobs.information",
-    "KgmlmError": "kgmlm.kg",
-    "KnowledgeGraph": "kgmlm.graph",
-    "Predictor": "kgmlm.prediction",
-    "Report": "kgmlm.jobs.evaluating",
-    "Run": "kgmlm.run",
-    "calibrate": "kgmlm.jobs.classifying",
-    "classify": "kgmlm.jobs.classifying",
-    "compare": "kgmlm.jobs.evaluating",
-    "complete": "kgmlm.jobs.completing",
-    "evaluate": "kgmlm.jobs.evaluating",
-    "export": "kgmlm.jobs.exporting",
-    "feedback": "kgmlm.jobs.feedback",
-    "import_graph": "kgmlm.jobs.importing",
-    "index": "kgmlm.jobs.indexing",
-    "info": "kgmlm.jobs.information",
-    "linearize": "kgmlm.jobs.showing",
-    "load_graph": "kgmlm.datasets",
-    "measure_probabilities": "kgmlm.jobs.classifying",
-    "onnx": "kgmlm.jobs.onnx",
-    "pack": "kgmlm.jobs.packing",
-    "unpack": "kgmlm.jobs.packing",
-    "open_run": "kgmlm.run",
-    "rank_relations": "kgmlm.jobs.classifying",
-    "report": "kgmlm.jobs.reporting",
-    "rerank": "kgmlm.jobs.tuning",
-    "serve": "kgmlm.jobs.serving",
-    "train": "kgmlm.jobs.training",
-    "tune": "kgmlm.jobs.tuning",
+    "Classified": "kgmlm.prediction.classify",
+    "Comparison": "kgmlm.evaluation.compare",
+    "EntityTable": "kgmlm.graphs.graph",
+    "Info": "kgmlm.sharing.info",
+    "KgmlmError": "kgmlm.core.errors",
+    "KnowledgeGraph": "kgmlm.graphs.graph",
+    "Predictor": "kgmlm.ranking.predictor",
+    "Report": "kgmlm.evaluation.evaluate",
+    "Run": "kgmlm.runs.run",
+    "calibrate": "kgmlm.prediction.classify",
+    "classify": "kgmlm.prediction.classify",
+    "compare": "kgmlm.evaluation.compare",
+    "complete": "kgmlm.prediction.complete",
+    "evaluate": "kgmlm.evaluation.evaluate",
+    "export": "kgmlm.prediction.export",
+    "feedback": "kgmlm.serving.feedback",
+    "import_graph": "kgmlm.graphs.importing",
+    "index": "kgmlm.training.index",
+    "info": "kgmlm.sharing.info",
+    "linearize": "kgmlm.data",
+    "load_graph": "kgmlm.graphs.datasets",
+    "measure_probabilities": "kgmlm.prediction.classify",
+    "onnx": "kgmlm.sharing.onnx",
+    "pack": "kgmlm.sharing.pack",
+    "unpack": "kgmlm.sharing.pack",
+    "open_run": "kgmlm.runs.run",
+    "rank_relations": "kgmlm.prediction.classify",
+    "report": "kgmlm.reporting.report",
+    "rerank": "kgmlm.training.tune",
+    "serve": "kgmlm.serving.serve",
+    "train": "kgmlm.training.train",
+    "tune": "kgmlm.training.tune",
 }
-
 __all__ = [
     "Classified",
     "Comparison",
@@ -120,7 +125,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "data":
-        return import_module("kgmlm.jobs.data")
+        return import_module("kgmlm.data")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kgmlm' has no attribute {name!r}")

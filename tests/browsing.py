@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from kgmlm.serving.process import Server, address, bound, configured
+from kgmlm.serving.serve import Server, address, bound, configured
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NONE = "there is no Chromium on the path; `make browser` says how to install it"

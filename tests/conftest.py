@@ -20,8 +20,8 @@ import torch
 from forking import Forker, ranks
 from typer.testing import CliRunner
 
-from kgmlm.cli import app
-from kgmlm.config import (
+from kgmlm.cli.app import app
+from kgmlm.core.config import (
     RerankingSettings,
     ScoringSettings,
     ScratchSettings,
@@ -29,18 +29,14 @@ from kgmlm.config import (
     TextSettings,
     VectorSettings,
 )
-from kgmlm.datasets import load_graph
-from kgmlm.first_stage import unit
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import DataError
-from kgmlm.mixture import Use
-from kgmlm.modeling import SpanModel, create_model
-from kgmlm.ranker import Ranker
-from kgmlm.reranker import Reranker
-from kgmlm.reranking import Reranking
-from kgmlm.tokenization import SpanTokenizer
-from kgmlm.tokenizer_sources import train_tokenizer
-from kgmlm.vocabulary import Vocabulary, scratch_texts
+from kgmlm.core.errors import DataError
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.ranking.first_stage import Use, unit
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.second_stage import Reranker, Reranking
+from kgmlm.text.tokenization import SpanTokenizer, Vocabulary, scratch_texts, train_tokenizer
+from kgmlm.text.torch_model import SpanModel, create_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

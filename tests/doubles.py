@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kgmlm.config import Protocol
-from kgmlm.evaluation import Evaluation, evaluate
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries
-from kgmlm.scorer import PlainScorer
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.config import Protocol
+from kgmlm.evaluation.evaluator import Evaluation, evaluate
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import PlainScorer
 
 
 class FakeRanker(PlainScorer):

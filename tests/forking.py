@@ -56,7 +56,7 @@ class Forker:
     def run(
         self, arguments: list[str], cwd: Path | None, environment: dict[str, str], timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        """What ``subprocess.run`` would give of ``python -m kgmlm.cli``.
+        """What ``subprocess.run`` would give of ``python -m kgmlm``.
 
         Raises:
             TimeoutError: when it takes longer than that.
@@ -134,7 +134,7 @@ def _run(asked: dict[str, Any]) -> None:
         if asked["arguments"][0] == "-c":
             exec(asked["arguments"][1], {"__name__": "__main__"})
         else:
-            runpy.run_module("kgmlm.cli", run_name="__main__", alter_sys=True)
+            runpy.run_module("kgmlm", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

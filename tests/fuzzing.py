@@ -39,33 +39,37 @@ from damaging import (
     table_of,
 )
 
-from kgmlm import comparison, probabilities, ranks_file, tables
-from kgmlm.calibration import FEATURES, SIDES, Examples, fit
-from kgmlm.chosen import Chosen
-from kgmlm.cli.ranking import read_queries
-from kgmlm.config import KGESettings, dump_settings, load_protocol, load_settings
-from kgmlm.datasets import load_graph, read_entities, write_folder
-from kgmlm.digests import Digest
-from kgmlm.exporting import FORMATS, write_export
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.indexing import build_index, open_retrieval, save_index
-from kgmlm.jobs.completing import complete
-from kgmlm.jobs.importing import import_graph
-from kgmlm.jobs.information import info
-from kgmlm.jobs.packing import pack
-from kgmlm.kg import LONGEST, TEXT_COLUMNS, KgmlmError, Query, readable
-from kgmlm.listing import read_list
-from kgmlm.packs import CONTENTS, unpack
-from kgmlm.prediction import Predictor
-from kgmlm.resolver import Resolver
-from kgmlm.retrieval import FOLDER
-from kgmlm.rules import RuleFile
-from kgmlm.runs import MIXTURE, open_run
+from kgmlm.cli.rank import read_queries
+from kgmlm.core import tables
+from kgmlm.core.config import KGESettings, dump_settings, load_protocol, load_settings
+from kgmlm.core.digests import Digest
+from kgmlm.core.errors import LONGEST, KgmlmError, readable
+from kgmlm.evaluation import compare, metrics
+from kgmlm.graphs.datasets import load_graph, read_entities, write_folder
+from kgmlm.graphs.graph import TEXT_COLUMNS, KnowledgeGraph
+from kgmlm.graphs.importing import import_graph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import Query
+from kgmlm.prediction import calibration
+from kgmlm.prediction.calibration import SIDES, Examples, fit
+from kgmlm.prediction.complete import complete
+from kgmlm.prediction.export import FORMATS, write_export
+from kgmlm.prediction.features import FEATURES
+from kgmlm.prediction.listing import read_list
+from kgmlm.ranking.predictor import Predictor
+from kgmlm.ranking.retrieval import FOLDER
+from kgmlm.runs.folder import MIXTURE, open_folder
+from kgmlm.runs.opened import open_retrieval, save_index
+from kgmlm.runs.packs import CONTENTS, unpack
+from kgmlm.runs.record import Chosen, checkpoints
+from kgmlm.sharing.info import info
+from kgmlm.sharing.pack import pack
 from kgmlm.signals.kge import KGE
+from kgmlm.signals.rule_set import RuleFile
 from kgmlm.signals.vector import Vector
-from kgmlm.starting import resume_run, start_run
-from kgmlm.training import train
-from kgmlm.upkeep import checkpoints
+from kgmlm.training.index import build_index
+from kgmlm.training.loop import train
+from kgmlm.training.start import resume_run, start_run
 
 
 class Unfair(AssertionError):
@@ -101,7 +105,7 @@ class Fuzzer:
         shutil.copytree(plain, folder / "bare")
         for name in ("unsigned", "bare"):
             _forget_digests(folder / name)
-        settings = open_run(vectors).settings
+        settings = open_folder(vectors).settings
         started = start_run(folder / "training", self.toy, str(vectors / "model"), settings)
         train(*started, max_steps=1)
         (folder / "ranks.parquet").write_bytes(parquet(self._ranks()))
@@ -131,7 +135,7 @@ class Fuzzer:
         return True
 
     def _complete(self, run: Path) -> None:
-        opened = open_run(run)
+        opened = open_folder(run)
         kge = KGE.fit(opened.graph, KGESettings(dimension=4, epochs=1))
         opened = opened.save_signal(kge)
         opened.save_chosen(Chosen(opened.chosen.mixture.evenly("kge", 1.0)))
@@ -140,10 +144,10 @@ class Fuzzer:
         features = rng.normal(size=(200, len(SIDES), len(FEATURES))) + labels[:, None, None]
         relations = rng.integers(0, len(opened.graph.relations), 200)
         examples = Examples(features, relations, labels, np.ones(200), np.arange(200) % 4 < 2)
-        of = probabilities.fingerprint(run)
+        of = calibration.fingerprint(run)
         by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
-        probabilities.save(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
-        ranker = open_run(run).ranker("cpu")
+        calibration.save_calibration(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
+        ranker = open_folder(run).ranker("cpu")
         save_index(opened, build_index(ranker, opened.graph))
 
     def _ranks(self) -> pa.Table:
@@ -152,7 +156,7 @@ class Fuzzer:
             for i, triple in enumerate(self.toy.labeled(self.toy.triples("test")))
             for target in ("head", "tail")
         ]
-        return pa.Table.from_pandas(pd.DataFrame(rows, columns=ranks_file.COLUMNS), preserve_index=False)
+        return pa.Table.from_pandas(pd.DataFrame(rows, columns=metrics.COLUMNS), preserve_index=False)
 
     @contextmanager
     def _dataset(self) -> Iterator[Path]:
@@ -278,9 +282,9 @@ class Fuzzer:
     def _compare(self, random: Random) -> None:
         good, bad = self.folder / "ranks.parquet", self.folder / "bad.parquet"
         bad.write_bytes(changed_parquet(random, good.read_bytes()))
-        one, other = (ranks_file.read_ranks(path) for path in random.sample((good, bad), 2))
-        ranks_file.made_by(bad)
-        for found in comparison.compare(one, other, sides=("tail", "head", "both"), draws=100):
+        one, other = (metrics.read_ranks(path) for path in random.sample((good, bad), 2))
+        metrics.made_by(bad)
+        for found in compare.compare_ranks(one, other, sides=("tail", "head", "both"), draws=100):
             if not (0 <= found.a <= 1 and 0 <= found.b <= 1 and found.low <= found.high):
                 raise Unfair(f"{found} is no difference of ranks")
 
@@ -309,14 +313,14 @@ class Fuzzer:
 
     def _verifies(self, run: Path) -> bool:
         try:
-            open_run(run, verify=True)
+            open_folder(run, verify=True)
         except KgmlmError as error:
             sentence(str(error))
             return False
         return True
 
     def _use(self, run: Path, index: bool = False) -> None:
-        opened = open_run(run)
+        opened = open_folder(run)
         ranker = opened.ranker("cpu")
         predictor = Predictor(opened.graph, ranker)
         if index:
@@ -334,13 +338,13 @@ class Fuzzer:
         self._in_run(random, *names, change=changes[suffix], use=partial(self._use, index=True))
 
     def _probabilities(self, random: Random) -> None:
-        self._in_run(random, probabilities.FILE, change=changed_json, use=self._judge)
+        self._in_run(random, calibration.FILE, change=changed_json, use=self._judge)
 
     def _judge(self, run: Path) -> None:
         for lines in info(run).lines().values():
             for line in lines:
                 sentence(line)
-        found = probabilities.read(open_run(run))
+        found = calibration.read_calibration(open_folder(run))
         if found is None:
             raise Unfair("there are no probabilities")
         features = np.random.default_rng(0).normal(size=(9, len(SIDES), len(FEATURES)))

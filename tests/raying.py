@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kgmlm.kg import DataError, KgmlmError
-from kgmlm.watching import Watcher
-from kgmlm.workers import Advance, Make, T, Work, made_here
+from kgmlm.core.errors import DataError, KgmlmError
+from kgmlm.core.progress import Watcher
+from kgmlm.core.workers import Make, T, Tick, Work, made_here
 
 EVALUATED: dict[str, Any] = {"split": "train", "batch_size": 4, "by_relation": True}
 ASKED = [("france", "capital", None), (None, "capital", "paris"), ("rome", "located_in", None)] * 3
@@ -64,7 +64,7 @@ class Files:
             raise DataError("nothing can be made")
         (self.folder / f"begun-{os.getpid()}-{_node()}").touch()
 
-        def make(number: int, advance: Advance) -> int:
+        def make(number: int, advance: Tick) -> int:
             tried = self.folder / f"tried-{number}"
             if number in self.ending and (self.always or not tried.exists()):
                 tried.touch()
@@ -83,7 +83,7 @@ class Files:
 
 
 def sent_here(
-    work: Work[T], numbers: Sequence[int], workers: int, watch: Watcher, advance: Advance
+    work: Work[T], numbers: Sequence[int], workers: int, watch: Watcher, advance: Tick
 ) -> Generator[T]:
     """What a process is sent is opened here."""
     assert workers == 2
@@ -179,7 +179,7 @@ def main() -> None:
     import ray
 
     import kgmlm
-    from kgmlm.workers import made_on_ray
+    from kgmlm.core.workers import made_on_ray
 
     folder, run = map(Path, sys.argv[1:3])
     ray.init(address=sys.argv[3], log_to_driver=False, logging_level=logging.ERROR)

@@ -1,58 +1,45 @@
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FILES = (p.relative_to(ROOT / "kgmlm").with_suffix("") for p in (ROOT / "kgmlm").rglob("*.py"))
-MODULES = {".".join(p.parts) for p in FILES if p.name != "__init__"}  # of a package "cli": "cli.train"
-
-MOST = {"module": 700, "class": 250, "function": 80}  # lines
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
-def test_the_map_lists_exactly_the_modules_that_exist() -> None:
-    tables = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("## The map")[1].split("## Shapes")[0]
-    rooms, lines = tables.split("| module | one line |")
-    assert set(re.findall(r"`([\w.]+)`", rooms.split("|---|---|")[1])) == {m.split(".")[0] for m in MODULES}
-    assert set(re.findall(r"^\| `([\w.]+)` \|", lines, re.M)) == MODULES
+def test_the_tree_lists_every_file_once() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    tree = text.split("## The tree")[1].split("```")[1]
+    listed: list[str] = []
+    package = ""
+    for line in tree.splitlines():
+        if found := re.match(r"  (\w+(?:/\w+)*)/ ", line):
+            package = f"{found[1]}/"
+        elif found := re.match(r"    (\w+(?:, \w+)*)  ", line):
+            listed += [f"{package}{name}" for name in found[1].split(", ")]
+        elif found := re.match(r"  (\w+)\.py ", line):
+            listed.append(found[1])
+    files = [p.relative_to(ROOT / "kgmlm").with_suffix("") for p in (ROOT / "kgmlm").rglob("*.py")]
+    assert sorted(listed) == sorted(p.as_posix() for p in files if p.name != "__init__")
 
 
-def lengths() -> Iterator[tuple[str, str, int]]:
-    """Kind, name and lines of all modules, classes and functions."""
-    for path in (ROOT / "kgmlm").rglob("*.py"):
-        text = path.read_text("utf-8")
-        yield "module", path.stem, len(text.splitlines())
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                kind = "class" if isinstance(node, ast.ClassDef) else "function"
-                yield kind, f"{path.stem}.{node.name}", (node.end_lineno or 0) - node.lineno + 1
+def test_every_package_says_what_it_is() -> None:
+    for path in (ROOT / "kgmlm").rglob("__init__.py"):
+        assert path.read_text("utf-8").startswith('"""'), path
 
 
-def test_nothing_is_too_long() -> None:
-    assert [found for found in lengths() if found[2] > MOST[found[0]]] == []
-
-
-def test_the_map_has_the_order_that_the_linter_enforces() -> None:
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    layers = [set(row.split(" | ")) for row in config["tool"]["importlinter"]["contracts"][0]["layers"]]
-    table = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("| rooms | modules |")[1].split("\n\n")[0]
-    rows = [set(re.findall(r"`([\w.]+)`", line)) for line in table.splitlines() if "`" in line]
-    assert rows == layers
-
-
-def test_every_module_has_its_tests() -> None:
-    tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("test_*.py")}
-    assert {m for m in MODULES if not {m.replace(".", "_"), m.split(".")[0]} & tested} == set()
+def test_tests_mirror_the_packages() -> None:
+    packages = {p.name for p in (ROOT / "kgmlm").iterdir() if (p / "__init__.py").is_file()}
+    tested = {p.parent.name for p in (ROOT / "tests").glob("*/test_*.py")}
+    assert tested == packages
 
 
 def test_what_is_installed_without_torch_is_all_but_what_trains() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
+    extras = PROJECT["project"]["optional-dependencies"]
     needed = {
-        re.split(r"[\[>=]", name)[0] for name in project["dependencies"] + extras["serve"] + extras["onnx"]
+        re.split(r"[\[>=]", name)[0]
+        for name in PROJECT["project"]["dependencies"] + extras["serve"] + extras["onnx"]
     }
     lines = (ROOT / "docker" / "requirements.txt").read_text("utf-8").splitlines()
     listed = {line for line in lines if not line.startswith("#")}
@@ -61,7 +48,7 @@ def test_what_is_installed_without_torch_is_all_but_what_trains() -> None:
 
 
 def test_recipes_and_protocols_are_valid() -> None:
-    from kgmlm.config import load_protocol, load_settings
+    from kgmlm.core.config import load_protocol, load_settings
 
     recipes, protocols = (list((ROOT / "eval" / f).glob("*.toml")) for f in ("recipes", "protocols"))
     assert recipes

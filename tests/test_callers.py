@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kgmlm
-from kgmlm.kg import EntityTable
+from kgmlm.graphs.graph import EntityTable
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +173,7 @@ def test_few_entities_are_completed(tmp_path: Path) -> None:
 
 def test_a_closed_stdout_loses_no_work(toy_run: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -m kgmlm.cli evaluate {toy_run} --output {tmp_path}/test.json >&-",
+        f"{sys.executable} -m kgmlm evaluate {toy_run} --output {tmp_path}/test.json >&-",
         shell=True, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -228,7 +228,7 @@ def test_what_is_of_the_wrong_kind_is_one_sentence(job: str, toy_run: Path, tmp_
 
 def piped(arguments: Sequence[object], data: bytes) -> subprocess.CompletedProcess[bytes]:
     """The command with something on its stdin."""
-    command = [sys.executable, "-m", "kgmlm.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "kgmlm", *map(str, arguments)]
     return subprocess.run(command, input=data, capture_output=True, timeout=300, check=False)
 
 
@@ -241,7 +241,7 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_bytes(tsv)
     run = shutil.copytree(toy_run, tmp_path / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.calibration.LEAST", 2)  # the toy graph has few validation triples
+        patched.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
         kgmlm.calibrate(run, progress=False)
     classify = ("classify", run, "-", "--csv", "-q")
     expected = piped(("classify", run, tmp_path / "t.tsv", "--csv", "-q"), b"")

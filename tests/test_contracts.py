@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kgmlm
-from kgmlm.metrics import Ranks, flat_metrics
+from kgmlm.evaluation.metrics import Ranks, flat_metrics
 
 CLOSED = {
     "TARGETS",
@@ -47,7 +47,7 @@ def registries() -> dict[str, Any]:
 
 def suites() -> Iterator[tuple[str, Any]]:
     """Test modules that have a registry."""
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+    for path in sorted(Path(__file__).parent.rglob("test_*.py")):
         if "\nREGISTRY" in path.read_text("utf-8"):
             yield path.stem, importlib.import_module(path.stem)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kgmlm.cli import app
+from kgmlm.cli.app import app
 
 HERE = Path(__file__).parent / "golden"
 ANSWERS = HERE / "answers.json"

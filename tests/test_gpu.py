@@ -10,10 +10,10 @@ import torch
 from conftest import Cli
 from trainings import go, losses
 
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.runs import open_run
-from kgmlm.starting import resume_run
-from kgmlm.training import train
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.runs.folder import open_folder
+from kgmlm.training.loop import train
+from kgmlm.training.start import resume_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,7 +39,7 @@ def test_a_stopped_run_resumes(toy: KnowledgeGraph, tmp_path: Path, precision: s
 
 def test_scores_are_those_of_the_cpu(toy: KnowledgeGraph, tmp_path: Path) -> None:
     go(tmp_path / "run", toy, *PLAIN, device="cuda")
-    run = open_run(tmp_path / "run")
+    run = open_folder(tmp_path / "run")
     queries, _ = toy.queries("test")
     scores = {}
     for device in ("cpu", "cuda"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Cli
 
-from kgmlm.packs import read_card
+from kgmlm.runs.packs import read_card
 
 MODELS = Path(__file__).parent.parent / "models"
 PACKS = sorted(MODELS.glob("*.kgmlm"))

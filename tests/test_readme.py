@@ -15,9 +15,9 @@ import typer
 from conftest import TINY_SETTINGS, Cli
 
 import kgmlm
-from kgmlm.cards import cards_folder
-from kgmlm.cli import app
-from kgmlm.config import load_settings
+from kgmlm.cli.app import app
+from kgmlm.core.config import load_settings
+from kgmlm.graphs.cards import cards_folder
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

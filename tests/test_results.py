@@ -16,9 +16,9 @@ import pytest
 import typer.main
 
 import kgmlm
-from kgmlm.cli import app
-from kgmlm.config import load_settings
-from kgmlm.ranks_file import read_ranks
+from kgmlm.cli.app import app
+from kgmlm.core.config import load_settings
+from kgmlm.evaluation.metrics import read_ranks
 
 ROOT = Path(__file__).parent.parent
 EVAL = ROOT / "eval"

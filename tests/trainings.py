@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kgmlm.config import Settings, load_settings
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.mixture import Mixture
-from kgmlm.ranker import Ranker
-from kgmlm.starting import start_run
-from kgmlm.training import Outcome, train
+from kgmlm.core.config import Settings, load_settings
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.ranking.first_stage import Mixture
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.training.loop import Outcome, train
+from kgmlm.training.start import start_run
 
 BASE = [
     "scratch.hidden_size=32", "scratch.heads=2", "scratch.vocabulary=400", "scratch.dropout=0.1",

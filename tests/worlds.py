@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any, TypeVar
 
-from kgmlm.kg import RunError
-from kgmlm.processes import World, shared_by
+from kgmlm.core.errors import RunError
+from kgmlm.core.processes import World, shared_by
 
 T = TypeVar("T")
 

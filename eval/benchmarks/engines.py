@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import kgmlm
-from kgmlm import provenance
+from kgmlm.runs import record as record_module
 
 Engine = Literal["local", "ray"]
 ENGINES: dict[str, tuple[Engine, int]] = {
@@ -104,9 +104,9 @@ def main(
         "cores": os.cpu_count(),
         "load_average": [round(x, 1) for x in os.getloadavg()],
         "engines": rows,
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
-        "command": provenance.command(),
+        "hardware": record_module.hardware(),
+        "versions": record_module.versions(),
+        "command": record_module.command_line(),
     }
     text = json.dumps(record, indent=2)
     print(text)

@@ -39,8 +39,9 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Measure and print one JSON object."""
-    from kgmlm import open_run, provenance
-    from kgmlm.datasets import read_entities
+    from kgmlm import open_run
+    from kgmlm.graphs.datasets import read_entities
+    from kgmlm.runs import record
 
     predictor = open_run(run, device="cpu").predictor
     words = sorted({w for s in predictor.graph.entities.column("surface") for w in s.split()})
@@ -69,9 +70,9 @@ def main(
         "second_query_s": round(second - first, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "peak_mb_before": before // 1024,
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
-        "command": provenance.command(),
+        "hardware": record.hardware(),
+        "versions": record.versions(),
+        "command": record.command_line(),
     }
     text = json.dumps(report, indent=2)
     print(text)

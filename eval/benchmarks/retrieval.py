@@ -28,18 +28,17 @@ import numpy as np
 import torch
 import typer
 
-from kgmlm import open_run, provenance, runs
-from kgmlm.arrays import top
-from kgmlm.datasets import read_entities
-from kgmlm.faiss_parts import require_faiss
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.indexing import build_index
-from kgmlm.kg import Queries
-from kgmlm.pool import Reading
-from kgmlm.ranker import Ranker
-from kgmlm.retrieval import Retriever
-from kgmlm.shortlisting import Retrieval, shortlist
-from kgmlm.states import SpanOutput
+from kgmlm import open_run
+from kgmlm.core.arrays import top
+from kgmlm.graphs.datasets import read_entities
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.retrieval import Retrieval, Retriever, require_faiss, shortlist
+from kgmlm.runs import folder as folder_module
+from kgmlm.runs import record as record_module
+from kgmlm.text.reader import Reading, SpanOutput
+from kgmlm.training.index import build_index
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from store import save_figure
@@ -63,7 +62,7 @@ class Plan:
 
 def compose(path: Path, run: Path, count: int, seed: int) -> None:
     """Write a table of so many entities with distinct names that nobody has yet."""
-    opened = runs.open_run(run)
+    opened = folder_module.open_folder(run)
     surfaces = opened.graph.entities.column("surface")
     words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
     tokens = opened.ranker("cpu").reader.tokenizer.candidates(words, None, end_of_name=False).lengths_N
@@ -288,7 +287,7 @@ def main(
         return
     if run is None:
         raise typer.BadParameter("a run, or --draw FILE")
-    own = len(runs.open_run(run).graph.entities)
+    own = len(folder_module.open_folder(run).graph.entities)
     chosen: list[Kind] = [k for k in ("likelihood", "entity") if k in kinds.split(",")]
     rows: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
@@ -304,9 +303,9 @@ def main(
                 rows += pool.submit(measure, Plan(run, kind, new, factory, seed)).result()
     report = {
         "rows": rows,
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
-        "command": provenance.command(),
+        "hardware": record_module.hardware(),
+        "versions": record_module.versions(),
+        "command": record_module.command_line(),
     }
     if output is not None:
         output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")

@@ -67,7 +67,7 @@ def cpu() -> float:
 
 def read(graph: Path, run: Path, model: str) -> dict[str, float]:
     """Open a dataset folder."""
-    from kgmlm.datasets import load_graph
+    from kgmlm.graphs.datasets import load_graph
 
     load_graph(graph)
     return {"seconds": cpu()}
@@ -85,14 +85,13 @@ def step(graph: Path, run: Path, model: str) -> dict[str, float]:
     """Training steps with entity vectors, by the settings that are the default."""
     import torch
 
-    from kgmlm.config import load_settings
-    from kgmlm.datasets import load_graph
-    from kgmlm.machine import fast_bf16, keep_memory
-    from kgmlm.modeling import load_model, reduced_products
-    from kgmlm.objectives import objective
-    from kgmlm.ranker import Ranker
-    from kgmlm.tokenizer_sources import load_tokenizer
-    from kgmlm.vocabulary import Vocabulary
+    from kgmlm.core.config import load_settings
+    from kgmlm.core.machine import fast_bf16, keep_memory
+    from kgmlm.graphs.datasets import load_graph
+    from kgmlm.ranking.ranker import Ranker
+    from kgmlm.text.tokenization import Vocabulary, load_tokenizer
+    from kgmlm.text.torch_model import load_model, reduced_products
+    from kgmlm.training.objectives import objective
 
     opened, settings = load_graph(graph), load_settings(None, ["vector.enabled=true"])
     reader, tokenizer = load_model(model), load_tokenizer(model)
@@ -158,37 +157,39 @@ def vectors(graph: Path, run: Path, model: str) -> dict[str, float]:
     """A run with made-up entity vectors, of one without."""
     import numpy as np
 
-    from kgmlm import digests, entity_parts, files, runs
-    from kgmlm.config import dump_settings
+    from kgmlm.core import digests, files
+    from kgmlm.core.config import dump_settings
+    from kgmlm.runs import folder as folder_module
+    from kgmlm.runs import opened as opened_module
 
     plain = run.with_name(run.name.removesuffix("-vectors"))
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(plain, run, copy_function=os.link, ignore=shutil.ignore_patterns("index", "ranks"))
-    settings = runs.open_run(plain).settings
+    settings = folder_module.open_folder(plain).settings
     settings = settings.model_copy(update={"vector": settings.vector.model_copy(update={"enabled": True})})
     with files.atomic_file(run / "config.toml") as temporary:
         temporary.write_text(dump_settings(settings), "utf-8")
     record = json.loads((run / "run.json").read_bytes())
     record["files"]["config.toml"] = [digests.Digest.of(run / "config.toml").model_dump()]
     files.write_json(run / "run.json", record)
-    opened = runs.open_run(run)
+    opened = folder_module.open_folder(run)
     rng, count = np.random.default_rng(0), len(opened.graph.entities)
     read = opened.text_ranker("cpu").vectors.of(np.sort(rng.choice(count, 4096, replace=False))).numpy()
     energy, axes = np.linalg.eigh(np.cov(read.T))
     spread = (axes * np.sqrt(energy.clip(0))).T.astype(np.float32) / 2
-    parts = run / entity_parts.FOLDER
+    parts = run / opened_module.PARTS_FOLDER
     parts.mkdir()
     model_sha = files.sha256(opened.model_folder / "model.safetensors")
-    files.write_json(parts / "about.json", {"model": model_sha, "size": entity_parts.PART})
-    for start in range(0, count, entity_parts.PART):
-        size = min(entity_parts.PART, count - start)
+    files.write_json(parts / "about.json", {"model": model_sha, "size": opened_module.PART})
+    for start in range(0, count, opened_module.PART):
+        size = min(opened_module.PART, count - start)
         drawn = (
             rng.standard_normal((size, len(spread)), np.float32) @ spread
             + read[rng.integers(4096, size=size)]
         )
         drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-        np.save(parts / f"part-{start // entity_parts.PART:06}.npy", drawn)
-    entity_parts.read_entities(opened, "cpu")  # which finds all of them read
+        np.save(parts / f"part-{start // opened_module.PART:06}.npy", drawn)
+    opened_module.read_entities(opened, "cpu")  # which finds all of them read
     opened.save_chosen(replace(opened.chosen, mixture=opened.chosen.mixture.evenly("vector", 10.0)))
     return {"seconds": cpu()}
 

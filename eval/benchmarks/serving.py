@@ -26,7 +26,8 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from kgmlm import open_run, provenance
+from kgmlm import open_run
+from kgmlm.runs import record as record_module
 
 WAYS = {"batches": (), "one at a time": ("--batch-size", "1", "--window", "0")}
 COLUMNS = {"p50_ms": "50%", "p95_ms": "95%", "p99_ms": "99%"}
@@ -36,7 +37,7 @@ KEPT = 2000  # queries to draw from
 @contextmanager
 def served(run: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
     """The URL of a serving process on a free port of this machine, and the process."""
-    command = [sys.executable, "-m", "kgmlm.cli", "serve", str(run), "--port", "0", "-q", *options]
+    command = [sys.executable, "-m", "kgmlm", "serve", str(run), "--port", "0", "-q", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -114,9 +115,9 @@ def main(
         "seconds": seconds,
         "rounds": rounds,
         "rows": rows,
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(),
-        "command": provenance.command(),
+        "versions": record_module.versions(),
+        "hardware": record_module.hardware(),
+        "command": record_module.command_line(),
     }
     print(json.dumps(record, indent=1))
     if output is not None:

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 import kgmlm
-from kgmlm import files
-from kgmlm.provenance import versions
+from kgmlm.core import files
+from kgmlm.runs.record import versions
 
 ROOT = Path(__file__).parents[2]
 RUNTIMES = ("torch", "onnx")
@@ -53,7 +53,7 @@ def cold(run: Path, runtime: str, query: tuple[str | None, str, str | None]) -> 
     command = [
         sys.executable,
         "-m",
-        "kgmlm.cli",
+        "kgmlm",
         "rank",
         str(run),
         *sides,

@@ -52,21 +52,21 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
     """One round: CPU seconds by part."""
     import torch
 
-    from kgmlm.config import load_settings
-    from kgmlm.datasets import load_graph
-    from kgmlm.modeling import load_model, reduced_products
-    from kgmlm.objectives import objective
-    from kgmlm.ranker import Ranker
-    from kgmlm.scoring import entity_loss
-    from kgmlm.states import SpanOutput
-    from kgmlm.tokenizer_sources import load_tokenizer
+    from kgmlm.core.config import load_settings
+    from kgmlm.graphs.datasets import load_graph
+    from kgmlm.ranking.ranker import Ranker
+    from kgmlm.signals.likelihood_torch import entity_loss
+    from kgmlm.text.reader import SpanOutput
+    from kgmlm.text.tokenization import load_tokenizer
+    from kgmlm.text.torch_model import load_model, reduced_products
+    from kgmlm.training.objectives import objective
 
     try:
-        from kgmlm.vocabulary import Vocabulary
+        from kgmlm.text.tokenization import Vocabulary
     except ImportError:  # an older checkout
-        from kgmlm.ranker import Vocabulary  # type: ignore[attr-defined,no-redef]
+        from kgmlm.text.tokenization import Vocabulary  # type: ignore[attr-defined,no-redef]
     try:
-        from kgmlm.machine import fast_bf16, keep_memory
+        from kgmlm.core.machine import fast_bf16, keep_memory
 
         keep_memory()
         reduced = fast_bf16()
@@ -126,7 +126,7 @@ def evaluation_parts(ranker: Any, graph: Any, steps: int, costs: Costs) -> None:
     """64 test queries by part, and reading 64 entity texts."""
     import torch
 
-    from kgmlm.metrics import rank_answers
+    from kgmlm.evaluation.metrics import rank_answers
 
     queries, answers = graph.queries("test")
     chosen = np.random.default_rng(0).permutation(len(queries))[: 64 * (steps + 1)]
@@ -190,10 +190,10 @@ def others(model_path: str, graph: Any, steps: int, costs: Costs) -> None:
 
 def starts(run: Path, folder: Path, environment: dict[str, str]) -> dict[str, float]:
     """CPU seconds of commands of a checkout, from their start to their end."""
-    from kgmlm.runs import open_run
+    from kgmlm.runs.folder import open_folder
 
     run = run.resolve()
-    graph = open_run(run).graph
+    graph = open_folder(run).graph
     h, r, _ = graph.splits["train"][0]
     head, relation = graph.entities[h].label, graph.relations[r].label
     commands = {
@@ -205,7 +205,7 @@ def starts(run: Path, folder: Path, environment: dict[str, str]) -> dict[str, fl
     found = {}
     for name, arguments in commands.items():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "kgmlm.cli", *arguments]
+        command = [sys.executable, "-m", "kgmlm", *arguments]
         subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found[f"start, {name}"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -242,7 +242,7 @@ def main(
             begun = opened[name]
             found[name].append(cost | (starts(begun, folder, environment) if begun else {}))
             print(name, found[name][-1], file=sys.stderr)
-    from kgmlm import provenance
+    from kgmlm.runs import record
 
     medians = {
         name: {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
@@ -251,9 +251,9 @@ def main(
     report: dict[str, Any] = {
         "cpu_seconds": {n: {p: round(v, 4) for p, v in parts.items()} for n, parts in medians.items()},
         "rounds": rounds,
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(),
-        "command": provenance.command(),
+        "versions": record.versions(),
+        "hardware": record.hardware(),
+        "command": record.command_line(),
     }
     if against is not None:
         shared = [p for p in medians["this"] if p in medians["other"]]

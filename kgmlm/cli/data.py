@@ -1,4 +1,4 @@
-"""The ``kgmlm data`` commands: list, fetch, check, show and split datasets."""
+"""The ``kgmlm data`` commands: list, fetch, check, show, split and import datasets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
-from kgmlm.cli.options import MOST, Json, Quiet, SkipHeader
-from kgmlm.terminal import fail, handled, print_json, print_lines, stdout
+from kgmlm.cli.common import (
+    MOST,
+    Json,
+    Quiet,
+    SkipHeader,
+    fail,
+    handled,
+    print_json,
+    print_lines,
+    stdout,
+    tell,
+)
 
 data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
 
@@ -17,7 +27,7 @@ data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_a
 @handled
 def data_list(as_json: Json = False) -> None:
     """List the built-in datasets."""
-    from kgmlm.jobs.data import list as job
+    from kgmlm.data import list as job
 
     rows = job().as_json()
     if as_json:
@@ -41,8 +51,8 @@ def data_prepare(
     quiet: Quiet = False,
 ) -> None:
     """Fetch and verify a dataset's files, from $KGMLM_MIRROR where it has them."""
-    from kgmlm.jobs.data import prepare as job
-    from kgmlm.watching import Bars
+    from kgmlm.core.progress import Bars
+    from kgmlm.data import prepare as job
 
     job(name, progress=Bars(quiet))
 
@@ -60,7 +70,7 @@ def data_check(
     Examples are listed of what is odd: five, or up to a hundred with --json.
     Exit code 2 when the counts differ from the card's.
     """
-    from kgmlm.jobs.data import check as job
+    from kgmlm.data import check as job
 
     found = job(dataset, model=model, skip_header=skip_header)
     if as_json:
@@ -82,8 +92,8 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
-    from kgmlm.jobs.data import show as job
-    from kgmlm.kg import printable
+    from kgmlm.core.errors import printable
+    from kgmlm.data import show as job
 
     shown = job(dataset, entity=entity, skip_header=skip_header).as_json()
     if as_json:
@@ -128,8 +138,8 @@ def data_split(
     --random makes the splits that are missing. --unseen-entities splits all triples again, so that
     validation and test are about entities that are not in training.
     """
-    from kgmlm.jobs.data import split as job
-    from kgmlm.watching import Bars
+    from kgmlm.core.progress import Bars
+    from kgmlm.data import split as job
 
     made = job(
         dataset,
@@ -144,3 +154,89 @@ def data_split(
     )
     if as_json:
         print_json(made.as_json())
+
+
+LISTED = 5  # predicates of what is left out
+
+
+def _formats() -> list[str]:
+    from kgmlm.graphs.statements import READERS
+
+    return list(READERS)
+
+
+@handled
+def data_import(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="N-Triples, N-Quads, Turtle, TriG, RDF/XML or a Wikidata JSON dump; .gz and .bz2, too.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
+    language: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of names and descriptions, by default en. Give several in order of preference: an entity "
+            "has its text in the first that there is.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=_formats,
+            help="ntriples, nquads, turtle, trig, rdfxml or wikidata; by default by the names of the files.",
+            show_default=False,
+        ),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="What relative IRIs are relative to.", show_default=False)
+    ] = None,
+    split: Annotated[
+        bool,
+        typer.Option("--split", help="Also draw a tenth of the triples each for validation and for test."),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of --split.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a dataset folder of RDF files or of a Wikidata dump.
+
+    Literals that are neither names nor descriptions are counted and left out. RDF needs pyoxigraph:
+    `pip install 'kgmlm[rdf]'`.
+    """
+    from kgmlm.core.errors import counted, printable
+    from kgmlm.core.progress import Bars
+    from kgmlm.graphs.importing import import_graph
+
+    report = import_graph(
+        [Path("/dev/stdin") if str(path) == "-" else path for path in files],
+        output,
+        format=format,
+        language=language or "en",
+        base=base,
+        split=split,
+        seed=seed,
+        progress=Bars(quiet),
+    )
+    if as_json:
+        print_json(report)
+        return
+    triples, entities = counted(report["triples"], "triple"), counted(report["entities"], "entity")
+    print(f"{output}: {triples} of {entities} and {counted(report['relations'], 'relation')}")
+    for what in ("repeated", "blank nodes", "entities without a name", "entities without a description"):
+        if report[what]:
+            print(f"{what}: {report[what]:,}")
+    if report["relations without a name"]:
+        print(
+            f"relations without a name: {report['relations without a name']:,} (relations.tsv can name them)"
+        )
+    for what, count in report["left out"].items():
+        by = list(report["left out by"].get(what, {}).items())
+        more = f", and {len(by) - LISTED:,} more" if len(by) > LISTED else ""
+        listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
+        print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))
+    if not split:
+        tell(f"`kgmlm data split {output} --random --output FOLDER` draws triples for validation and test")

@@ -1,1 +1,1 @@
-"""A run as one page: what is told, drawn and written."""
+"""A run as one HTML page."""

@@ -1,1 +1,1 @@
-"""A run as a service: a JSON API whose concurrent requests share forward passes."""
+"""A run over HTTP, and in a browser."""

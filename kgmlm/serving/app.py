@@ -1,9 +1,13 @@
-"""The service: its paths, what they answer, and how mistakes are told."""
+"""The service: its paths, its page, who may ask, and how errors are told."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import hmac
+import ipaddress
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +18,301 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from kgmlm import __version__
-from kgmlm.kg import KgmlmError, RunError, readable
-from kgmlm.serving import models
-from kgmlm.serving.batching import Batcher, ClosedError, FullError
-from kgmlm.serving.guarding import ENDING, PATIENCE, TOO_LARGE, Guard, Metrics, problem
-from kgmlm.serving.pages import Judging, add_judging, add_page
-from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Own, RankTask, Session, Task
+from kgmlm.core.errors import KgmlmError, RunError, readable
+from kgmlm.serving import schema
+from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
+from kgmlm.serving.feedback import Feedback, Judgment, add_judgments, read_judgments
+from kgmlm.serving.schema import MOST_BYTES
+from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Origin, Own, RankTask, Session, Task
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+PATIENCE = 30  # seconds until a request must be whole
+ENDING = "the service is ending"
+TOO_LARGE = f"a body has at most {MOST_BYTES:,} bytes"
+OPEN = {"/", "/healthz", "/openapi.json", "/docs"}  # they tell nothing of the run
+OPEN_BELOW = ("/page/", "/static-offline-docs/")
+DATA = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+SWAGGER = (  # its page has a script and styles in it
+    b"content-security-policy",
+    b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    b"img-src 'self' data:; frame-ancestors 'none'",
+)
+PAGE = (
+    b"content-security-policy",
+    b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+)
+
+
+def _policy(path: str) -> tuple[bytes, bytes]:
+    """What a browser may load for an answer."""
+    if path == "/" or path.startswith("/page/"):
+        return PAGE
+    return SWAGGER if path == "/docs" else NOTHING
+
+
+def _path(scope: Scope) -> str:
+    """What is asked for, below where the service is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def problem(status: int, sentence: str, **headers: str) -> Response:
+    """An error as the service has it: one sentence."""
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+class Metrics:
+    """What Prometheus is told, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        kept: dict[str, Any] = {"registry": self.registry, "namespace": "kgmlm"}
+        seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        self.requests = Counter("requests", "Requests answered.", ["path", "status"], **kept)
+        self.seconds = Histogram(
+            "request_seconds", "Seconds from request to answer.", ["path"], buckets=seconds, **kept
+        )
+        self.batches = Histogram("batch_queries", "Queries per batch.", buckets=sizes, **kept)
+        self.working = Histogram("batch_seconds", "Seconds of work per batch.", buckets=seconds, **kept)
+        self.dropped = Counter("dropped", "Requests whose client left before the answer.", **kept)
+        self.refused = Counter("refused", "Requests refused since too many waited.", **kept)
+        self.waiting = Gauge("waiting_queries", "Queries that wait.", **kept)
+
+    @property
+    def seen(self) -> Seen:
+        """What a batcher tells."""
+        return Seen(self._batch, self.dropped.inc, self.refused.inc)
+
+    def _batch(self, size: int, seconds: float) -> None:
+        self.batches.observe(size)
+        self.working.observe(seconds)
+
+    def text(self) -> bytes:
+        """In the format that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class Guard:
+    """Lets in who may ask, counts, and marks what goes out as data.
+
+    Args:
+        token: what ``Authorization: Bearer`` must have; None lets everybody in.
+        hosts: names that the Host header may have, beside addresses that only this machine reaches; None is
+            any. A page of another site, whose name was made to lead to this machine, cannot ask then.
+    """
+
+    def __init__(
+        self, app: Application, metrics: Metrics, token: str | None, hosts: frozenset[str] | None
+    ) -> None:
+        self.app, self.metrics, self.hosts = app, metrics, hosts
+        self.token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *DATA, _policy(_path(scope))]
+            await send(message)
+
+        size, whole = 0, False
+        until = asyncio.get_running_loop().time() + PATIENCE
+
+        async def received() -> Message:
+            nonlocal size, whole
+            try:
+                async with asyncio.timeout_at(None if whole else until):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408) from None
+            size += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if size > MOST_BYTES:  # of a body that did not tell its length
+                raise HTTPException(413)
+            return message
+
+        try:
+            refusal = self._refusal(scope)
+            await (self.app if refusal is None else refusal)(scope, received, sent)
+        except asyncio.CancelledError:  # the process ends, and this has taken too long
+            if status == 500:
+                await problem(503, ENDING)(scope, received, sent)
+        finally:
+            path = getattr(scope.get("route"), "path", None) or "other"
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = dict(reversed(scope["headers"]))
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > MOST_BYTES:
+            return problem(413, TOO_LARGE)
+        host, path = _host(headers.get(b"host", b"")), _path(scope)
+        if self.hosts is not None and host not in self.hosts and not is_loopback(host):
+            return problem(
+                400, "this service answers only to the name of its own machine, unless it has a --token"
+            )
+        if self.token is None or path in OPEN or path.startswith(OPEN_BELOW):
+            return None
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if hmac.compare_digest(given.strip(), self.token) and kind.lower() == b"bearer":
+            return None
+        return problem(
+            401, "this service needs its token, as the header 'Authorization: Bearer ...'",
+            **{"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+
+
+def _host(header: bytes) -> str:
+    """The name of a Host header, without its port and the brackets of an address."""
+    name = header.decode("latin-1").strip().lower()
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+
+
+FOLDER = Path(__file__).parent / "page"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+REFUSED = "judgments are kept only where the run is a folder that this service may write"
+MOVED = "the run's folder is no longer where this service has opened it, so judgments cannot be kept"
+FAILED = "the run's folder cannot be written now, so the judgment is not kept"
+
+
+class Judging:
+    """The judgments of a run.
+
+    Args:
+        path: the file; None where nothing is written.
+        origin: the run's folder.
+    """
+
+    def __init__(self, path: Path | None, origin: Origin) -> None:
+        self.path, self.origin = path, origin
+        self._lock = threading.Lock()
+        found = Feedback([], 0) if path is None else read_judgments(path)
+        self.latest = found.latest()
+
+    def add(self, judged: schema.Judged) -> Judgment:
+        """Keep a judgment.
+
+        Raises:
+            RunError: when it cannot be written, or the folder is not the run's any more.
+        """
+        assert self.path is not None
+        said = Judgment(**judged.model_dump(), fingerprint=self.origin.made_by)
+        with self._lock:
+            if not self.origin.is_the_run:  # another run may be there, or nothing, which would be made
+                raise RunError(MOVED)
+            try:
+                add_judgments(self.path, said)
+            except RunError:  # it names paths of this machine
+                raise RunError(FAILED) from None
+            self.latest.pop(said.triple, None)
+            if said.label is not None:
+                self.latest[said.triple] = said
+        return said
+
+    @property
+    def possible(self) -> bool:
+        """Whether judgments can be kept now."""
+        return self.path is not None and self.origin.is_the_run
+
+    def of(self, entity: str) -> list[Judgment]:
+        """The judgments that count of triples of one entity."""
+        with self._lock:
+            return [said for (h, _, t), said in self.latest.items() if entity in (h, t)]
+
+
+def add_page(app: FastAPI) -> None:
+    """The page at ``/`` and what it loads."""
+    kept = {
+        path.name: (path.read_bytes(), KINDS[path.suffix])
+        for path in FOLDER.iterdir()
+        if path.suffix in KINDS
+    }
+
+    @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(kept["index.html"][0], media_type=kept["index.html"][1])
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in kept:
+            raise HTTPException(404)
+        return Response(kept[name][0], media_type=kept[name][1])
+
+
+def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
+    """What people say of answers."""
+
+    @app.post(
+        "/feedback",
+        status_code=201,
+        response_model=schema.JudgmentRow,
+        responses={
+            403: {"model": schema.Problem, "description": REFUSED},
+            409: {"model": schema.Problem, "description": MOVED},
+        },
+    )
+    def judge(body: schema.Judged) -> Any:
+        """Accept or reject an answer; it is written to the run's `feedback.jsonl`."""
+        if judging.path is None:
+            raise HTTPException(403, REFUSED)
+        graph = session.graph  # with the entities that were added since
+        for label in (body.head, body.tail):
+            if graph.entities.find(label) is None:
+                raise HTTPException(422, f"no entity of the run has the label '{label}'")
+        if all(r.label != body.relation for r in graph.relations):
+            raise HTTPException(422, f"no relation has the label '{body.relation}'")
+        return judging.add(body).model_dump()
+
+    @app.get("/feedback", response_model=schema.JudgmentsResponse)
+    def judgments(
+        entity: Annotated[str, Query(min_length=1, max_length=schema.LONGEST_NAME)],
+    ) -> Any:
+        """What was said of triples of an entity, by its label."""
+        return {"results": [said.model_dump() for said in judging.of(entity)]}
+
 
 GONE = 499  # the client has left; nobody reads this
 LOOPBACK = frozenset({"localhost"})  # beside its addresses
@@ -159,7 +446,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
             *([Depends(HTTPBearer(auto_error=False))] if options.token is not None else []),
         ],
         responses={
-            code: {"model": models.Problem, "description": text}
+            code: {"model": schema.Problem, "description": text}
             for code, text in {
                 401: "The token is missing or wrong.",
                 413: "The body is too large.",
@@ -183,38 +470,38 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
 def _add_asking(app: FastAPI, service: Service) -> None:
     """What the model answers, in batches."""
 
-    @app.post("/rank", response_model=models.RankResponse, response_model_exclude_unset=True)
-    async def rank(request: Request, body: models.RankRequest) -> Any:
+    @app.post("/rank", response_model=schema.RankResponse, response_model_exclude_unset=True)
+    async def rank(request: Request, body: schema.RankRequest) -> Any:
         """The best answers of queries."""
         task = RankTask(body.queries, body.k, body.novel, own=Own(body.entities))
-        return await _answer(models.RankResponse, {"results": await service.ask_each(request, task)})
+        return await _answer(schema.RankResponse, {"results": await service.ask_each(request, task)})
 
-    @app.post("/explain", response_model=models.ExplainResponse)
-    async def explain(request: Request, body: models.RankRequest) -> Any:
+    @app.post("/explain", response_model=schema.ExplainResponse)
+    async def explain(request: Request, body: schema.RankRequest) -> Any:
         """The best answers of queries, with what each score is made of."""
         task = RankTask(body.queries, body.k, body.novel, explain=True, own=Own(body.entities))
         results = await service.ask_each(request, task)
-        return await _answer(models.ExplainResponse, {"results": results}, unset=True)
+        return await _answer(schema.ExplainResponse, {"results": results}, unset=True)
 
     @app.post(
         "/classify",
-        response_model=models.ClassifyResponse,
+        response_model=schema.ClassifyResponse,
         response_model_exclude_unset=True,
-        responses={409: {"model": models.Problem, "description": "The run is not calibrated."}},
+        responses={409: {"model": schema.Problem, "description": "The run is not calibrated."}},
     )
-    async def classify(request: Request, body: models.ClassifyRequest) -> Any:
+    async def classify(request: Request, body: schema.ClassifyRequest) -> Any:
         """How probable it is that triples are true; of calibrated runs (`kgmlm calibrate`)."""
         own = Own(body.entities)
         task = ClassifyTask(body.triples, body.prior, body.relation_thresholds, body.explain, own)
-        return await _answer(models.ClassifyResponse, {"results": await service.ask_each(request, task)})
+        return await _answer(schema.ClassifyResponse, {"results": await service.ask_each(request, task)})
 
     @app.post(
         "/entities",
         status_code=201,
-        response_model=models.AddResponse,
-        responses={403: {"model": models.Problem, "description": "The service is not writable."}},
+        response_model=schema.AddResponse,
+        responses={403: {"model": schema.Problem, "description": "The service is not writable."}},
     )
-    async def add(request: Request, body: models.AddRequest) -> Any:
+    async def add(request: Request, body: schema.AddRequest) -> Any:
         """Add entities to this process, until it ends; the run on disk stays as it is."""
         if not service.options.writable:
             raise HTTPException(403, "entities are kept only by a service that was started with --writable")
@@ -226,8 +513,8 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
     """What the page asks."""
     session = service.session
 
-    @app.post("/explore", response_model=models.ExploreResponse)
-    async def explore(request: Request, body: models.ExploreRequest) -> Any:
+    @app.post("/explore", response_model=schema.ExploreResponse)
+    async def explore(request: Request, body: schema.ExploreRequest) -> Any:
         """All that the page shows of one query: its text, and explained answers with their probabilities."""
         own = Own(body.entities)
         (found,) = await service.ask(request, ExploreTask(body, own))
@@ -236,10 +523,10 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
             said = await service.ask_each(request, judging)
             for row, judged in zip([*found["predictions"], *found["also"]], said, strict=True):
                 row["probability"] = judged["probability"]
-        return await _answer(models.ExploreResponse, found, unset=True)
+        return await _answer(schema.ExploreResponse, found, unset=True)
 
-    @app.post("/near", response_model=models.NearResponse)
-    def near(body: models.NearRequest) -> Any:
+    @app.post("/near", response_model=schema.NearResponse)
+    def near(body: schema.NearRequest) -> Any:
         """Training triples that are like an answer of a query; no model is asked."""
         return session.near(body, body.answer)
 
@@ -248,9 +535,9 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
     """What needs no model."""
     session = service.session
 
-    @app.get("/entities", response_model=models.EntitiesResponse)
+    @app.get("/entities", response_model=schema.EntitiesResponse)
     def entities(
-        q: Annotated[str, Query(min_length=1, max_length=models.LONGEST_NAME, description="What was typed.")],
+        q: Annotated[str, Query(min_length=1, max_length=schema.LONGEST_NAME, description="What was typed.")],
         k: Annotated[int, Query(ge=1, le=100)] = 10,
     ) -> Any:
         """Entities whose label or name is like what was typed, as far as it was."""
@@ -263,12 +550,12 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             ]
         }
 
-    @app.get("/relations", response_model=models.RelationsResponse, response_model_exclude_unset=True)
+    @app.get("/relations", response_model=schema.RelationsResponse, response_model_exclude_unset=True)
     def relations(
         entity: Annotated[
             str | None,
             Query(
-                max_length=models.LONGEST_NAME, description="Those first that it usually has; by its label."
+                max_length=schema.LONGEST_NAME, description="Those first that it usually has; by its label."
             ),
         ] = None,
         side: Annotated[Literal["head", "tail"], Query(description="What the entity is there.")] = "head",
@@ -284,13 +571,13 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
 
     @app.get(
         "/entity/{label:path}",
-        response_model=models.EntityResponse,
-        responses={404: {"model": models.Problem, "description": "There is no such label."}},
+        response_model=schema.EntityResponse,
+        responses={404: {"model": schema.Problem, "description": "There is no such label."}},
     )
     def entity(
-        label: Annotated[str, fastapi.Path(max_length=models.LONGEST_NAME)],
+        label: Annotated[str, fastapi.Path(max_length=schema.LONGEST_NAME)],
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
-        limit: Annotated[int, Query(ge=1, le=models.MOST_K)] = 50,
+        limit: Annotated[int, Query(ge=1, le=schema.MOST_K)] = 50,
     ) -> Any:
         """An entity by its label, and its triples page by page."""
         found = session.pages.page(session.graph, label, offset, limit)
@@ -298,7 +585,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             raise HTTPException(404, f"no entity has the label '{label}'")
         return found
 
-    @app.get("/info", response_model=models.InfoResponse)
+    @app.get("/info", response_model=schema.InfoResponse)
     def info() -> Any:
         """What is served."""
         example = session.explorer.example
@@ -311,14 +598,14 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             "judging": judging.possible,
             "example": example and example._asdict(),
             "added": len(session.added),
-            "limits": models.Limits(),
+            "limits": schema.Limits(),
         }
 
     @app.head("/healthz", include_in_schema=False)
-    @app.get("/healthz", response_model=models.Health)
+    @app.get("/healthz", response_model=schema.Health)
     async def healthz() -> Any:
         """Whether the process answers, whatever has become of the run's folder; needs no token."""
-        return models.Health()
+        return schema.Health()
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:

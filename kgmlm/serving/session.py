@@ -1,42 +1,198 @@
-"""What a process serves: a run with its model open, the entities that were added, and the work on requests.
+"""A served run: its model, added entities, names to ids, the work on requests, and its folder.
 
-All methods but :meth:`Session.find`, :meth:`Session.page` and the figures are for one thread at a time.
+Whoever trains a run further, moves it or removes it does not ask who serves it. An open run keeps answering
+from memory; whatever needs the folder first asks :class:`Origin`. All methods but :meth:`Session.find`,
+:meth:`Session.page` and the figures are for one thread at a time.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from kgmlm.calibration import Calibration
-from kgmlm.graph import Edge, KnowledgeGraph
-from kgmlm.judging import Classified, judged
-from kgmlm.kg import IntArray, KgmlmError, Query, QueryError, RunError
-from kgmlm.opened import open_ranker, read_vectors
-from kgmlm.prediction import Prediction, Predictor
-from kgmlm.ranker import Ranker
-from kgmlm.run import Run
-from kgmlm.serving.exploring import Explorer
-from kgmlm.serving.models import (
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.errors import KgmlmError, QueryError, RunError
+from kgmlm.core.progress import Watcher
+from kgmlm.graphs.graph import Edge, EntityTable, KnowledgeGraph, folded
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import Query
+from kgmlm.prediction.calibration import Calibration
+from kgmlm.prediction.classify import Classified, judged
+from kgmlm.ranking.predictor import Prediction, Predictor
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.opened import open_ranker, read_vectors
+from kgmlm.runs.record import read_record
+from kgmlm.runs.run import Run
+from kgmlm.serving.explore import Explorer, Hit, Pages, Search, shown, told
+from kgmlm.serving.schema import (
     MOST_KEPT,
     MOST_KEPT_TRIPLES,
     MOST_WORK,
     Asked,
     ExploreRequest,
     NewEntity,
+    OneSide,
     Triple,
 )
-from kgmlm.serving.naming import Finding, Names, OwnNames, ids_of, query_of, table_of, triples_of
-from kgmlm.serving.origin import Origin
-from kgmlm.serving.paging import Pages
-from kgmlm.serving.search import Hit, Search
-from kgmlm.serving.showing import shown, told
-from kgmlm.watching import Watcher
+
+Standing = Literal["as opened", "changed", "gone"]
+_LAID = (
+    "dataset",
+    "sources",
+    "model",
+    "seed",
+    "span_length",
+    "command",
+)  # what training further leaves alone
+
+
+class Origin:
+    """Where a run was opened.
+
+    Args:
+        run: one whose model is open.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.folder, self.made_by = run.folder, run.opened
+        self._laid = _laid(run.folder.record)
+
+    @property
+    def is_the_run(self) -> bool:
+        """Whether the folder is still there and still of this run, whatever was trained since."""
+        try:
+            return _laid(read_record(self.folder.path)) == self._laid
+        except RunError:
+            return False
+
+    @property
+    def standing(self) -> Standing:
+        """What has become of the folder: "changed" where its model or weights are others now, or where it is
+        another run's.
+        """
+        try:
+            if not (self.folder.path / "run.json").is_file():
+                return "gone"
+            same = self.folder.made_by == self.made_by and self.is_the_run
+        except OSError:
+            return "gone"
+        return "as opened" if same else "changed"
+
+
+def _laid(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's record has of how it was begun, and on what."""
+    digests = record.get("files") or {}
+    begun = {name: digests[name] for name in digests if name == "config.toml" or name.startswith("graph/")}
+    return {key: record.get(key) for key in _LAID} | begun
+
+
+class Names(Resolver):
+    """As :class:`~kgmlm.graphs.names.Resolver`, but names like an unknown one are searched for."""
+
+    def __init__(self, graph: KnowledgeGraph, find: Callable[[str, int], list[Hit]]) -> None:
+        super().__init__(graph)
+        self.find = find
+        with suppress(QueryError):
+            self.entity("")  # the list of names is made now, not for the first request
+
+    def near(self, text: str) -> list[str]:
+        """Names of the three entities that are most like a text."""
+        return [self.graph.entities[hit.entity].surface for hit in self.find(text, 3)]
+
+
+class OwnNames:
+    """Names of a request's own entities, which go before those of the graph."""
+
+    def __init__(self, base: Resolver, more: EntityTable, first: int) -> None:
+        self.base = base
+        self.labels = {label: first + i for i, label in enumerate(more.column("label"))}
+        self.names: dict[str, list[int]] = defaultdict(list)
+        for i, name in enumerate(more.column("name"), first):
+            self.names[folded(name)].append(i)
+
+    def entity(self, text: str) -> int:
+        """Id of an entity.
+
+        Raises:
+            QueryError: when it is unknown or ambiguous.
+        """
+        if text in self.labels:
+            return self.labels[text]
+        found = self.names.get(folded(text), [])
+        if len(found) > 1:
+            raise QueryError(f"'{text}' names {len(found)} of the new entities; give a label")
+        return found[0] if found else self.base.entity(text)
+
+    def relation(self, text: str) -> int:
+        """Id of a relation, of the graph."""
+        return self.base.relation(text)
+
+
+Finding = Names | OwnNames
+
+
+def table_of(entities: Sequence[NewEntity]) -> EntityTable:
+    """New entities as a table.
+
+    Raises:
+        DataError: when two have the same label.
+    """
+    return EntityTable(
+        [e.label or e.name for e in entities],
+        [e.name for e in entities],
+        [e.description for e in entities],
+    )
+
+
+def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> IntArray:
+    """The triples that new entities are given, ``(n, 3)``.
+
+    Args:
+        first: the id of the first entity; the others follow.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity or relation.
+    """
+    found = []
+    for i, entity in enumerate(entities):
+        for n, given in enumerate(entity.triples):
+            try:
+                query = query_of(names, given)
+            except QueryError as error:
+                raise QueryError(f"entities.{i}.triples.{n}: {error}") from None
+            ends = (query.entity, first + i)
+            head, tail = ends if query.target == "tail" else ends[::-1]
+            found.append((head, query.relation, tail))
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def query_of(names: Finding, asked: OneSide) -> Query:
+    """What is asked, by ids.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity or relation.
+    """
+    known = asked.head if asked.head is not None else asked.tail
+    assert known is not None
+    return Query(
+        names.entity(known), names.relation(asked.relation), "tail" if asked.head is not None else "head"
+    )
+
+
+def ids_of(names: Finding, triple: Triple) -> tuple[int, int, int]:
+    """A triple by ids.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity or relation.
+    """
+    return names.entity(triple.head), names.relation(triple.relation), names.entity(triple.tail)
+
 
 _Task = TypeVar("_Task")
 EXPLAINED, TOLD = 10, 500  # answers that take about as long as reading a text
@@ -294,7 +450,7 @@ class Session:
     def _judged(
         self, predictor: Predictor, claims: Sequence[tuple[IntArray, float, bool]]
     ) -> list[Classified]:
-        """The probabilities of some lists of triples, as of :func:`~kgmlm.judging.judged`."""
+        """The probabilities of some lists of triples, as of :func:`~kgmlm.prediction.classify.judged`."""
         assert self.calibration is not None
         first = self._first_stage(predictor)
         return judged(self.calibration, first, predictor.graph, claims, batch_size=self.batch_size)

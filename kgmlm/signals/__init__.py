@@ -1,91 +1,25 @@
-"""What scores candidates: signals, each a file here and a line in :data:`SIGNALS`.
+"""Signals: each scores candidates on a scale of its own, is one file here and a line in :data:`SIGNALS`.
 
-A signal says of each candidate of a query how likely it answers, on a scale of its own. A
-:class:`~kgmlm.mixture.Mixture` says how much that counts, for each relation and side; the sum ranks.
-
-Shapes: B queries, N candidates that they share, K of each query's own.
+A :class:`~kgmlm.ranking.first_stage.Mixture` weighs them by relation and side; the weighted sum ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from kgmlm.applying import Reason
-from kgmlm.arrays import Array, Device
-from kgmlm.graph import ContextGraph, KnowledgeGraph
-from kgmlm.kg import IntArray, Query
-from kgmlm.pool import Pool, Reading
-from kgmlm.reader import EntityVectors, Reader
+from kgmlm.core.arrays import Device, IntArray
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.signals.base import Signal
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.signals.vector import Vector
-
-
-@runtime_checkable
-class Signal(Protocol):
-    """What a signal is asked.
-
-    Attributes:
-        name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
-            one.
-        reads: whether it needs the states of the query's text: else it costs no forward pass.
-        file: where a run keeps it, below the run's folder; in ``model/`` where it comes with the model.
-    """
-
-    name: ClassVar[str]
-    reads: ClassVar[bool]
-    file: ClassVar[str]
-
-    def score(self, reading: Reading, pool: Pool) -> Array:
-        """Scores ``(B, N)`` or ``(B, K)``, float32; of places without a candidate anything finite.
-
-        They are on the model's device where the signal computes there, else NumPy's.
-        """
-
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Signal:
-        """The same for another graph.
-
-        Args:
-            reader: reads that graph.
-            entity_rows, relation_rows: which entity or relation of this graph each of the other's is, or -1.
-        """
-
-    @classmethod
-    def fresh(cls, reader: Reader) -> Signal | None:
-        """The signal of a reader's model, where it comes with that; None of one that is trained beside."""
-
-    def save(self, path: Path) -> None:
-        """Write what it knows beside the model's weights."""
-
-    @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Signal:
-        """What :meth:`save` wrote in a run of a graph.
-
-        Raises:
-            RunError: when the file is damaged, or of another graph or model.
-        """
-
-
-@runtime_checkable
-class Reasoned(Protocol):
-    """A signal that can say why a candidate scores."""
-
-    def reasons(self, query: Query, candidate: int) -> list[Reason]:
-        """The best rules that predict a candidate, best first, each with triples that it rests on."""
-
-
-@runtime_checkable
-class Aided(Protocol):
-    """A signal that knows more where a run has entity vectors."""
-
-    def aided(self, vectors: EntityVectors) -> Signal:
-        """The same with the vectors of all entities, which it reads when it needs them."""
+from kgmlm.text.reader import Reader
 
 
 class Beside(Signal, Protocol):

@@ -16,13 +16,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from kgmlm import files
-from kgmlm.arrays import Array, Device, at, complex_product, like, numpy, where
-from kgmlm.config import KGESettings
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, Queries, RunError, first_line
-from kgmlm.pool import Pool, Reading
-from kgmlm.reader import Reader
+from kgmlm.core import files
+from kgmlm.core.arrays import Array, Device, IntArray, at, complex_product, like, numpy, where
+from kgmlm.core.config import KGESettings
+from kgmlm.core.errors import RunError, first_line
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.signals.base import Pool
+from kgmlm.text.reader import Reader, Reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +72,8 @@ class KGE:
         device: Device = None,
         kept: Path | None = None,
     ) -> KGE:
-        """Train on a graph's training triples; arguments as of :func:`~kgmlm.embedding.train_complex`."""
-        from kgmlm.embedding import train_complex
+        """Train on a graph's training triples; arguments as of :func:`.kge_training.train_complex`."""
+        from kgmlm.signals.kge_training import train_complex
 
         return cls(*train_complex(graph, settings, advance, device, kept), relation_rows(graph))
 

@@ -1,21 +1,212 @@
-"""The cosine of the query's vector and a candidate's, both read by the same model at one mask.
+"""Entity vectors as a signal: the cosine of the query's vector and a candidate's.
 
-Shapes: B queries, N candidates, K of each query's own, D width.
+Both are read by the same model at one mask. Each entity's text is read once; several processes share the
+reading.
+
+Shapes: B queries, N entities or candidates, K of each query's own, D width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
-from kgmlm import files
-from kgmlm.arrays import Array, cosines, numpy
-from kgmlm.graph import KnowledgeGraph
-from kgmlm.kg import IntArray, RunError, first_line
-from kgmlm.pool import Pool, Reading
-from kgmlm.reader import EntityVectors, Reader
+from kgmlm.core import files
+from kgmlm.core.arrays import Array, IntArray, at, cosines, joined, like, numpy
+from kgmlm.core.errors import RunError, first_line
+from kgmlm.core.machine import bound_memory
+from kgmlm.core.processes import sharing
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.signals.base import Pool, Signal
+from kgmlm.text.reader import Reader, Reading
+
+if TYPE_CHECKING:
+    from kgmlm.text.torch_model import Residuals
+
+_TEXTS = 8192  # entity texts tokenized at once
+
+
+class EntityVectors:
+    """Unit vectors of entities of a reader's graph, each read once, when it is first asked for.
+
+    Those that were saved, of the first M entities, stay where they are, such as in a file that is mapped into
+    memory; those that are read beside them are below them.
+
+    Attributes:
+        residuals: added to the vectors read from entities' texts while they are trained; saved vectors have
+            them in.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.residuals: Residuals | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Read all entities again: the model has changed."""
+        self._saved_MD: Array | None = None
+        self._own_KD: Array | None = None  # of the entities from M on
+        self._read_N = np.zeros(len(self.reader.context.entities), np.bool_)
+
+    def over(self, reader: Reader) -> EntityVectors:
+        """Those of another graph's entities; what is read of the same label and text is taken over."""
+        twin = EntityVectors(reader)
+        if self._read_N.all() and len(self._read_N):
+            saved_MD = self._own_KD if self._saved_MD is None else self._saved_MD
+            twin._take(self.reader.context.entities, saved_MD, self.of)
+        return twin
+
+    @property
+    def all(self) -> Array:
+        """Vectors ``(N, D)`` of all entities; those not read yet are read now."""
+        pieces = self._pieces()
+        return pieces[0] if len(pieces) == 1 else joined(pieces)
+
+    def _pieces(self) -> list[Array]:
+        """:attr:`all`, one below the other."""
+        self.read()
+        pieces = [piece for piece in (self._saved_MD, self._own_KD) if piece is not None and len(piece)]
+        return pieces or [self._none()]
+
+    def array(self) -> npt.NDArray[np.float32]:
+        """:attr:`all` for NumPy."""
+        return numpy(self.all)
+
+    def cosines(self, vector_BD: Array) -> Array:
+        """Cosines ``(B, N)`` of unit vectors and those of all entities, read where they are."""
+        found = [cosines(vector_BD, piece) for piece in self._pieces()]
+        return found[0] if len(found) == 1 else joined(found, 1)
+
+    def adopt(self, entities: EntityTable, vectors_MD: Array) -> None:
+        """Take over the vectors of M entities that this model has read: those of the same label and text.
+
+        They are not copied where the graph's first M entities are these.
+        """
+        vectors_MD = at(self.reader.model.device, vectors_MD)
+        self._take(entities, vectors_MD, lambda rows: vectors_MD[like(rows, vectors_MD)])
+
+    def _take(self, entities: EntityTable, saved_MD: Array, of: Callable[[IntArray], Array]) -> None:
+        known = self.reader.context.entities
+        rows_N = np.arange(len(known)) if entities is known else known.rows_in(entities)
+        count = len(saved_MD)
+        begins = len(known) >= count and bool((rows_N[:count] == np.arange(count)).all())
+        self._saved_MD, self._own_KD, self._read_N = (saved_MD if begins else None), None, rows_N >= 0
+        there = np.flatnonzero(self._read_N[self._first :]) + self._first
+        if len(there):
+            self._write(there, of(rows_N[there]))
+
+    @property
+    def _first(self) -> int:
+        """The first entity whose vector is not among those that were saved."""
+        return 0 if self._saved_MD is None else len(self._saved_MD)
+
+    def _none(self) -> Array:
+        """Zeros ``(K, D)``; NumPy's take no memory until they are written."""
+        shape = (len(self._read_N) - self._first, self.reader.model.decoder[0].shape[1])
+        return at(self.reader.model.device, np.zeros(shape, np.float32))
+
+    def _write(self, ids: IntArray, vectors_ED: Array) -> None:
+        if self._own_KD is None:
+            self._own_KD = self._none()
+        self._own_KD[like(ids - self._first, self._own_KD)] = vectors_ED
+
+    def of(self, ids: IntArray) -> Array:
+        """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
+        if not self._read_N[ids].all():
+            self.read(ids=np.unique(ids))
+        if self._saved_MD is None or self._own_KD is None:
+            vectors_ND = self._own_KD if self._saved_MD is None else self._saved_MD
+            assert vectors_ND is not None
+            return vectors_ND[like(ids, vectors_ND)]
+        below = ids.ravel() >= self._first
+        old, new = ids.ravel()[~below], ids.ravel()[below] - self._first
+        found = joined([self._saved_MD[like(old, self._saved_MD)], self._own_KD[like(new, self._own_KD)]])
+        places = np.argsort(np.argsort(below, kind="stable"), kind="stable").reshape(ids.shape)
+        return found[like(places, found)]
+
+    def missing(self, ids: IntArray | None = None) -> IntArray:
+        """Which entities, of some or of all, have no vector yet."""
+        return np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
+
+    def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
+        """Take over the vectors of M entities that another process has read."""
+        self._write(ids, at(self.reader.model.device, vectors_MD))
+        self._read_N[ids] = True
+
+    @property
+    def unread(self) -> int:
+        """How many entities' texts :meth:`read` would read."""
+        return self.unread_of(None)
+
+    def unread_of(self, ids: IntArray | None) -> int:
+        """The same of some entities that all differ; None is all."""
+        return len(self.missing(ids))
+
+    def read(
+        self,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+        ids: IntArray | None = None,
+    ) -> None:
+        """Read the vectors of entities that have none yet: one forward pass each.
+
+        Args:
+            advance: called with the number of entities done, for progress bars.
+            ids: which entities, all different; None is all.
+        """
+        model = self.reader.model
+        model.eval()
+        missing = self.missing(ids)
+        if self._own_KD is None and len(missing):
+            self._own_KD = self._none()
+        for start in range(0, len(missing), _TEXTS):
+            part = missing[start : start + _TEXTS]
+            for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
+                with model.inference():
+                    vectors = model(batch).vector_BD
+                    if self.residuals is not None:
+                        vectors = self.residuals(at(model.device, part[rows]), vectors)
+                    self._write(part[rows], vectors)
+                bound_memory()
+                advance(len(rows))
+            self._read_N[part] = True
+
+
+ROUND = 2**14  # entities that a process reads before all gather what they have read
+
+
+def read_together(
+    vectors: EntityVectors,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda n: None,
+    ids: IntArray | None = None,
+) -> None:
+    """As :meth:`EntityVectors.read`; where the work is shared, each process reads its share.
+
+    Args:
+        advance: called with the number of entities done, by whichever process.
+        ids: which entities, all different; None is all.
+    """
+    world = sharing()
+    if world.size == 1:
+        vectors.read(batch_size, advance, ids)
+        return
+    missing = vectors.missing(ids)
+    world.agree(sha256(missing.data).hexdigest(), "entities")
+    for start in range(0, len(missing), world.size * ROUND):
+        part = missing[start : start + world.size * ROUND]
+        mine = part[world.rank :: world.size]
+        vectors.read(batch_size, advance, mine)
+        known = numpy(vectors.of(mine))
+        for rank, (others, read) in enumerate(world.gathered((mine, known))):
+            if rank != world.rank:
+                vectors.put(others, read)
+        advance(len(part) - len(mine))
 
 
 class Vector:
@@ -72,3 +263,11 @@ class Vector:
             return self.vectors.cosines(vector_BD)
         chosen = self.vectors.of(pool.filled)
         return (chosen @ vector_BD[:, :, None])[:, :, 0] if pool.own else cosines(vector_BD, chosen)
+
+
+@runtime_checkable
+class Aided(Protocol):
+    """A signal that knows more where a run has entity vectors."""
+
+    def aided(self, vectors: EntityVectors) -> Signal:
+        """The same with the vectors of all entities, which it reads when it needs them."""

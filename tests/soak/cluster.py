@@ -41,7 +41,7 @@ def a_node(begun: list[subprocess.Popen[bytes]]) -> str:
 def listed(run: Path, output: Path, *options: str) -> subprocess.Popen[bytes]:
     """Begin to list the triples of a run."""
     asked = ("--part-size", "2", "--typed", "--min-probability", "0", "--known", "valid", "--device", "cpu")
-    command = [sys.executable, "-m", "kgmlm.cli", "complete", str(run), "--output", str(output), "-q"]
+    command = [sys.executable, "-m", "kgmlm", "complete", str(run), "--output", str(output), "-q"]
     return subprocess.Popen([*command, *asked, *options], stderr=subprocess.PIPE)
 
 
@@ -73,7 +73,7 @@ def check(run: Path, folder: Path, killing: Killing, port: int) -> str:
 def evaluated(run: Path, ranks: Path, *options: str) -> subprocess.Popen[bytes]:
     """Begin to evaluate a run."""
     asked = ("--split", "train", "--batch-size", "1", "--device", "cpu", "--ranks", str(ranks), "-q")
-    command = [sys.executable, "-m", "kgmlm.cli", "evaluate", str(run), *asked, *options]
+    command = [sys.executable, "-m", "kgmlm", "evaluate", str(run), *asked, *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -126,7 +126,7 @@ def main() -> None:
             "--output",
             str(run),
         )
-        subprocess.run([sys.executable, "-m", "kgmlm.cli", *train, "--max-steps", "20"], check=True)
+        subprocess.run([sys.executable, "-m", "kgmlm", *train, "--max-steps", "20"], check=True)
         checks = [(how, killing) for how in (check, check_evaluation) for killing in (a_worker, a_node)]
         for i, (how, killing) in enumerate(checks):
             folder = Path(name) / str(i)

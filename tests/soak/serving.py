@@ -45,7 +45,7 @@ class Bad(Exception):
 @contextmanager
 def served(run: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
     """A serving process on a free port: its URL, and the process."""
-    command = [sys.executable, "-m", "kgmlm.cli", "serve", str(run), "--port", "0", "-q", *options]
+    command = [sys.executable, "-m", "kgmlm", "serve", str(run), "--port", "0", "-q", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -35,13 +35,13 @@ from conftest import TINY_SETTINGS  # noqa: E402
 from fuzzing import KINDS, Fuzzer  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-from kgmlm.digests import MANIFEST  # noqa: E402
-from kgmlm.files import sha256  # noqa: E402
-from kgmlm.kg import RunError  # noqa: E402
-from kgmlm.ranks_file import COLUMNS  # noqa: E402
-from kgmlm.runs import open_run  # noqa: E402
+from kgmlm.core.digests import MANIFEST  # noqa: E402
+from kgmlm.core.errors import RunError  # noqa: E402
+from kgmlm.core.files import sha256  # noqa: E402
+from kgmlm.evaluation.metrics import COLUMNS  # noqa: E402
+from kgmlm.runs.folder import open_folder  # noqa: E402
+from kgmlm.runs.record import ENDED  # noqa: E402
 from kgmlm.signals.kge import KGE  # noqa: E402
-from kgmlm.upkeep import ENDED  # noqa: E402
 
 PATIENCE = 180.0  # seconds that one input may take
 MEMORY = 16 * 2**30  # bytes that a process that tries inputs may ask for
@@ -53,12 +53,12 @@ TRAIN = (
 
 
 # The toy graph has fewer validation triples than probabilities are fitted to.
-CALIBRATING = "from kgmlm import calibration; calibration.LEAST = 2"
+CALIBRATING = "from kgmlm.prediction import calibration; calibration.LEAST = 2"
 
 
 def command(*arguments: str | Path) -> list[str]:
     """A real command."""
-    run = f"{CALIBRATING}; from kgmlm.cli import run_app; run_app()"
+    run = f"{CALIBRATING}; from kgmlm.cli.app import run_app; run_app()"
     return [sys.executable, "-c", run, *map(str, arguments)]
 
 
@@ -192,7 +192,7 @@ class Unbroken:
 
 
 def _train_again(run: Path) -> None:
-    if (run / "run.json").is_file() and open_run(run).record["status"] in ENDED:
+    if (run / "run.json").is_file() and open_folder(run).record["status"] in ENDED:
         return
     done = call("train", "--output", run, "--resume", "-q")
     if done.returncode == 2 and not (run / "model").exists():  # it had not begun
@@ -251,7 +251,7 @@ COMMANDS = {
         "trained",
         lambda run: ["tune", run, "-q", *ADD],
         lambda run: must("tune", run, "-q", *ADD, "--overwrite"),
-        lambda run: (_tensors(run / KGE.file), open_run(run).chosen.mixture.tables["kge"].tolist()),
+        lambda run: (_tensors(run / KGE.file), open_folder(run).chosen.mixture.tables["kge"].tolist()),
     ),
     "rerank": Kind(
         "trained",
@@ -260,7 +260,7 @@ COMMANDS = {
         lambda run: (
             _losses(run / "reranker" / "metrics.jsonl"),
             _model(run / "reranker" / "model"),
-            open_run(run).chosen.use,
+            open_folder(run).chosen.use,
         ),
     ),
     "index": Kind(
@@ -437,7 +437,7 @@ def read_meanwhile(kind: Kind, folder: Path, random: Random, usual: Unbroken) ->
 def _read(run: Path) -> None:
     """Open a run; between a new signal and its weights it says which command chooses them."""
     try:
-        open_run(run, verify=True).ranker("cpu")
+        open_folder(run, verify=True).ranker("cpu")
     except RunError as error:
         if "were not chosen for" not in str(error):
             raise
@@ -471,7 +471,7 @@ def check(trouble: Trouble, kind: Kind, folder: Path, random: Random, usual: Unb
             raise Bad(f"left behind: {', '.join(left)}")
         if (run / "checkpoints").exists():
             raise Bad("checkpoints are left of a finished run")
-        open_run(run, verify=True).ranker("cpu")
+        open_folder(run, verify=True).ranker("cpu")
     except Bad:
         raise
     except Exception as error:

@@ -1,0 +1,398 @@
+"""The other commands: ``config``, ``info``, ``serve``, ``report``, ``feedback``, ``pack``, ``onnx``."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from kgmlm.cli.common import (
+    INPUT,
+    MOST,
+    AllowSelf,
+    BatchSize,
+    Device,
+    Effort,
+    FolderArgument,
+    Functional,
+    Json,
+    Precision,
+    Quiet,
+    Rerank,
+    Retrieve,
+    RunArgument,
+    RuntimeOption,
+    Scores,
+    Typed,
+    handled,
+    print_json,
+    print_lines,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most",
+          "exclusiveMaximum": "less than"}  # fmt: skip
+KINDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "a string"}
+HEADER = """\
+# The settings of kgmlm, with their defaults. Keep the lines that you change in a file and pass it with
+# --config FILE, or change one setting with --set, such as --set training.epochs=5."""
+PAGE = """\
+# Settings
+
+<!-- written by: kgmlm config --markdown > docs/settings.md -->
+
+To change a setting, keep it in a TOML file (`kgmlm train --config FILE`) or pass it by itself
+(`--set training.epochs=5`). An unknown key is an error. `kgmlm config` prints these settings as TOML, with
+the meanings as comments (`--protocol`: those of the last section); `--json` prints them for programs. The
+[guide](guide.md#settings) says which settings to try first. A run keeps all of its settings in `config.toml`.
+"""
+
+
+class Setting(NamedTuple):
+    """One setting.
+
+    Attributes:
+        default: as JSON has it; None where it is not set.
+        schema: its JSON schema: description, type, bounds, choices.
+    """
+
+    name: str
+    default: Any
+    schema: dict[str, Any]
+
+    @property
+    def meaning(self) -> str:
+        """The description."""
+        return str(self.schema["description"])
+
+    @property
+    def value(self) -> str:
+        """The default as TOML; nothing where it is not set. Strings, numbers and lists are those of JSON."""
+        return "" if self.default is None else json.dumps(self.default)
+
+    @property
+    def values(self) -> str:
+        """What it may be, such as "a number, at least 0, less than 1"."""
+        kinds = self.schema.get("anyOf", [self.schema])
+        return " or ".join(_values(kind) for kind in kinds if kind["type"] != "null")
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """What a setting of one type may be."""
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "enum" in schema:
+        return ", ".join(map(json.dumps, schema["enum"]))
+    if schema["type"] == "array":
+        return "a list of strings"
+    bounds = (f"{word} {schema[key]:,}" for key, word in BOUNDS.items() if key in schema)
+    return ", ".join([KINDS[schema["type"]], *bounds])
+
+
+class Section(NamedTuple):
+    """A table of settings; that of the protocol has no name."""
+
+    name: str
+    meaning: str
+    settings: tuple[Setting, ...]
+
+    @classmethod
+    def of(cls, name: str, kind: type[BaseModel]) -> Section:
+        """The settings of a model of the settings, in its order."""
+        defaults = kind().model_dump(mode="json")
+        schemas = kind.model_json_schema()["properties"]
+        settings = tuple(Setting(x, defaults[x], schemas[x]) for x in kind.model_fields)
+        return cls(name, str(kind.__doc__).splitlines()[0], settings)
+
+    def as_toml(self) -> str:
+        """Defaults as values, with meanings as comments."""
+        lines = [*_comment(self.meaning), *([f"[{self.name}]"] if self.name else [])]
+        for setting in self.settings:
+            line = f"{setting.name} = {setting.value}" if setting.value else f"# {setting.name} ="
+            lines += ["", *_comment(f"{setting.meaning} ({setting.values})"), line]
+        return "\n".join(lines)
+
+    def as_markdown(self) -> str:
+        """A table for the docs."""
+        lines = [f"## {self.name or 'Evaluation protocol'}", "", self.meaning, ""]
+        lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+        for setting in self.settings:
+            default = f"`{setting.value}`" if setting.value else "not set"
+            lines.append(f"| `{setting.name}` | {default} | {setting.values} | {setting.meaning} |")
+        return "\n".join(lines)
+
+    def as_json(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each setting by its dotted name, as JSON schema has it."""
+        for setting in self.settings:
+            schema = {key: value for key, value in setting.schema.items() if key != "title"}
+            name = f"{self.name}.{setting.name}" if self.name else setting.name
+            yield name, schema | {"default": setting.default}
+
+
+def _comment(text: str) -> Iterable[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+@handled
+def config(
+    protocol: Annotated[bool, typer.Option("--protocol", help="The settings of an evaluation.")] = False,
+    as_json: Json = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page of the docs with all settings.")
+    ] = False,
+) -> None:
+    """Print every setting with its meaning and default, as a TOML file for `--config`.
+
+    With --protocol, the settings of an evaluation, as a file for `evaluate --protocol`.
+    """
+    from kgmlm.core.config import Protocol, Settings
+    from kgmlm.core.errors import ConfigError
+
+    if as_markdown and (as_json or protocol):
+        raise ConfigError("--markdown prints the whole page; it goes without --json and --protocol")
+    asking = Section.of("", Protocol)
+    sections = [asking] if protocol else [Section.of(name, type(part)) for name, part in Settings()]
+    if as_json:
+        print_json(dict(pair for section in sections for pair in section.as_json()))
+    elif as_markdown:
+        print("\n\n".join([PAGE.rstrip(), *(section.as_markdown() for section in [*sections, asking])]))
+    else:
+        print("\n\n".join([*([] if protocol else [HEADER]), *(section.as_toml() for section in sections)]))
+
+
+Window = Annotated[
+    float,
+    typer.Option(min=0, max=1000, help="Milliseconds that the first query of a batch waits for others."),
+]
+Writable = Annotated[
+    bool,
+    typer.Option(
+        "--writable",
+        help="Let clients add entities, which are kept until the process ends; with --no-token, write "
+        "everybody's judgments to the run, too.",
+    ),
+]
+
+
+@handled
+def serve(
+    run: RunArgument,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where it listens; 0 takes a free port.")
+    ] = 8000,
+    host: Annotated[
+        str, typer.Option(help="By default only this machine can ask; others need --token or --no-token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KGMLM_TOKEN",
+            help="What clients must send ('Authorization: Bearer TOKEN'); better set as KGMLM_TOKEN.",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let everybody in who reaches the address.")
+    ] = False,
+    writable: Writable = False,
+    batch_size: BatchSize = 64,
+    window: Window = 5.0,
+    queue: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Queries that may wait; more are answered 503.")
+    ] = 1024,
+    scores: Scores = "all",
+    allow_self: AllowSelf = False,
+    typed: Typed = False,
+    functional: Functional = False,
+    rerank: Rerank = None,
+    retrieve: Retrieve = None,
+    effort: Effort = None,
+    precision: Precision = "fp32",
+    device: Device = None,
+    runtime: RuntimeOption = "auto",
+    log: Annotated[bool, typer.Option("--log", help="Print each request.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a run as a JSON API until Ctrl-C or SIGTERM: /rank, /explain, /classify, /entities and more.
+
+    /docs describes it. Queries that come at the same time share forward passes.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.runs.run import open_run
+    from kgmlm.serving.serve import serve as job
+
+    opened = open_run(
+        run,
+        scores=scores,
+        allow_self=allow_self,
+        typed=typed,
+        functional=functional,
+        rerank=rerank,
+        retrieve=retrieve,
+        effort=effort,
+        precision=precision,
+        device=device,
+        runtime=runtime,
+    )
+    job(
+        opened,
+        host=host,
+        port=port,
+        token=token,
+        no_token=no_token,
+        writable=writable,
+        batch_size=batch_size,
+        window=window / 1000,
+        queue=queue,
+        log=log,
+        progress=Bars(quiet),
+        ready=lambda url: tell(f"{run} is served at {url}; {url}/docs describes it; Ctrl-C ends it"),
+    )
+
+
+@handled
+def pack(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; by default RUN.kgmlm beside the run.", show_default=False),
+    ] = None,
+    no_kge: Annotated[
+        bool, typer.Option("--no-kge", help="Leave out graph embeddings; other weights stay as they are.")
+    ] = False,
+    no_onnx: Annotated[
+        bool, typer.Option("--no-onnx", help="Leave out what ONNX Runtime needs to rank without torch.")
+    ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities to what the pack scores and keep them in it; RUN may then be a pack.",
+        ),
+    ] = False,
+    device: Device = None,
+    batch_size: BatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Pack a run into one file, with int8 weights, that every command opens like the run.
+
+    A run's own probabilities are left out, since rounded weights score a little differently.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.sharing.pack import pack as job
+
+    made = job(
+        run, output, kge=not no_kge, onnx=not no_onnx, calibrate=calibrate, batch_size=batch_size,
+        device=device, progress=Bars(quiet),
+    )  # fmt: skip
+    print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
+
+
+@handled
+def unpack(
+    pack: Annotated[Path, typer.Argument(help="A file that `kgmlm pack` wrote.", show_default=False)],
+    output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
+) -> None:
+    """Make a run folder of a pack, to tune it or to train beside it."""
+    from kgmlm.sharing.pack import unpack as job
+
+    print(job(pack, output).path)
+
+
+@handled
+def report(
+    run: RunArgument,
+    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    ranks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ranks that `evaluate` wrote for this run; by default those that it has kept, if the run is "
+            "still the same, else the run is evaluated.",
+            show_default=False,
+        ),
+        INPUT,
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Whose triples to ask; by default test, else valid.", show_default=False),
+    ] = None,
+    max_triples: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Ask only this many triples, a seeded sample.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Another run on the same graph, shown beside it.", show_default=False)
+    ] = None,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a report of a run as one HTML file: curves, metrics, calibration, weights, questions, audit."""
+    from kgmlm.core.progress import Bars
+    from kgmlm.reporting.report import report as job
+
+    made = job(
+        run,
+        output,
+        ranks=ranks,
+        split=split,
+        max_triples=max_triples,
+        compare=compare,
+        batch_size=batch_size,
+        device=device,
+        progress=Bars(quiet),
+    )
+    print(f"the report is in {made} ({made.stat().st_size / 1000:,.0f} kB); open it in a browser")
+
+
+@handled
+def feedback(
+    run: FolderArgument,
+    output: Annotated[Path, typer.Option(help="The TSV file to write.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Write the answers that were accepted (1) and rejected (0) in the page of `kgmlm serve`, as triples.
+
+    The file has head, relation, tail and that label: `kgmlm classify` reads it, and datasets do.
+    """
+    from kgmlm.core.errors import counted
+    from kgmlm.serving.feedback import feedback as job
+
+    done = job(run, output)
+    if done["damaged"]:
+        tell(f"{counted(done['damaged'], 'line')} of {run / 'feedback.jsonl'} cannot be read")
+    if as_json:
+        print_json(done)
+    else:
+        print(f"{output}: {done['accepted']:,} accepted, {done['rejected']:,} rejected")
+
+
+@handled
+def info(run: RunArgument, as_json: Json = False) -> None:
+    """Say what a run is: graph, model, signals and their weights, training, last metrics, size."""
+    from kgmlm.sharing.info import info as job
+
+    found = job(run)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_lines(found.lines())
+
+
+@handled
+def onnx(run: FolderArgument) -> None:
+    """Make a run ready for ONNX Runtime: then it ranks and is served without torch, and starts in less time.
+
+    It writes the structure of the model, not its weights, if torch and ONNX Runtime give the same scores.
+    """
+    from kgmlm.sharing.onnx import onnx as job
+
+    made = job(run)
+    print(f"{made}: {made.stat().st_size / 2**10:.0f} KiB")

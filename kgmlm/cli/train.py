@@ -1,0 +1,278 @@
+"""The commands that make a run: ``train``, ``tune``, ``rerank``, ``index``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from kgmlm.cli.common import (
+    INPUT,
+    MOST,
+    BatchSize,
+    Candidates,
+    ChosenOn,
+    Dataset,
+    Decay,
+    Device,
+    FolderArgument,
+    Json,
+    MaxSteps,
+    Precision,
+    Quiet,
+    SkipHeader,
+    handled,
+    print_json,
+    tell,
+)
+
+
+@handled
+def train(
+    output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
+    dataset: Dataset = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A masked LM by path or hub name, or `scratch` for a small BERT trained on the graph."
+        ),
+    ] = None,
+    preset: Annotated[
+        Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
+        typer.Option(
+            help="Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), "
+            "best (longer, asks back, with a reranker), zero-shot (for unseen entities: "
+            "without KGE, asks back, with a reranker); plain: text by the settings "
+            "as they are. By default balanced, or plain with --config or an objective.",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=MOST,
+            help="Time for all stages; a few steps are timed first, and epochs chosen to fit.",
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings as TOML."), INPUT] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=5."),
+    ] = None,
+    max_steps: MaxSteps = None,
+    decay: Decay = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
+    tracker: Annotated[str | None, typer.Option(help="An accelerate tracker, such as tensorboard.")] = None,
+    skip_header: SkipHeader = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a masked LM to rank the entities of a graph.
+
+    Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume continues, to the same losses.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.training.train import train as job
+
+    job(
+        dataset,
+        model,
+        output,
+        preset=preset,
+        minutes=minutes,
+        config=config,
+        set_=set_ or [],
+        max_steps=max_steps,
+        decay=decay,
+        resume=resume,
+        overwrite=overwrite,
+        tracker=tracker,
+        skip_header=skip_header,
+        progress=Bars(quiet),
+    )
+
+
+@handled
+def tune(
+    run: FolderArgument,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="First train a signal: kge, rules or types; or take a reranker; reverse asks the best "
+            "candidates back, which needs no training. May be given several times."
+        ),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="First remove a signal, such as kge, the reranker, or reverse. May be given several times."
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="With --add: copy it from this run of the same graph instead of training it. A reranker "
+            "can only be copied.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="With --add: settings as TOML; by default those of the run."), INPUT
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="With --add: KEY=VALUE: change one setting, such as kge.epochs=30."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="With --add: replace an older one.")] = False,
+    candidates: Candidates = None,
+    max_triples: ChosenOn = None,
+    precision: Precision = "fp32",
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose on validation how much each signal of a run counts, for each relation and side.
+
+    Signals are the likelihood, entity vectors, and what --add has trained beside the model. With --add
+    reverse, the best candidates of (h, r, ?) are asked back: a candidate t gains by how probable h is as the
+    answer of (?, r, t). If the run has a reranker, that comes last. Validation chooses how many candidates
+    are asked back or reranked, and how much that counts. `rank` and `evaluate` use all of this from then on;
+    asking back costs them a query per candidate, and --rerank 0 leaves it out.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.training.tune import tune as job
+
+    figures = job(
+        run,
+        add=add or [],
+        drop=drop or [],
+        source=source,
+        config=config,
+        set_=set_ or [],
+        overwrite=overwrite,
+        candidates=candidates,
+        max_triples=max_triples,
+        precision=precision,
+        batch_size=batch_size,
+        device=device,
+        progress=Bars(quiet),
+    )
+    if as_json:
+        print_json(figures)
+    else:
+        print_figures(figures)
+
+
+@handled
+def rerank(
+    run: FolderArgument,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings as TOML; by default those of the run, for one epoch."), INPUT
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=0.5."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Begin with another masked LM than the run's own.", show_default=False)
+    ] = None,
+    max_steps: MaxSteps = None,
+    decay: Decay = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue interrupted training.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older reranker.")] = False,
+    candidates: Candidates = None,
+    max_triples: ChosenOn = None,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a second model that reads the best candidates of a run again, each together with its query.
+
+    It begins with the run's own model and learns to tell true answers from wrong ones that the run ranks
+    high. Validation chooses how many candidates are reranked, and how much that counts. `rank` and `evaluate`
+    use it from then on, at the cost of one forward pass per candidate; --rerank 0 leaves it out.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.training.tune import rerank as job
+
+    found = job(
+        run,
+        config=config,
+        set_=set_ or [],
+        model=model,
+        max_steps=max_steps,
+        decay=decay,
+        resume=resume,
+        overwrite=overwrite,
+        candidates=candidates,
+        max_triples=max_triples,
+        device=device,
+        progress=Bars(quiet),
+    )
+    if as_json:
+        print_json(found)
+    else:
+        print_figures({"reranking": found})
+
+
+def print_figures(figures: dict[str, dict[str, float]]) -> None:
+    """Print what validation says of each stage, and of what it is made of."""
+    for stage, found in figures.items():
+        parts = {
+            "one weight for all": found.get("mrr_one_weight"),
+            **{k: found.get(f"mrr_{k}") for k in ("likelihood", "vector", stage)},
+            f"without {stage}": found.get("mrr_first", found.get("mrr_text")),
+        }
+        told = ", ".join(f"{name} {mrr:.4f}" for name, mrr in parts.items() if mrr is not None)
+        more = f" ({told})" if told else ""
+        how = f": the {found['k']} best, weight {found['weight']:g}" if "k" in found else ""
+        print(
+            f"{stage}: validation MRR {found['mrr']:.4f}{more}, Hits@1 {found['hits_at_1']:.4f}, "
+            f"Hits@10 {found['hits_at_10']:.4f}{how}"
+        )
+    for stage, what in (("reverse", "asked back"), ("reranking", "reranked")):
+        if figures.get(stage, {}).get("k", 1) == 0:
+            tell(f"no weight improves validation: nothing will be {what}")
+
+
+@handled
+def index(
+    run: FolderArgument,
+    factory: Annotated[str, typer.Option(help='A FAISS factory string such as "IVF4096,PQ64".')] = "auto",
+    recall: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Search hard enough for this recall@10 against exact scoring."),
+    ] = 0.99,
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Index a run's entity vectors with FAISS; `rank` and `evaluate` with --retrieve then score only a few.
+
+    How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.training.index import index as job
+
+    record = job(
+        run,
+        factory=factory,
+        recall=recall,
+        device=device,
+        progress=Bars(quiet),
+    )
+    if as_json:
+        print_json(record)
+        return
+    print(
+        f"index of {record['entities']:,} entities: {record['bytes'] / 2**20:.1f} MiB, "
+        f"{record['seconds']:.1f} s, recall@10 {record['recall_at_10']:.3f} (effort {record['effort']})"
+    )
+    tell(record["why"])
+    if record["ms_a_query"] > record["exact_ms_a_query"]:
+        tell("exact scoring is quicker among so many entities: leave --retrieve out")
+    if record["recall_at_10"] < recall:
+        tell(f"recall@10 stays under {recall}; a finer --factory finds more")

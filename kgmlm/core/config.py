@@ -1,0 +1,593 @@
+"""Strict settings: each key with its meaning, default and bounds; an unknown key is an error.
+
+TOML is read into validated objects, and the expanded settings are saved with every run. This module does not
+know what the settings do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, field_validator
+
+from kgmlm.core.errors import ConfigError
+
+MOST, LARGEST = 2**32 - 1, 1e30  # of integers and floats: what 32 bits hold, with room to reckon
+Seed = Annotated[int, Field(ge=0)]
+Endless = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=True),
+    PlainSerializer(lambda value: "inf" if value == math.inf else value, when_used="json"),  # JSON has none
+]
+
+
+class Strict(BaseModel):
+    """Settings that know all their keys and hold no number that libraries below cannot."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        """Refuse numbers that libraries below cannot hold; infinity is left to the fields that allow it."""
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ValueError(f"at most {MOST:,}")
+        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
+            raise ValueError(f"at most {LARGEST:g}")
+        return value
+
+
+class ScratchSettings(Strict):
+    """The small BERT that `--model scratch` trains."""
+
+    hidden_size: int = Field(128, ge=8, description="Width of the model; a multiple of `heads`.")
+    layers: int = Field(2, ge=1, description="Transformer layers.")
+    heads: int = Field(4, ge=1, description="Attention heads per layer.")
+    vocabulary: int = Field(8000, ge=300, description="Largest number of tokens of the trained tokenizer.")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout of the model; lower it where the training loss stays high."
+    )
+
+
+class TextSettings(Strict):
+    """How a query is written."""
+
+    template: str = Field(
+        "plain",
+        description="How a query is written: `plain` or `natural`; "
+        "`kgmlm linearize DATASET --template natural` shows it.",
+    )
+    max_length: int = Field(
+        64,
+        ge=8,
+        description="Tokens per query text, special tokens and masks included. Descriptions and neighbors "
+        "are cut to fit, never the relation or the hole. Raise it for long descriptions.",
+    )
+    descriptions: bool = Field(
+        True, description="Add the entity's description to the query, where it has one."
+    )
+    neighbors: int = Field(
+        0,
+        ge=0,
+        description="Add this many training triples of the query's entity to its text, never those that "
+        "answer the query. Try 4; raise `max_length` to make room.",
+    )
+    neighbor_dropout: float = Field(
+        0.3,
+        ge=0,
+        lt=1,
+        description="In training, the chance that one neighbor is left out, and that all are, so that the "
+        "model can also answer queries about entities without neighbors.",
+    )
+
+
+class ScoringSettings(Strict):
+    """How a candidate is scored from the log-probabilities of its tokens."""
+
+    span_length: int | Literal["auto"] = Field(
+        "auto",
+        description="Mask tokens in the hole, the end-of-name token included; longer names are cut to it. "
+        "`auto`: enough for 99.5 % of the training entities, at most half of `text.max_length`.",
+    )
+    end_of_name: bool = Field(
+        False,
+        description="End each name with a separator token that is scored, too. Turn it on where one name "
+        "begins another (New York, New York City).",
+    )
+    normalization: Literal["mean", "sum"] = Field(
+        "mean",
+        description="`mean`: the mean log-likelihood per token, which does not favor short names. `sum`: "
+        "the joint log-likelihood, for graphs where length is informative.",
+    )
+    softmax: Literal["vocabulary", "entities"] = Field(
+        "vocabulary",
+        description="Tokens that share the probability: the whole `vocabulary`, or only tokens in names of "
+        "training `entities` (cheaper to train with large vocabularies; fixed when the run is made).",
+    )
+
+
+class VectorSettings(Strict):
+    """A vector per entity, read from its text, that tells apart what names cannot.
+
+    The query's vector is the state at one more mask behind the hole; an entity's is the state at a mask
+    behind its own text, by the same model. So an entity never seen has one, too.
+    """
+
+    enabled: bool = Field(
+        False,
+        description="Train entity vectors and add the cosine of query and entity to the likelihood. Turn it "
+        "on where entities have descriptions or names collide.",
+    )
+    max_length: int = Field(
+        48, ge=8, description="Tokens per entity text, special tokens and the mask included."
+    )
+    temperature: float = Field(0.05, gt=0, description="Training divides cosines by this.")
+    memory: int = Field(
+        2048,
+        ge=0,
+        description="How many of the latest entity vectors are negatives beside those of the batch. With as "
+        "many as the graph has entities, the loss is a softmax over all of them.",
+    )
+    loss_weight: float = Field(
+        1.0, gt=0, description="Weight of the vectors' loss; the likelihood's loss has weight 1."
+    )
+    residual_rate: float = Field(
+        0.0,
+        ge=0,
+        description="Peak learning rate of a residual per seen entity: what its text does not say. 0: none. "
+        "Works best with `memory` as large as the graph; entities never seen have no residual. Needs "
+        "validation among all entities: of more than 50,000, set `training.eval_candidates` to 0.",
+    )
+
+
+class KGESettings(Strict):
+    """The KGE model of `kgmlm tune --add kge`: ComplEx with reciprocal relations."""
+
+    dimension: int = Field(200, ge=1, description="Complex numbers per embedding.")
+    epochs: int = Field(10, ge=1, description="Passes over the training triples.")
+    batch_size: int = Field(256, ge=1, description="Distinct queries per step.")
+    learning_rate: float = Field(0.1, gt=0, description="Learning rate of Adagrad.")
+    samples: Literal["triples", "queries"] = Field(
+        "triples", description="What counts equally in the loss; evaluation counts `triples`."
+    )
+    regularization: float = Field(0.1, ge=0, description="Weight of the penalty on large embeddings.")
+    penalty: Literal["triples", "entities"] = Field(
+        "triples",
+        description="What the penalty counts: the embeddings of each of the `triples` (N3), or all "
+        "`entities` equally: try it where most entities have few triples, as in WN18RR.",
+    )
+    relation_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of predicting the relation from both entities, beside predicting entities.",
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Precision of products in training; embeddings and sums stay fp32. `auto`: bf16 where "
+        "the GPU or CPU has units for it, else fp32.",
+    )
+    max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
+    seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
+
+
+class RuleSettings(Strict):
+    """The rules of `kgmlm tune --add rules`, mined from training triples."""
+
+    length: Annotated[int, Field(ge=1, le=3)] | Literal["auto"] = Field(
+        "auto",
+        description="Longest body of a path rule, in atoms. `auto`: 3, but 2 on dense graphs such as "
+        "FB15k-237, where paths of 3 are very many and add little.",
+    )
+    support: int = Field(
+        2,
+        ge=1,
+        description="Right predictions that a rule with constants needs. Higher: fewer rules, a smaller "
+        "file, a lower MRR.",
+    )
+    constants: bool = Field(
+        True, description="Mine rules about single entities, such as `speaks(X,german) <= lives_in(X,bonn)`."
+    )
+    seconds: float = Field(
+        120.0, gt=0, description="CPU seconds after which no more rules of three atoms are looked for."
+    )
+    aggregation: Literal["maximum", "discounted", "noisy-or"] = Field(
+        "discounted",
+        description="How the rules that predict a candidate make its score: by the best one, ties by the "
+        "next (`maximum`), as independent evidence (`noisy-or`), or between the two (`discounted`): the "
+        "log-odds of each further rule count less.",
+    )
+    file: str = Field(
+        "", description="Take the rules of this file in AnyBURL's format instead of mining any."
+    )
+    seed: Seed = Field(0, description="Seed of what is sampled.")
+
+
+class TypeSettings(Strict):
+    """Types of entities, for `kgmlm tune --add types` and `--typed`; counted on training triples."""
+
+    relation: str = Field(
+        "",
+        description="A relation whose tails are types of its heads, by its label, such as `rdf:type`. Types "
+        "may also stand in the column `types` of a dataset's `entities`.",
+    )
+    missed: float = Field(
+        0.001,
+        ge=0,
+        lt=1,
+        description="`--typed` may forbid this share of the training entities of a relation's side, were "
+        "they not known to be there. Higher: fewer candidates, more answers lost.",
+    )
+    neighbors: int = Field(
+        10,
+        ge=1,
+        description="An entity without training triples and given types has those of this many seen "
+        "entities, the nearest by their vectors.",
+    )
+
+
+class MaskingSettings(Strict):
+    """What `training.objective = "masked"` hides in the texts of training entities and triples."""
+
+    policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = Field(
+        "whole-word",
+        description="What is hidden: `random` tokens, `whole-word`, `ngram` (one to four words), `similar` "
+        "(n-grams replaced by similar words, as in MacBERT), or `entity` (the whole answer of a triple).",
+    )
+    share: float = Field(
+        0.15, gt=0, lt=1, description="Share of a text's tokens to hide; the policy `entity` ignores it."
+    )
+
+
+class RerankingSettings(Strict):
+    """How `kgmlm rerank` reads the best candidates of a run again; `candidates` are those asked back, too."""
+
+    candidates: int = Field(
+        20,
+        ge=1,
+        description="Candidates to ask back or rerank at most (validation may choose fewer); wrong answers "
+        "for training are drawn from as many. Costs one forward pass per candidate.",
+    )
+    negatives: int = Field(5, ge=1, description="Wrong answers per true answer in training.")
+    neighbors: int = Field(
+        4,
+        ge=0,
+        description="Training triples of a candidate to add to its text, never those that answer the query.",
+    )
+    max_length: int = Field(
+        48, ge=8, description="Tokens for what is told of a candidate, on top of `text.max_length`."
+    )
+
+
+ALL = 50_000  # entities up to which `auto` leaves none out
+SAMPLED, ASKED = 2**15, 10_000  # of more: candidates of a step, and of validation in training
+
+
+class TrainingSettings(Strict):
+    """The training loop."""
+
+    objective: Literal["entity", "token", "masked", "rerank"] = Field(
+        "entity",
+        description="`entity`: softmax over training entities, every true answer a target. `token`: the "
+        "paper's cross-entropy on the answer's tokens. `masked`: adapt the model to the graph's texts "
+        "before another run. `rerank`: used by `kgmlm rerank`.",
+    )
+    samples: Literal["queries", "triples"] = Field(
+        "queries",
+        description="An epoch asks each distinct query once (`queries`), or once per answer (`triples`), as "
+        "evaluation does. Try `triples` on graphs with hubs, such as FB15k-237; epochs are longer.",
+    )
+    temperature: float = Field(0.25, gt=0, description="The objective `entity` divides scores by this.")
+    candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Entities that a step of the objective `entity` scores beside the answers and entities "
+        "of its own queries: half of them recent answers, the others drawn, each standing for as many as "
+        "were not drawn. 0: all training entities. `auto`: all up to 50,000, of more 32768.",
+    )
+    own_entity: Literal["negative", "left out"] = Field(
+        "left out",
+        description="The query's own entity, in relations where it cannot be the answer: `left out` of the "
+        "softmax, or a `negative`, which may suit graphs such as FB15k-237.",
+    )
+    batch_size: int = Field(
+        128,
+        ge=1,
+        description="Queries per batch (`kgmlm rerank`: pairs). Lower it when memory runs out.",
+    )
+    accumulation: int = Field(
+        1, ge=1, description="Batches per step; raise it when lowering `batch_size`, to keep their product."
+    )
+    epochs: float = Field(
+        10, gt=0, description="Passes over the samples; may be a fraction. The first setting to raise."
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many steps; the learning rate still follows `epochs`."
+    )
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Peak learning rate of AdamW. `auto`: 2e-3 for scratch models, 3e-4 for pretrained "
+        "ones. Lower it when the loss jumps or is not finite.",
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    warmup: float = Field(0.1, ge=0, le=1, description="Share of the steps in which the learning rate rises.")
+    schedule: Literal["linear", "constant"] = Field(
+        "linear",
+        description="The learning rate after warm-up: `linear` down to 0 at the end, or `constant`, for "
+        "long training that `kgmlm train --resume --decay` ends at any time.",
+    )
+    clip: Endless = Field(1.0, description="Scale gradients down to this norm; `inf` leaves them.")
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout of the whole model in training; not set: the model's own. 0 learns faster in "
+        "the first epochs.",
+    )
+    eval_every: Endless = Field(
+        1, description="Epochs between validations; may be a fraction. `inf`: only at the end."
+    )
+    eval_triples: int = Field(
+        500, ge=0, description="Validation triples to sample each time; 0: all of them."
+    )
+    eval_candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Entities that validation in training ranks among, drawn once, beside the answers of "
+        "its triples; its MRR is then higher than among all. 0: all entities. `auto`: all up to 50,000, of "
+        "more 10,000.",
+    )
+    patience: int = Field(
+        0, ge=0, description="Stop after this many validations without a better MRR; 0: never."
+    )
+    checkpoint_minutes: Endless = Field(
+        5.0, description="Minutes between resumable checkpoints; `inf`: only at validations."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Precision of matrix products; weights, sums and losses stay fp32. `auto`: bf16 where "
+        "the GPU or CPU has units for it, else fp32. Resuming is bit-exact in fp32.",
+    )
+    seed: Seed = Field(0, description="Seed of initial weights, batches, samples and dropout.")
+
+    def sampled(self, seen: int) -> int:
+        """How many of so many training entities a step scores beside those of its queries; 0 is all."""
+        return _fewer(self.candidates, SAMPLED, seen)
+
+    def validated(self, entities: int) -> int:
+        """How many of so many entities validation in training ranks among; 0 is all."""
+        return _fewer(self.eval_candidates, ASKED, entities)
+
+
+def _fewer(chosen: int | Literal["auto"], usual: int, among: int) -> int:
+    """How many of some entities are taken; 0 is all of them."""
+    count = (usual if among > ALL else 0) if chosen == "auto" else chosen
+    return count if count < among else 0
+
+
+__all__ = [
+    "KGESettings",
+    "MaskingSettings",
+    "RerankingSettings",
+    "RuleSettings",
+    "ScoringSettings",
+    "ScratchSettings",
+    "TextSettings",
+    "TrainingSettings",
+    "TypeSettings",
+    "VectorSettings",
+]
+_T = TypeVar("_T", bound=BaseModel)
+CandidateSet = Literal["all", "graph", "split", "train"]
+Stage = Literal["text", "kge", "rules", "types", "reverse", "reranker", "index"]  # of a training by a preset
+
+
+class Settings(Strict):
+    """Everything that decides what a run is, but for the dataset and the model's address."""
+
+    scratch: ScratchSettings = ScratchSettings()
+    text: TextSettings = TextSettings()
+    scoring: ScoringSettings = ScoringSettings()
+    vector: VectorSettings = VectorSettings()
+    kge: KGESettings = KGESettings()
+    rules: RuleSettings = RuleSettings()
+    types: TypeSettings = TypeSettings()
+    masking: MaskingSettings = MaskingSettings()
+    reranking: RerankingSettings = RerankingSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    def for_reranking(self) -> Settings:
+        """The settings of a run's reranker: another objective, and no entity vectors."""
+        training = self.training.model_copy(update={"objective": "rerank"})
+        vector = self.vector.model_copy(update={"enabled": False})
+        return self.model_copy(update={"training": training, "vector": vector})
+
+    def without_max_steps(self) -> Settings:
+        """The settings that a resumed run must share with its beginning."""
+        return self.model_copy(update={"training": self.training.model_copy(update={"max_steps": None})})
+
+
+def _known_splits(asked: str | None) -> tuple[str, ...]:
+    """The splits that filter where nothing else is said; test knows nothing of what is asked before it."""
+    return ("train", "valid", "test") if asked == "test" else ("train", "valid")
+
+
+class Protocol(Strict):
+    """How `kgmlm evaluate --protocol FILE` asks: by default all test triples, among all entities."""
+
+    split: str = Field("test", description="The split whose triples are asked.")
+    triples: Literal["all", "unseen", "seen"] = Field(
+        "all",
+        description="`all` triples of the split, only those with an entity that training does not have "
+        "(`unseen`), or only the others (`seen`).",
+    )
+    candidates: CandidateSet = Field(
+        "all",
+        description="Who competes: `all` entities (with --graph, those of the run and of the graph), the "
+        "entities of the evaluated `graph`, of the evaluated `split`, or of the run's `train` triples, as "
+        "in PyKEEN. Triples with an entity outside the set are left out and counted.",
+    )
+    filter: tuple[str, ...] = Field(
+        default_factory=lambda asked: _known_splits(asked.get("split")),
+        description="Splits whose triples are known answers. By default `train` and `valid`, and `test` "
+        "only where test is asked: what is chosen on validation must not depend on test triples.",
+    )
+    negatives: int = Field(
+        0, ge=0, le=1_000_000, description="0: rank among the whole set; k: rank among k candidates of it."
+    )
+    negatives_by: Literal["drawing", "grail", "expectation"] = Field(
+        "drawing",
+        description="How the k negatives are chosen: `drawing` k different non-answers; `grail`, with "
+        "replacement, never the query's own entity, as GraIL does (k = 49, filter train; the answer may be "
+        "drawn and ties); or `expectation`, Hits@k in closed form over all draws, ties pessimistic, as "
+        "NBFNet does. No two of these compare with each other.",
+    )
+    max_triples: int = Field(0, ge=0, description="Ask a seeded sample of this many triples; 0: all.")
+    seed: Seed = Field(0, description="Seed of the sample and of the negatives.")
+    allow_self: bool = Field(
+        False,
+        description="Let a query's own entity be its answer in every relation. By default it ranks last "
+        "where the run's training has 20 triples or more of the relation and none links an entity to itself.",
+    )
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """TOML.
+
+    Raises:
+        ValueError: for what is none, or is nested too deeply to read.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return _parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no settings file {path}") from None
+    except (OSError, ValueError) as error:  # what is no UTF-8 or no TOML is a ValueError, too
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return "a value that cannot be shown"
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        members = re.compile("int|float|literal.*|constrained-.*")  # of a union; no part of the name
+        key = ".".join(str(x) for x in first["loc"] if not members.fullmatch(str(x)))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{origin}: unknown key '{key}'{_meant(kind, key)}") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{origin}: '{key}' is {_shown(first['input'])}: {reason}") from None
+
+
+def _meant(kind: type[BaseModel], key: str) -> str:
+    """The known key that is most like an unknown one, as a question behind it; empty where none is."""
+    section, _, name = key.rpartition(".")
+    known = _keys(kind)
+    same = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    alike = get_close_matches(name, same, 1, 0.6) or [k for k in same if k in name.split("_")]
+    if alike:
+        return f"; did you mean '{section}.{alike[0]}'?" if section else f"; did you mean '{alike[0]}'?"
+    elsewhere = sorted((k for k in known if k.rpartition(".")[2] == name), key=lambda k: "training" not in k)
+    return f"; did you mean '{elsewhere[0]}'?" if elsewhere else ""
+
+
+def _keys(kind: type[BaseModel], of: str = "") -> list[str]:
+    """All keys of settings, with their sections."""
+    found = []
+    for name, field in kind.model_fields.items():
+        found.append(f"{of}{name}")
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            found += _keys(section, f"{of}{name}.")
+    return found
+
+
+def override(values: dict[str, Any], assignment: str) -> None:
+    """Put a ``KEY=VALUE`` setting into values by section."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set takes KEY=VALUE, such as training.epochs=5; got '{assignment}'")
+    try:
+        value = _parse(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    except ValueError as error:
+        raise ConfigError(f"--set {assignment[:40]}…: {error}") from None
+    *path, last = key.strip().split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {assignment}: '{part}' is not a table of settings")
+    values[last] = value
+
+
+RETIRED = ("training.distillation",)  # settings that runs still have in their config.toml
+
+
+def load_settings(
+    path: Path | None = None, overrides: Sequence[str] = (), *, of_run: bool = False
+) -> Settings:
+    """Settings from a TOML file (or the defaults), then ``KEY=VALUE`` overrides on top.
+
+    Args:
+        of_run: the file is a run's own, of which retired settings are dropped.
+
+    Raises:
+        ConfigError: for an unknown key, a value out of range, or a file that is no TOML; it names the file or
+            ``--set``, whichever has it.
+    """
+    values = _read(path) if path else {}
+    for section, _, key in (name.partition(".") for name in RETIRED if of_run):
+        if isinstance(values.get(section), dict):
+            values[section].pop(key, None)
+    settings = _validate(Settings, values, str(path or "settings"))
+    for assignment in overrides:
+        override(values, assignment)
+    return _validate(Settings, values, "--set") if overrides else settings
+
+
+def as_settings(values: dict[str, Any], origin: str = "settings") -> Settings:
+    """Settings from plain values, by section; raises as :func:`load_settings`."""
+    return _validate(Settings, values, origin)
+
+
+def load_protocol(path: Path | None = None, **overrides: Any) -> Protocol:
+    """A protocol from a TOML file (or the default); overrides that are None are ignored.
+
+    Raises:
+        ConfigError: as :func:`load_settings`.
+    """
+    values = _read(path) if path else {}
+    _validate(Protocol, values, str(path or "protocol"))
+    given = {k: v for k, v in overrides.items() if v is not None}
+    return _validate(Protocol, values | given, "the protocol asked for" if given else str(path or "protocol"))
+
+
+def dump_settings(settings: Settings, notes: Sequence[str] = ()) -> str:
+    """The expanded settings as TOML (keys that are None are left out), below notes as comments."""
+    said = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
+    return said + tomli_w.dumps(settings.model_dump(exclude_none=True))
+
+
+def is_expected(protocol: Protocol) -> bool:
+    """Whether a protocol's negatives are not drawn: hits are what they are expected to be."""
+    return bool(protocol.negatives) and protocol.negatives_by == "expectation"

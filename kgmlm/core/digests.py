@@ -1,0 +1,150 @@
+"""Whether files are as they were written: their sizes, and the SHA-256 of their contents.
+
+A folder that is written whole has a manifest in it. While a single file is replaced, the digests of the old
+and the new one are both accepted, so that a kill in the midst of it leaves a good run good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from kgmlm.core import files
+from kgmlm.core.errors import RunError
+
+MANIFEST = "kgmlm.json"
+RESTORE = "restore it from a copy, or train the run again"
+
+
+class Digest(BaseModel):
+    """What a file was when it was written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Digest:
+        """What a file of these bytes is."""
+        return cls(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    @classmethod
+    def of(cls, path: Path) -> Digest:
+        """What a file is."""
+        return cls(size=path.stat().st_size, sha256=files.sha256(path))
+
+
+Accepted = dict[str, list[Digest | None]]  # by name below a folder; None: it need not be there
+_ACCEPTED = TypeAdapter(Accepted)
+
+
+def of_folder(folder: Path) -> Accepted:
+    """The digests of all files of a folder, but for its manifest."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    return {p.relative_to(folder).as_posix(): [Digest.of(p)] for p in paths}
+
+
+def as_json(accepted: Mapping[str, list[Digest | None]]) -> dict[str, list[dict[str, object] | None]]:
+    """For a file of JSON."""
+    return {k: [None if d is None else d.model_dump() for d in v] for k, v in accepted.items()}
+
+
+def of_json(values: object) -> Accepted | None:
+    """What :func:`as_json` made; None of None."""
+    return None if values is None else _ACCEPTED.validate_python(values)
+
+
+def write_manifest(folder: Path, accepted: Accepted | None = None) -> None:
+    """Keep digests in a folder, by default those of all its files."""
+    kept = of_folder(folder) if accepted is None else accepted
+    files.write_json(folder / MANIFEST, {"files": as_json(kept)})
+
+
+def read_manifest(folder: Path, remedy: str = RESTORE) -> Accepted | None:
+    """What :func:`write_manifest` wrote; None where there is none.
+
+    Raises:
+        RunError: when it is damaged.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        return of_json(files.parse_json(path.read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is damaged; {remedy}") from None
+
+
+def check(
+    folder: Path,
+    accepted: Mapping[str, list[Digest | None]],
+    *,
+    contents: bool = False,
+    remedy: str = RESTORE,
+) -> None:
+    """See that files of a folder are as they were written.
+
+    Args:
+        contents: read them; else their sizes must do.
+        remedy: what to do, for the sentence.
+
+    Raises:
+        RunError: naming the first that is not.
+    """
+    for name, digests in accepted.items():
+        path = folder / name
+        if not path.is_file():
+            if None in digests:
+                continue
+            raise RunError(f"{path} is missing; {remedy}")
+        size = path.stat().st_size
+        alike = {d.sha256 for d in digests if d is not None and d.size == size}
+        if not alike:
+            sizes = " or ".join(f"{d.size:,}" for d in digests if d is not None) or "0"
+            count = f"{size:,} byte{'' if size == 1 else 's'}"
+            raise RunError(f"{path} has {count} instead of the {sizes} that were written; {remedy}")
+        if contents and files.sha256(path) not in alike:
+            raise RunError(f"{path} has other contents than were written; {remedy}")
+
+
+def check_folder(folder: Path, *, contents: bool = False, remedy: str = RESTORE) -> bool:
+    """:func:`check` a folder by its manifest; False where it has none."""
+    accepted = read_manifest(folder, remedy)
+    check(folder, accepted or {}, contents=contents, remedy=remedy)
+    return accepted is not None
+
+
+def sha(accepted: Mapping[str, list[Digest | None]], name: str, folder: Path) -> str:
+    """SHA-256 of a file of a folder: as it is kept, or of its contents where none or several are."""
+    kept = accepted.get(name) or []
+    if len(kept) == 1 and kept[0] is not None:
+        return kept[0].sha256
+    return files.sha256(folder / name)
+
+
+@contextmanager
+def replacing(
+    path: Path, accepted: Accepted | None, keep: Callable[[Accepted], None], below: Path | None = None
+) -> Iterator[Path]:
+    """A path to write to, which takes the place of a file of which a digest is kept.
+
+    Args:
+        accepted: the digests of the file's folder; None where nobody keeps any.
+        keep: called with what is accepted from then on: before the file is replaced, and after.
+        below: the folder whose digests these are; None is the one that the file is in.
+    """
+    name = path.relative_to(below or path.parent).as_posix()
+    new: list[Digest | None] = []
+    with files.atomic_file(path) as temporary:
+        yield temporary
+        if accepted is not None:
+            new = [Digest.of(temporary)]
+            old = accepted.get(name) or [Digest.of(path) if path.is_file() else None]
+            keep({**accepted, name: [*old, *new]})
+    if accepted is not None:
+        keep({**accepted, name: new})

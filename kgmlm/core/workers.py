@@ -1,0 +1,465 @@
+"""Numbered tasks: done in this process, in several, or by the workers of a Ray cluster.
+
+This module does not know what the tasks are. A worker may end in the midst of a task, which another then
+begins again: so a task must come to the same result, however often it is begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.errors import ConfigError, RunError, first_line
+from kgmlm.core.processes import UNGUARDED, WORKER, check_main_guard, in_several_processes, sharing, unguarded
+from kgmlm.core.progress import Watcher
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Engine = Literal["local", "ray"]
+Tick = Callable[[int], None]  # so much more of the work is done
+Make = Callable[[int, Tick], T]  # a piece by its number; what it comes to
+PATIENCE = 20.0  # seconds that a cluster has to answer
+SLOW = 60.0  # seconds after which it is said that no worker begins
+STORE = 80 * 2**20  # bytes of the object store of a cluster on this machine, near the least that Ray takes
+FEWER = "try again with fewer --workers"
+PIECES = (
+    16  # of small work, so that workers end at about the same time; also how many batches a piece has at most
+)
+
+
+def piece_size(count: int, batch_size: int) -> int:
+    """Of how many queries a piece is; whoever makes it, so that batches, and so scores, are the same.
+
+    >>> piece_size(1000, 64), piece_size(5400, 64), piece_size(100_000, 64)
+    (64, 384, 1024)
+    """
+    return batch_size * min(PIECES, max(1, -(-count // (PIECES * batch_size))))
+
+
+class Work(Protocol[T_co]):
+    """What pieces are of; it is sent to each worker, and begun once there."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+
+    def size(self, number: int) -> int:
+        """How much of the work a piece is, in the unit of :data:`Advance`."""
+
+    def begin(self, watch: Watcher) -> Make[T_co]:
+        """Open what all pieces need; gives what makes a piece, and says how it advances."""
+
+    def sent(self, far: bool) -> Work[T_co]:
+        """The same with nothing open, to be pickled.
+
+        Args:
+            far: for machines that have other working folders, and GPUs of their own.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Opened(Generic[T]):
+    """Work that is open already, and so is made here.
+
+    Attributes:
+        sizes: of the pieces.
+        make: what makes them.
+    """
+
+    sizes: IntArray
+    make: Make[T]
+    on_gpu: bool = False
+
+    def size(self, number: int) -> int:
+        """How much of the work a piece is."""
+        return int(self.sizes[number])
+
+    def begin(self, watch: Watcher) -> Make[T]:
+        """What makes pieces."""
+        return self.make
+
+    def sent(self, far: bool) -> Work[T]:
+        """Nothing that is open is sent."""
+        raise AssertionError("workers need work that they can open")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who makes pieces; it changes none of them.
+
+    Attributes:
+        workers: processes, or actors of a cluster, each of which opens what it needs.
+        engine: "local", processes of this machine; or "ray", actors of a Ray cluster.
+        address: HOST:PORT of the cluster; None is one of this machine alone.
+    """
+
+    workers: int = 1
+    engine: Engine = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse, before anything is opened, what cannot be.
+
+        Raises:
+            ConfigError: for an unknown engine, one that is not installed, an address of none, or workers of
+                one of several processes.
+            RunError: in a worker that is still importing its parent's script.
+        """
+        check_main_guard()
+        check_engine(self.engine, self.address)
+        if self.workers < 1:
+            raise ConfigError(f"there is at least one worker, not {self.workers}")
+        if not self.here and in_several_processes():
+            raise ConfigError(
+                "several processes (torchrun) share the work already; leave out --workers and --engine"
+            )
+
+    @property
+    def here(self) -> bool:
+        """Whether this process makes pieces itself, with the others that share its work."""
+        return self.engine == "local" and self.workers == 1
+
+    def made(
+        self, work: Work[T], numbers: Sequence[int], watch: Watcher, advance: Tick = lambda n: None
+    ) -> Generator[T]:
+        """Make pieces; yields what each comes to, in any order.
+
+        Args:
+            numbers: of the pieces; where several processes share the work (:mod:`kgmlm.core.processes`),
+                of those that this one makes. Each gets the pieces of all.
+            advance: called as pieces are made here, or by a worker.
+        """
+        if self.engine == "ray":
+            return made_on_ray(work, numbers, self.workers, watch, advance, address=self.address)
+        if self.workers > 1:
+            return made_in_processes(work, numbers, self.workers, watch, advance)
+        return made_here(work, numbers, watch, advance)
+
+
+def check_engine(engine: str, address: str | None) -> None:
+    """Refuse what cannot be.
+
+    Raises:
+        ConfigError: for an unknown engine, one that is not installed, or an address of none.
+    """
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"an engine is local or ray, not {engine}")
+    if engine == "ray" and find_spec("ray") is None:
+        raise ConfigError("--engine ray needs Ray; pip install 'kgmlm[ray]' installs it")
+    if address is not None and engine != "ray":
+        raise ConfigError("--address is of a Ray cluster, so it goes with --engine ray")
+    if address is not None:
+        _host_and_port(address)
+
+
+def made_here(
+    work: Work[T], numbers: Sequence[int], watch: Watcher, advance: Tick = lambda n: None
+) -> Generator[T]:
+    """Make pieces in this process; the processes that share the work make some each, and all get all."""
+    make = work.begin(watch)
+    found = [make(number, advance) for number in numbers]
+    for of_one in sharing().gathered(found):
+        yield from of_one
+
+
+class _Spawning(SpawnContext):
+    """Starts worker processes under names of our own, and knows how each has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[SpawnProcess] = []
+
+    def Process(self, **given: Any) -> SpawnProcess:  # type: ignore[override]
+        """Make a process, as :class:`multiprocessing.Process` does."""
+        process = SpawnProcess(**given)
+        self.started.append(process)
+        process.name = f"{WORKER} {len(self.started)}"
+        return process
+
+    @property
+    def unguarded(self) -> bool:
+        """True if a worker began the parent's script again instead of its work."""
+        return any(process.exitcode == UNGUARDED for process in self.started)
+
+
+_make: Make[Any] | Exception | None = None  # of a worker process, or why it has none
+
+
+def _begin(work: Work[Any], threads: int) -> None:
+    global _make
+    if find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    try:
+        _make = work.begin(Watcher())
+    except Exception as error:  # a mistake, which here would break the pool as a lost process does
+        _make = error
+
+
+def _made(number: int) -> Any:
+    assert _make is not None
+    if isinstance(_make, Exception):
+        raise _make
+    return _make(number, lambda n: None)
+
+
+def made_in_processes(
+    work: Work[T],
+    numbers: Sequence[int],
+    workers: int,
+    watch: Watcher,
+    advance: Tick = lambda n: None,
+) -> Generator[T]:
+    """Make pieces in processes of their own, which share this one's threads.
+
+    When one ends that was not told to, all are begun again for the pieces that are left.
+
+    Raises:
+        RunError: when processes end again and again, or begin the parent's script again.
+    """
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    left, sent, lost = list(numbers), work.sent(far=False), 0  # lost one after the other
+    while left:
+        count = min(workers, len(left))
+        context = _Spawning()
+        pool = ProcessPoolExecutor(count, context, _begin, (sent, _threads(count)))
+        try:
+            futures = {pool.submit(_made, number): number for number in left}
+            for future in as_completed(futures):
+                if isinstance(future.exception(), BrokenProcessPool):
+                    continue
+                found = future.result()
+                left.remove(futures[future])
+                lost = 0
+                advance(work.size(futures[future]))
+                yield found
+        except BrokenProcessPool:
+            pass  # before all pieces were given to it
+        finally:
+            pool.shutdown(cancel_futures=True)
+        if context.unguarded:
+            raise unguarded()
+        if left:
+            lost += 1
+            if lost > workers:
+                raise RunError(f"worker processes end again and again, perhaps for lack of memory; {FEWER}")
+            watch.tell("a worker process ended, perhaps for lack of memory; its pieces are made again")
+
+
+def _threads(count: int) -> int:
+    """Of each of so many processes, which share this one's."""
+    if find_spec("torch") is None:
+        return 1
+    import torch
+
+    return max(1, torch.get_num_threads() // count)
+
+
+def made_on_ray(
+    work: Work[T],
+    numbers: Sequence[int],
+    workers: int,
+    watch: Watcher,
+    advance: Tick = lambda n: None,
+    *,
+    address: str | None = None,
+) -> Generator[T]:
+    """Make pieces by Ray's workers, each of one CPU, and of one GPU where the work asks for it by name.
+
+    A piece whose worker has ended is made by another one.
+
+    Args:
+        workers: at most so many; fewer while the cluster has no more to give.
+        address: HOST:PORT of a cluster that this machine is a node of; None is the one that this process has
+            joined, or else one of this machine alone, which ends with the work.
+
+    Raises:
+        RunError: when no cluster answers, or workers end again and again.
+    """
+    if not numbers:
+        return
+    count = min(workers, len(numbers))
+    # Ray prints on stdout which workers have died.
+    with redirect_stdout(sys.stderr), _cluster(address, count):
+        crew = _Actors(work.sent(far=True), numbers, count, watch)
+        try:
+            for number, found in crew.made():
+                advance(work.size(number))
+                yield found
+        finally:
+            crew.dismiss()
+
+
+class _Worker:
+    """A process of a cluster that makes pieces."""
+
+    def begin(self, work: Work[Any]) -> None:
+        self.make = work.begin(Watcher())
+
+    def made(self, number: int) -> Any:
+        return self.make(number, lambda n: None)
+
+
+class _Actors(Generic[T]):
+    """Workers of a cluster, and who of them makes what."""
+
+    def __init__(self, work: Work[T], numbers: Sequence[int], workers: int, watch: Watcher) -> None:
+        import ray
+
+        self.watch = watch
+        self.worker = ray.remote(num_cpus=1, num_gpus=int(work.on_gpu), max_restarts=0)(_Worker)
+        self.work = ray.put(work)
+        self.left = len(numbers)
+        self.waiting = deque(numbers)
+        self.busy: dict[Any, tuple[Any, int | None]] = {}  # by what each will say; None: it begins
+        self.idle: list[Any] = []
+        self.lost = 0  # one after the other
+        for _ in range(workers):
+            self._hire()
+
+    def _hire(self) -> None:
+        worker: Any = self.worker.remote()
+        self.busy[worker.begin.remote(self.work)] = (worker, None)
+
+    def _occupy(self, worker: Any) -> None:
+        if self.waiting:
+            number = self.waiting.popleft()
+            self.busy[worker.made.remote(number)] = (worker, number)
+        else:
+            self.idle.append(worker)
+
+    def made(self) -> Generator[tuple[int, T]]:
+        """Numbers of pieces, and what they come to, as they are made."""
+        import ray
+
+        told = False
+        most = len(self.busy) + 1
+        while self.left:
+            done, _ = ray.wait(list(self.busy), timeout=None if told else SLOW)
+            if not done:
+                if not told and all(number is None for _, number in self.busy.values()):
+                    self.watch.tell("no worker has begun yet; perhaps the cluster has no CPU or GPU left")
+                    told = True
+                continue
+            worker, number = self.busy.pop(done[0])
+            try:
+                found = ray.get(done[0])
+            except ray.exceptions.RayTaskError as error:
+                raise _cause(error) from None
+            except ray.exceptions.RayError as error:
+                self._replace(number, most, error)
+                continue
+            self._occupy(worker)
+            if number is not None:
+                self.left, self.lost = self.left - 1, 0
+                yield number, found
+
+    def dismiss(self) -> None:
+        """End all workers, whatever they do."""
+        import ray
+
+        for worker in (*self.idle, *(worker for worker, _ in self.busy.values())):
+            ray.kill(worker)
+
+    def _replace(self, number: int | None, most: int, error: Exception) -> None:
+        """Have somebody else do what a worker that has ended was to do."""
+        self.lost += 1
+        if self.lost > most:
+            why = str(error).strip().splitlines()[0]
+            raise RunError(f"{self.lost} workers ended one after the other ({why}); {FEWER}") from None
+        if number is not None:
+            self.waiting.appendleft(number)
+        if self.idle and self.waiting:
+            self._occupy(self.idle.pop())
+        else:
+            self._hire()
+
+
+def _cause(error: Any) -> Exception:
+    """What was raised in a worker, or that kgmlm is not there."""
+    if "failed to import" in str(error) or "No module named 'kgmlm" in str(error):
+        return RunError("the nodes of the Ray cluster cannot import kgmlm; install the same version on all")
+    cause: Exception = error if error.cause is None else error.cause
+    return cause
+
+
+@contextmanager
+def _cluster(address: str | None, cpus: int) -> Iterator[None]:
+    """Be part of a Ray cluster, without its logs and with this process's own way to end."""
+    import ray
+
+    if address is None and ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told
+    own: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": STORE, "include_dashboard": False}
+    if address is not None:
+        _check_answers(address)
+    main = threading.current_thread() is threading.main_thread()
+    at_end = signal.getsignal(signal.SIGTERM)
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        ray.init(
+            address=address or "local", log_to_driver=False, logging_level=logging.ERROR,
+            **(own if address is None else {}),
+        )  # fmt: skip
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        why = first_line(error)
+        where = "on this machine" if address is None else f"at {address}"
+        raise RunError(f"Ray cannot be used {where}: {why}") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, at_end)  # ray.init takes it
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        logger.setLevel(level)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"the address of a Ray cluster is given as HOST:PORT, not '{address}'")
+    return host.strip("[]"), int(port)
+
+
+def _check_answers(address: str) -> None:
+    """See that a cluster answers; ``ray.init`` would ask for minutes and end the process.
+
+    Raises:
+        RunError: when none does.
+    """
+    try:
+        socket.create_connection(_host_and_port(address), timeout=PATIENCE / 2).close()
+    except OSError as error:
+        raise RunError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
+    ask = "from ray.scripts.scripts import main; main()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ask, "health-check", "--address", address],
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RunError(f"no Ray cluster answers at {address}: what is there is none, or busy") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["?"])[-1].removeprefix("ray.exceptions.")
+        raise RunError(f"no Ray cluster answers at {address}: {last}")

@@ -1,0 +1,437 @@
+"""``kgmlm.data``: list, fetch, check, show and split datasets; show what a model reads of a query.
+
+``dataset`` is the name of a built-in dataset, the path of a folder, or a graph.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kgmlm.core.config import load_settings
+from kgmlm.core.errors import ConfigError, check_numbers, counted
+from kgmlm.core.files import as_path
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.graphs.cards import Card, Counts, card_names, fetch, find_card, read_card
+from kgmlm.graphs.checks import LISTED, check_graph, lines_of
+from kgmlm.graphs.datasets import load_graph, unread_files, write_folder
+from kgmlm.graphs.graph import Entity
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import SPLITS, Queries, repeated
+from kgmlm.graphs.splits import describe_split, split_notes, split_random, split_unseen
+from kgmlm.graphs.storage import CHECKING, check_dataset
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.packs import find_pack, is_pack
+from kgmlm.runs.run import Run, path_of
+from kgmlm.text.linearization import linearize as linearize_queries
+from kgmlm.text.tokenization import SpanTokenizer, Vocabulary, load_tokenizer, scratch_texts, train_tokenizer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.graphs.graph import KnowledgeGraph
+
+Triple = tuple[str, str, str]  # labels
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The built-in datasets, by name."""
+
+    cards: Mapping[str, Card]
+
+    def as_json(self) -> tuple[dict[str, Any], ...]:
+        """The objects that ``kgmlm data list --json`` prints."""
+        return tuple({"name": c.name, "title": c.title, **c.counts.model_dump()} for c in self.cards.values())
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per dataset: title, and how many entities, relations and triples it has."""
+        import pandas as pd
+
+        return pd.DataFrame(self.as_json()).set_index("name")
+
+    def _repr_html_(self) -> str:
+        table: str = self.to_frame().to_html()
+        return table
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is wrong, odd or leaky about a graph.
+
+    Attributes:
+        values: the report, as JSON has it: counts, duplicates, leakage, colliding names and the ceiling that
+            they impose, unseen entities, examples of what is odd.
+    """
+
+    values: Mapping[str, Any]
+
+    @property
+    def mismatches(self) -> Mapping[str, Mapping[str, int]]:
+        """Counts that differ from those of the dataset's card: what the card says, and what was found."""
+        found: Mapping[str, Mapping[str, int]] = self.values.get("mismatches", {})
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm data check --json`` prints."""
+        return dict(self.values)
+
+    def lines(self) -> Mapping[str, Sequence[str]]:
+        """What people read, by heading."""
+        return lines_of(self.values)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{key}</th><td>{'<br>'.join(map(html.escape, lines))}</td></tr>"
+            for key, lines in self.lines().items()
+        )
+        return f"<p>{html.escape(self.values['dataset'])}</p><table>{rows}</table>"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A dataset, or one of its entities.
+
+    Attributes:
+        name: of the dataset.
+        card: where it has one.
+        relations: their labels.
+        entity: the one that was asked for, if one was.
+        triples: training triples: five, or all of the entity.
+    """
+
+    name: str
+    card: Card | None
+    relations: tuple[str, ...]
+    entity: Entity | None
+    triples: tuple[Triple, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm data show --json`` prints."""
+        if self.entity is not None:
+            return {**asdict(self.entity), "train": [*self.triples]}
+        card = self.card.model_dump(exclude={"source", "splits", "texts", "example"}) if self.card else {}
+        return {**card, "name": self.name, "relations": [*self.relations], "examples": [*self.triples]}
+
+
+@dataclass(frozen=True)
+class Split:
+    """A dataset that was split.
+
+    Attributes:
+        path: its folder.
+        counts: of entities, relations, and the triples of each split.
+        unseen: where entities were held out, of validation and test: how many entities training has not, and
+            how many triples have one as their head alone, as their tail alone, or as both.
+        duplicates: how often a triple was there again, and was left out.
+    """
+
+    path: Path
+    counts: Counts
+    unseen: Mapping[str, Mapping[str, int]]
+    duplicates: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm data split --json`` prints."""
+        unseen = {f"{split}_unseen": dict(found) for split, found in self.unseen.items()}
+        return {**self.counts.model_dump(), **unseen}
+
+
+class _Download:
+    """A bar as pooch moves it, for whoever watches."""
+
+    def __init__(self, watch: Watcher, name: str) -> None:
+        self.watch, self.name = watch, name
+        self.total = self.done = 0
+
+    def update(self, n: int) -> None:
+        """So many bytes more; pooch rounds up, and says all of them again at the end."""
+        n = min(n, self.total - self.done)
+        self.done += n
+        if n:
+            self.watch(f"fetching {self.name}", n, self.total)
+
+    def reset(self) -> None:
+        """All have come."""
+
+    def close(self) -> None:
+        """The file is whole."""
+
+
+def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[str, Sequence[Path]]:
+    """Fetch and verify the files of a built-in dataset, from ``$KGMLM_MIRROR`` where it has them.
+
+    Args:
+        name: of a dataset, or "all", which leaves out large ones.
+
+    Returns:
+        The files of each dataset.
+
+    Raises:
+        DataError: when there is no such dataset, or a file is nowhere to be had or has a wrong checksum.
+    """
+    watch = watcher_of(progress)
+    if name not in ("all", *card_names()) and Path(name).is_dir():
+        watch.tell(
+            f"{name} is a folder of yours: there is nothing to fetch; `kgmlm data check {name}` checks it"
+        )
+        return {}
+    found: dict[str, Sequence[Path]] = {}
+    for each in [x for x in card_names() if not read_card(x).large] if name == "all" else [name]:
+        paths = []
+        for source in read_card(each).source:
+            with watch:
+                paths.append(fetch(source, progress=_Download(watch, source.path)))
+            unverified = "" if source.sha256 else ", unverified: nobody has published its checksum"
+            watch.tell(f"{each}: {source.path} is at {paths[-1]}{unverified}")
+        watch.tell(f"{each}: ready")
+        found[each] = tuple(paths)
+    return found
+
+
+def check(
+    dataset: KnowledgeGraph | str | Path, *, model: str | Path | None = None, skip_header: bool = False
+) -> Check:
+    """Count what a dataset has, and what is wrong, odd or leaky about it.
+
+    Args:
+        model: count the lengths of names in the tokens of this model, too.
+        skip_header: leave out the first line of each file of triples.
+
+    Raises:
+        DataError: when there is no such dataset, or its files are wrong.
+    """
+    if model == "scratch":
+        raise ConfigError("'scratch' has no tokens before it is trained; name a model that has")
+    check_dataset(dataset, CHECKING, watcher_of(True).tell)
+    graph = load_graph(dataset, skip_header=skip_header)
+    card = _card_of(dataset)
+    report = check_graph(graph, card.counts if card else None)
+    folder = Path(dataset) if isinstance(dataset, str | Path) else None
+    if folder is not None and folder.is_dir():
+        report["unread_files"] = unread_files(folder)
+    if model is not None:
+        from kgmlm.core.progress import quiet_transformers
+
+        quiet_transformers()
+        report["name_tokens"] = check_tokens(graph, load_tokenizer(str(model)))
+    return Check(report)
+
+
+def _card_of(dataset: KnowledgeGraph | str | Path) -> Card | None:
+    """The card of a dataset, if it has one; a graph has none."""
+    return find_card(dataset) if isinstance(dataset, str | Path) else None
+
+
+def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, Any]:
+    """What names are to a model: how long, which sets the span by default, which it has no tokens for."""
+    import pyarrow as pa
+
+    from kgmlm.core.config import Settings
+
+    names = graph.entities.table.column("surface")
+    tokens = tokenizer.candidates(names, None, end_of_name=False)
+    lengths = tokens.lengths_N
+    longest = lengths.argsort(kind="stable")[::-1][:5]
+    unknown = tokenizer.unknown(tokens)
+    span = Vocabulary.fit(tokens, graph.seen_N, Settings()).span_length
+    sets = (graph.seen_N & (lengths == span)).nonzero()[0][:1]
+    return {
+        "mean": round(float(lengths.mean()), 3),
+        "max": int(lengths.max()),
+        "longest": [{"name": names[int(i)].as_py(), "tokens": int(lengths[i])} for i in longest],
+        "span": {"tokens": span, "name": names[int(sets[0])].as_py() if len(sets) else None},
+        "unknown": {"count": len(unknown), "examples": names.take(pa.array(unknown[:LISTED])).to_pylist()},
+    }
+
+
+def show(
+    dataset: KnowledgeGraph | str | Path, *, entity: str | None = None, skip_header: bool = False
+) -> Shown:
+    """A dataset's card and a few triples, or one entity with its training triples.
+
+    Args:
+        entity: its label or name.
+        skip_header: leave out the first line of each file of triples.
+
+    Raises:
+        DataError: when there is no such dataset, or its files are wrong.
+        QueryError: for an unknown or ambiguous entity.
+    """
+    graph = load_graph(dataset, skip_header=skip_header)
+    train, found = graph.splits["train"], None
+    if entity is None:
+        triples = train[:5]
+    else:
+        at = Resolver(graph).entity(entity)
+        found, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
+    relations = tuple(r.label for r in graph.relations)
+    return Shown(graph.name, _card_of(dataset), relations, found, tuple(graph.labeled(triples)))
+
+
+def split(
+    dataset: KnowledgeGraph | str | Path,
+    output: str | Path,
+    *,
+    random: bool = False,
+    unseen_entities: float | None = None,
+    valid: float | None = None,
+    test: float | None = None,
+    seed: int = 0,
+    skip_header: bool = False,
+    progress: bool | Watcher | Advance = True,
+) -> Split:
+    """Split a dataset and write it as a new folder, with its card.
+
+    Args:
+        output: the dataset folder to write.
+        random: make the splits that are missing of training triples, drawn at random.
+        unseen_entities: instead, split all triples again so that validation and test are about entities that
+            training has not: the share of the entities to hold out for each of the two.
+        valid, test: with ``random``: shares of the triples; None is a tenth.
+        skip_header: leave out the first line of each file of triples.
+
+    Raises:
+        ConfigError: when options do not go together.
+        DataError: when the dataset cannot be split so, or the folder is taken.
+    """
+    check_numbers(seed=(seed, 0))
+    if random == (unseen_entities is not None):
+        raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
+    if unseen_entities is not None and (valid, test) != (None, None):
+        raise ConfigError("--valid and --test go with --random")
+    target, watch = as_path(output, "the output"), watcher_of(progress)
+    graph = source = load_graph(dataset, skip_header=skip_header)
+    if unseen_entities is None:
+        twice = repeated(graph.splits["train"])
+        graph = split_random(graph, valid, test, seed)
+        how = f"split at random with seed {seed}"
+    else:
+        twice = repeated(graph.all_triples)
+        graph = split_unseen(graph, unseen_entities, seed)
+        how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
+    card = describe_split(graph, dataset if isinstance(dataset, str | Path) else graph.name, how)
+    write_folder(graph, target, card)
+    if twice:
+        watch.tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")
+    counts = ", ".join(f"{name} {len(part):,}" for name, part in graph.splits.items())
+    watch.tell(f"{counts} triples written to {output}")
+    made = [name for name in graph.splits if name not in source.splits or unseen_entities is not None]
+    for message in split_notes(graph, made, {"valid": valid, "test": test} if random else {}):
+        watch.tell(message)
+    unseen = {} if unseen_entities is None else {name: count_unseen(graph, name) for name in SPLITS[1:]}
+    if left := sum(map(len, source.negatives.values())) - sum(map(len, graph.negatives.values())):
+        watch.tell(f"{counted(left, 'false triple')} left out: each split has those of its own entities")
+    for name, found in unseen.items():
+        watch.tell(
+            f"{name}: {counted(found['entities'], 'unseen entity')}, "
+            f"in {counted(found['head'], 'triple')} as the head, "
+            f"in {found['tail']:,} as the tail, in {found['both']:,} as both"
+        )
+    return Split(target, card.counts, unseen, twice)
+
+
+def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:
+    """Entities of a split that training has not, and triples that have one as head, as tail, as both."""
+    ends = graph.splits[split][:, [0, 2]]
+    new = ~graph.seen_N[ends]
+    return {
+        "entities": len(set(ends[new].tolist())),
+        "head": int((new[:, 0] & ~new[:, 1]).sum()),
+        "tail": int((new[:, 1] & ~new[:, 0]).sum()),
+        "both": int(new.all(1).sum()),
+    }
+
+
+def list() -> Cards:
+    """The built-in datasets. (Last here: it hides Python's own ``list`` in this module.)"""
+    return Cards({name: read_card(name) for name in card_names()})
+
+
+@dataclass(frozen=True)
+class Linearized:
+    """A query as the model sees it.
+
+    Attributes:
+        text: for people.
+        pieces: the text of each token.
+        span_start, span_length: where the hole is, in tokens.
+        vector: whether a mask for the query's vector follows the hole.
+        tokens_cut: how many did not fit.
+    """
+
+    text: str
+    input_ids: Sequence[int]
+    tokens: Sequence[str]
+    pieces: Sequence[str]
+    span_start: int
+    span_length: int
+    vector: bool
+    tokens_cut: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm linearize --json`` prints."""
+        return asdict(self)
+
+
+def linearize(
+    source: Run | str | Path,
+    relation: str,
+    *,
+    head: str | None = None,
+    tail: str | None = None,
+    model: str | None = None,
+    template: str | None = None,
+    skip_header: bool = False,
+) -> Linearized:
+    """The exact text and tokens that the model sees for a query.
+
+    Args:
+        source: a run or a pack, a built-in dataset, or a dataset folder.
+        model, template: whose tokenizer ("scratch" by default), and which template, for a dataset.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity or relation.
+        ConfigError: when a model or a template is given for a run, which has its own.
+    """
+    path = path_of(source)
+    is_run = (path / "run.json").is_file() or is_pack(path)
+    if is_run or (path.name not in card_names() and find_pack(path) is not None):
+        run = open_folder(path_of(source))
+        for option, value in (("--template", template), ("--model", model)):
+            if value is not None:
+                raise ConfigError(f"{option} is for datasets; a run has its own")
+        graph, settings, vocabulary = run.graph, run.settings, run.vocabulary
+        tokenizer = load_tokenizer(run.model_folder)
+    else:
+        graph = load_graph(str(source), skip_header=skip_header)
+        settings = load_settings(None, [f"text.template={template}"] if template else [])
+        if model in (None, "scratch"):
+            texts = scratch_texts(graph, settings.text)
+            tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
+        else:
+            from kgmlm.core.progress import quiet_transformers
+
+            quiet_transformers()
+            tokenizer = load_tokenizer(model)
+        surfaces = graph.entities.table.column("surface")
+        names = tokenizer.candidates(surfaces, None, settings.scoring.end_of_name)
+        vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
+    query = Resolver(graph).query(relation, head, tail)
+    (text,) = linearize_queries(graph.context, Queries.of([query]), settings.text)
+    (encoded,) = tokenizer.encode_queries(
+        [text], vocabulary.span_length, settings.text.max_length, vector=settings.vector.enabled
+    )
+    return Linearized(
+        tokenizer.render(text, encoded),
+        encoded.input_ids,
+        tokenizer.tokens(encoded.input_ids),
+        tokenizer.texts(encoded.input_ids),
+        encoded.span_start,
+        encoded.span_length,
+        encoded.vector,
+        encoded.cut,
+    )

@@ -1,0 +1,1 @@
+"""How well a run ranks: protocols, filtered ranks, metrics, comparisons."""

@@ -1,0 +1,461 @@
+"""Evaluate a run on its own or another graph, in this process or by several workers."""
+
+from __future__ import annotations
+
+import errno
+import html
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kgmlm.core import files
+from kgmlm.core.config import Protocol, load_protocol
+from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
+from kgmlm.core.processes import World, join, shared_by
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.workers import Crew, Engine, Make
+from kgmlm.evaluation.evaluator import OpenedRun, Ranking, Scope
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
+from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.opened import computed_by, open_ranker, read_vectors, retrieval_of
+from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.packs import find_pack
+from kgmlm.runs.record import RERANKER, check_result, command_line, has_reranker, steady
+from kgmlm.runs.run import Run, path_if, path_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pykeen.evaluation import RankBasedMetricResults
+
+    from kgmlm.evaluation.evaluator import Evaluation, Found
+    from kgmlm.ranking.ranker import Ranker
+
+
+def scope_of(
+    run: RunFolder,
+    own: KnowledgeGraph,
+    other: KnowledgeGraph | None,
+    protocol: Protocol,
+    reranked: bool,
+    allowed: Mapping[str, bool],
+    watch: Watcher,
+) -> tuple[Scope, list[str]]:
+    """What is asked, and the datasets of earlier runs that are gone, so nothing is checked against them.
+
+    Args:
+        own: the run's graph, with further entities where there are any.
+        other: another graph, which is asked about instead.
+        allowed: as of :meth:`~kgmlm.evaluation.evaluator.Scope.inductive`.
+    """
+    earlier, gone = run.past(reranked)
+    if gone:
+        watch.tell(
+            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
+        )
+    if other is None:
+        return Scope.of(own, earlier), gone
+    return Scope.inductive(run.graph, other, protocol, earlier=earlier, **allowed), gone
+
+
+def open_scorer(
+    run: Run | None, folder: RunFolder, scope: Scope, way: RankingOptions, watch: Watcher, batch_size: int
+) -> OpenedRun:
+    """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
+    graph = scope.graph
+    if run is not None and run.opened not in ("", folder.made_by):
+        run.reopen()
+    if run is not None and (run.opened or graph is run.graph):
+        predictor = run.open(watch, batch_size)
+        ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
+        retrieval = predictor.retrieval if way.retrieve else None  # all are scored, unless that is asked for
+        return OpenedRun(ranker, retrieval, run.opened, folder.chosen)
+    ranker = open_ranker(folder, way, graph)
+    return OpenedRun(ranker, retrieval_of(folder, way, ranker), folder.made_by, folder.chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationWork:
+    """The pieces of an evaluation for workers, each of which opens the run.
+
+    Attributes:
+        run: the run's folder, or its pack.
+        graph: what is not in the run's folder: its graph with further entities, or another one.
+        other: whether it is another one.
+        made_by: of the weights that all workers must have.
+        digest: of what is asked.
+        sizes: of the pieces.
+    """
+
+    run: Path
+    way: RankingOptions
+    protocol: Protocol
+    batch_size: int
+    graph: KnowledgeGraph | None
+    other: bool
+    allowed: Mapping[str, bool]
+    made_by: str = ""
+    digest: str = ""
+    sizes: tuple[int, ...] = ()
+
+    def of(self, ranking: Ranking, made_by: str) -> EvaluationWork:
+        """The same when it is known what is asked, and by which weights."""
+        sizes = tuple(ranking.sizes.tolist())
+        return replace(self, made_by=made_by, digest=ranking.asked.digest, sizes=sizes)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+        return self.way.on_gpu
+
+    def size(self, number: int) -> int:
+        """How many ranks a piece has."""
+        return self.sizes[number]
+
+    def begin(self, watch: Watcher) -> Make[Found]:
+        """Open the run, and read what vectors are missing.
+
+        Raises:
+            RunError: when this worker sees other weights or triples than who asks it.
+        """
+
+        quiet_transformers()
+        folder = open_folder(self.run)
+        own = folder.graph if self.graph is None or self.other else self.graph
+        other = self.graph if self.other else None
+        scope, _ = scope_of(folder, own, other, self.protocol, self.way.reranks, self.allowed, watch)
+        opened = steady(
+            folder.path, lambda: open_scorer(None, folder, scope, self.way, watch, self.batch_size)
+        )
+        ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
+        if (opened.made_by, ranking.asked.digest) != (self.made_by, self.digest):
+            raise RunError(
+                f"{self.run} has other weights or triples on {platform.node()}; workers need the run at the "
+                "same path, and nobody may change it meanwhile"
+            )
+        read_vectors(opened.ranker, watch, self.batch_size)
+        return ranking.maker(opened.ranker, opened.retrieval)
+
+    def sent(self, far: bool) -> EvaluationWork:
+        """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
+        graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
+        return replace(self, graph=graph, run=self.run.absolute(), way=self.way.sent() if far else self.way)
+
+
+_SHOWN = {
+    "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
+    "Hits@10": "hits_at_10", "MR": "arithmetic_mean_rank", "ranks": "count",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What an evaluation found.
+
+    Attributes:
+        evaluation: the ranks of all queries.
+        values: the report, as JSON has it: metrics, breakdown, protocol, run, versions, command.
+    """
+
+    evaluation: Evaluation
+    values: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """``mrr``, and all metrics under PyKEEN's names, such as ``both.realistic.hits_at_10``."""
+        found: Mapping[str, float] = self.values["metrics"]
+        return found
+
+    def to_frame(self) -> pd.DataFrame:
+        """MRR, Hits@1, 3, 10 and MR of tails, heads and both, and the number of ranks."""
+        import pandas as pd
+
+        protocol = self.values["protocol"]
+        expected = protocol["negatives"] and protocol["negatives_by"] == "expectation"
+        kind = "expected" if expected else "realistic"
+        rows = {
+            side: {name: self.metrics.get(f"{side}.{kind}.{key}") for name, key in _SHOWN.items()}
+            for side in ("tail", "head", "both")
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("queries")
+
+    def to_pykeen(self) -> RankBasedMetricResults:
+        """PyKEEN's own result object."""
+        from kgmlm.evaluation.pykeen import to_pykeen
+
+        return to_pykeen(self.evaluation.ranks, self.evaluation.tail_B)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON."""
+        files.write_json(files.as_path(path, "the output"), dict(self.values), follow=True)
+
+    def __repr__(self) -> str:
+        found = self.values
+        return f"<{found['dataset']} {found['split']}: MRR {self.metrics.get('mrr', float('nan')):.4f}>"
+
+    def _repr_html_(self) -> str:
+        what = html.escape(f"{self.values['dataset']} {self.values['split']}")
+        table: str = self.to_frame().to_html(float_format="{:.4f}".format)
+        return f"<p>{what}</p>{table}"
+
+
+def evaluate(
+    run: Run | str | Path,
+    *,
+    graph: KnowledgeGraph | str | Path | None = None,
+    split: str | None = None,
+    protocol: str | Path | None = None,
+    candidates: Literal["all", "graph", "split", "train"] | None = None,
+    allow_seen_entities: bool = False,
+    allow_new_relations: bool = False,
+    skip_header: bool = False,
+    output: str | Path | None = None,
+    ranks: str | Path | None = None,
+    max_triples: int | None = None,
+    by_relation: bool = False,
+    scores: str | None = None,
+    allow_self: bool | None = None,
+    typed: bool | None = None,
+    functional: bool | None = None,
+    rerank: int | None = None,
+    retrieve: int | None = None,
+    effort: int | None = None,
+    batch_size: int = 64,
+    precision: Literal["fp32", "bf16"] | None = None,
+    device: str | None = None,
+    verify: bool = False,
+    workers: int = 1,
+    engine: Engine = "local",
+    address: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Report:
+    """Filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
+
+    Args:
+        graph: evaluate on another dataset or folder: its training triples are context, its splits the filter.
+        split, protocol: whose triples to ask (None is test), and a protocol as TOML.
+        candidates: whose entities compete; None is all, with ``graph`` those of that graph.
+        output, ranks: where to write the report as JSON, and per-query ranks as Parquet (None: in the run).
+        max_triples, by_relation: ask a seeded sample of the split; report each relation, too.
+        scores, allow_self, typed, functional, rerank, retrieve, effort, precision, device, verify: as
+            of :func:`~kgmlm.runs.run.open_run`; None is as the run was opened.
+        workers, engine, address: who ranks, as of :func:`~kgmlm.complete`; the report is that of one process.
+
+    Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
+
+    Raises:
+        RunError: when the run has no such part, workers end again and again, or no cluster answers.
+        ConfigError, DataError: when options do not go together, or the split is not there.
+    """
+    way = (run.way.given(runtime="torch") if isinstance(run, Run) else RankingOptions()).given(
+        scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
+        retrieve=retrieve, effort=effort, precision=precision, device=device,
+    )  # fmt: skip
+    check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
+    crew = Crew(workers, engine, address)
+    allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
+    world, for_graph = join(way.device), skip_header or any(allowed.values())
+    to, kept, asking = path_if(output, "the output"), path_if(ranks, "ranks"), path_if(protocol, "a protocol")
+    _check(path_of(run), graph, for_graph, way.retrieve, to, kept, world)
+    among = candidates or (None if graph is None or protocol else "graph")
+    chosen = {"split": split, "max_triples": max_triples, "allow_self": way.allow_self or None}
+    settings = load_protocol(asking, candidates=among, **chosen)
+    folder, watch = open_folder(path_of(run), verify=verify), watcher_of(progress)
+    _check_memory(folder, graph, watch)
+    other = None if graph is None else load_graph(graph, skip_header=skip_header)
+    (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
+    own, further = (run.graph, run.further) if isinstance(run, Run) else (folder.graph, None)
+    scope, unchecked = scope_of(folder, own, other, settings, way.reranks, allowed, watch)
+    source = find_pack(path_of(run)) or folder.path
+    work = EvaluationWork(source, way, settings, batch_size, other or further, other is not None, allowed)
+    opened, result = _evaluate(run, folder, scope, work, by_relation, crew, watch, world)
+    report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))
+    if world.main and output:
+        report.save(output)
+    if world.main and (ranks is not None or len(own.entities) == len(folder.graph.entities)):
+        name = ranks_name(way, settings.split, other, asking, candidates, max_triples)
+        _keep_ranks(folder, opened.made_by, result, kept, name, watch)
+    world.wait()  # what is written can be read, whichever process asks
+    _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
+    return report
+
+
+def _check_memory(run: RunFolder, graph: KnowledgeGraph | str | Path | None, watch: Watcher) -> None:
+    """Refuse what the machine has no memory for."""
+    if graph is None:
+        check_run(run.path, run.graph, watch.tell)
+    else:
+        check_dataset(graph, TRAINING, watch.tell)
+
+
+def _check(
+    run: Path,
+    graph: KnowledgeGraph | str | Path | None,
+    for_graph: bool,
+    retrieve: int | None,
+    output: Path | None,
+    ranks: Path | None,
+    world: World,
+) -> None:
+    """Refuse options that do not go together, and files that cannot be written."""
+    if graph is None and for_graph:
+        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
+    if graph is not None and retrieve is not None:
+        raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
+    for path in (output, ranks):
+        if path is not None and world.main:
+            check_result(path)
+    if ranks is None:
+        files.refuse_link(run / "ranks")
+
+
+def _evaluate(
+    given: Run | str | Path,
+    run: RunFolder,
+    scope: Scope,
+    work: EvaluationWork,
+    by_relation: bool,
+    crew: Crew,
+    watch: Watcher,
+    world: World,
+) -> tuple[OpenedRun, Evaluation]:
+    """Rank, and say of a reranker why it is left out."""
+    from kgmlm.evaluation.evaluator import evaluate as evaluate_ranker
+
+    quiet_transformers()
+    way, protocol, batch_size = work.way, work.protocol, work.batch_size
+    same = given if isinstance(given, Run) and given.way.given(runtime="torch") == way else None
+    if same is not None and computed_by(run, same.way)[0] != "torch":
+        same = None
+    untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
+    if way.reranks and way.rerank is None and untrained:
+        watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
+    here = way if crew.here else way.given(device="cpu")  # it scores nothing where workers do
+    with watch, shared_by(world):
+        opened = steady(run.path, lambda: open_scorer(same, run, scope, here, watch, batch_size))
+        world.agree(opened.made_by, "weights")
+        if crew.here:
+            read_vectors(opened.ranker, watch, batch_size)
+        return opened, evaluate_ranker(
+            opened.ranker,
+            scope,
+            protocol,
+            retrieval=opened.retrieval,
+            batch_size=batch_size,
+            by_relation=by_relation,
+            advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
+            crew=crew,
+            sent=None if crew.here else lambda ranking: work.of(ranking, opened.made_by),
+            watch=watch,
+        )
+
+
+def whole_report(
+    run: RunFolder,
+    opened: OpenedRun,
+    evaluation: Evaluation,
+    precision: str,
+    unchecked: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The report of an evaluation, with all that its figures go by: run, parts of the score, versions.
+
+    Args:
+        unchecked: datasets of earlier runs that could not be checked for leaks.
+    """
+    from kgmlm.runs.record import hardware, versions
+    from kgmlm.signals import SIGNALS
+
+    ranker = opened.ranker
+    counting = ranker.mixture.signals
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions",
+            "hardware", "command")  # fmt: skip
+    return {
+        **evaluation.report,
+        "trained_on": run.graph.name,
+        "unchecked": list(unchecked),
+        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
+        "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
+        "chosen_by": dict(opened.chosen.by) if len(counting) > 1 or ranker.reranks else None,
+        "reverse": asdict(ranker.reverse) if ranker.reverse else None,
+        "reranking": _reranking(run, ranker),
+        **({"types_from": _types_from(ranker)} if "types" in counting else {}),
+        "precision": precision,
+        "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
+        "versions": versions(),
+        "hardware": hardware(),
+        "command": command_line(),
+    }
+
+
+def _types_from(ranker: Ranker) -> dict[str, int]:
+    """How many candidates have their types from where."""
+    from kgmlm.signals.types import Types
+
+    signal = ranker.signals["types"]
+    assert isinstance(signal, Types)
+    return signal.types.sources()
+
+
+def _reranking(run: RunFolder, ranker: Ranker) -> dict[str, Any] | None:
+    """What a report says of reranking."""
+    if ranker.reranking is None:
+        return None
+    trained = open_folder(run.path / RERANKER)
+    keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
+    how = {key: trained.record.get(key) for key in keys}
+    return {**how, "settings": trained.settings.model_dump(mode="json"), **asdict(ranker.reranking.use)}
+
+
+def ranks_name(
+    way: RankingOptions,
+    split: str,
+    other: KnowledgeGraph | None = None,
+    protocol: Path | None = None,
+    candidates: str | None = None,
+    max_triples: int | None = None,
+) -> str:
+    """A file name of its own for each way to ask, so that `compare` by default compares the same."""
+    words = [
+        *([] if other is None else [other.name]),
+        split,
+        *([] if protocol is None else [protocol.stem]),
+        *([] if candidates in (None, "all" if other is None else "graph") else [str(candidates)]),
+        *([] if not max_triples else [f"{max_triples}-triples"]),
+        *way.words(),
+    ]
+    return f"{files.safe_name('.'.join(words))}.parquet"
+
+
+def _keep_ranks(
+    run: RunFolder, made_by: str, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher
+) -> None:
+    """Write ranks where they are asked for, or into the run under a name, if it can be written."""
+    try:
+        evaluation.write_ranks(path or run.path / "ranks" / name, made_by, follow=path is not None)
+    except OSError as error:
+        if path is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        watch.tell(f"ranks are not kept, {run.path} is read-only: --ranks FILE keeps them elsewhere")
+
+
+def _tell_caveats(report: Mapping[str, Any], chosen_on: bool, watch: Watcher) -> None:
+    """Say what of an evaluation the run knew, and which names were cut.
+
+    Args:
+        chosen_on: whether that the run was chosen on a triple is worth saying.
+    """
+    known = {"training triples, too": report["triples_trained"]}
+    if chosen_on:
+        known["triples that the run was chosen on"] = report["triples_validated"]
+    for what, count in known.items():
+        if count:
+            watch.tell(
+                f"{count:,} of {counted(report['triples'], 'triple')} {'is' if count == 1 else 'are'} {what}"
+            )
+    truncated = report["candidates"]["names_truncated"]
+    if truncated:
+        were = "was" if truncated == 1 else "were"
+        watch.tell(f"{counted(truncated, 'name')} longer than the span {were} cut to it")

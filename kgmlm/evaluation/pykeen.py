@@ -1,0 +1,169 @@
+"""PyKEEN in (factories, datasets) and out (metric results, a model for its predict functions).
+
+PyKEEN takes seconds to import, so it is imported inside these functions only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kgmlm.core.arrays import BoolArray, numpy
+from kgmlm.core.errors import DataError, QueryError
+from kgmlm.evaluation.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks
+from kgmlm.graphs.datasets import TextColumns, build_graph
+from kgmlm.graphs.graph import KnowledgeGraph, humanize
+from kgmlm.graphs.names import is_missing
+from kgmlm.graphs.queries import Queries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    from pykeen.evaluation import RankBasedMetricResults
+    from pykeen.models import Model
+    from pykeen.triples import TriplesFactory
+
+    from kgmlm.ranking.predictor import Predictor
+
+
+def from_pykeen(
+    source: Any, name: str = "pykeen", names: Mapping[str, str] | pd.Series | None = None
+) -> KnowledgeGraph:
+    """A graph from a PyKEEN ``TriplesFactory`` (training only) or ``Dataset`` (all splits).
+
+    Args:
+        names: entity label to name, a mapping or a Series; others are named by their labels.
+
+    Raises:
+        DataError: when triples have no labels, or names are none.
+    """
+    if not hasattr(source, "mapped_triples") and not hasattr(source, "training"):
+        raise DataError(
+            f"from_pykeen takes a TriplesFactory or a Dataset of PyKEEN, not {type(source).__name__}"
+        )
+    known = _names(names)
+    parts = {
+        split: getattr(source, attribute)
+        for split, attribute in (("train", "training"), ("valid", "validation"), ("test", "testing"))
+        if getattr(source, attribute, None) is not None
+    } or {"train": source}
+    splits = {}
+    for split, factory in parts.items():
+        if not hasattr(factory, "label_triples"):
+            raise DataError("the triples factory has no labels; kgmlm needs text")
+        splits[split] = factory.label_triples(factory.mapped_triples).tolist()
+    labels = {x for rows in splits.values() for h, _, t in rows for x in (h, t)}
+    relations = {r for rows in splits.values() for _, r, _ in rows}
+    texts = TextColumns(
+        names={x: known.get(x) or humanize(x) for x in labels},
+        relations={r: humanize(r) for r in relations},
+    )
+    return build_graph(name, splits, texts)
+
+
+def _names(given: Any) -> dict[str, str]:
+    """Names by label, without those that are missing."""
+    if given is None:
+        return {}
+    if not hasattr(given, "items"):
+        raise DataError(f"names are a mapping from label to name, not {type(given).__name__}")
+    found = {label: name for label, name in given.items() if not is_missing(name)}
+    for label, name in found.items():
+        if not isinstance(name, str):
+            raise DataError(f"the name of '{label}' is {name!r:.80}, which is no text")
+    return found
+
+
+def to_factory(graph: KnowledgeGraph, split: str) -> TriplesFactory:
+    """A split as a PyKEEN factory over *all* entities, ids kept, nothing dropped."""
+    from pykeen.triples import TriplesFactory
+
+    return TriplesFactory(
+        mapped_triples=torch.tensor(graph.triples(split)),  # a copy: those of a run are a file
+        entity_to_id=graph.entities.index,
+        relation_to_id=graph.relations.index,
+    )
+
+
+def to_pykeen(ranks: Ranks, tail_B: BoolArray) -> RankBasedMetricResults:
+    """Ranks as PyKEEN's own result object, computed by PyKEEN's own metrics.
+
+    Args:
+        ranks: such as ``Evaluation.ranks``.
+        tail_B: which of them are of tail queries.
+    """
+    from pykeen.evaluation import RankBasedMetricResults
+    from pykeen.evaluation.rank_based_evaluator import RankPack
+    from pykeen.metrics.ranking import rank_based_metric_resolver as resolver
+
+    names = ("mrr", "mr", "amr", "amri", "adjusted_mrr", "gmr", "median_rank", "count")
+    metrics = [resolver.make(m) for m in names] + [resolver.make("hits_at_k", k=k) for k in HITS_AT]
+    masks = {"head": ~tail_B, "tail": tail_B, "both": np.ones_like(tail_B)}
+    packs = [
+        RankPack(side, kind, ranks[masks[side]].of_type(kind), ranks[masks[side]].candidates_B, None)
+        for kind in RANK_TYPES
+        for side in SIDES
+        if masks[side].any()
+    ]
+    data: dict[Any, float] = {}
+    for metric in metrics:
+        supported = [p for p in packs if p.rank_type in metric.supported_rank_types]
+        data |= RankBasedMetricResults.from_ranks([metric], supported).data
+    return RankBasedMetricResults(data)
+
+
+def to_pykeen_model(predictor: Predictor, *, allow_self: bool = True) -> Model:
+    """A PyKEEN model that scores with a run, for ``pykeen.predict.predict_target``.
+
+    Args:
+        allow_self: True gives the plain scores, so that PyKEEN's evaluator reports what reports of kgmlm
+            call "as PyKEEN". False ranks last what cannot answer, as kgmlm does itself: a query's own entity,
+            where no training triple of the relation links an entity to itself.
+
+    Use it with ``to_factory(predictor.graph, "train")`` as the triples factory, whose ids are the run's.
+    """
+    from pykeen.models import EvaluationOnlyModel
+
+    ranker = predictor.ranker.unconstrained() if allow_self else predictor.ranker
+
+    class LikelihoodModel(EvaluationOnlyModel):
+        """Mean token log-likelihoods behind PyKEEN's scoring interface."""
+
+        def __init__(self) -> None:
+            super().__init__(triples_factory=to_factory(predictor.graph, "train"))
+            # PyKEEN looks for a model's device among its parameters and buffers.
+            self.register_buffer("device_marker", torch.empty(0), persistent=False)
+
+        def _scores(self, entities: Any, relations: Any, *, tail: bool, ids: Any) -> torch.Tensor:
+            queries = Queries(
+                entities.cpu().numpy(), relations.cpu().numpy(), np.full(len(entities), tail, np.bool_)
+            )
+            scores = torch.empty(len(queries), len(predictor.graph.entities))
+            for rows, part in ranker.rank(queries):
+                scores[rows] = torch.from_numpy(numpy(part))
+            return scores if ids is None else scores[:, ids]
+
+        def score_t(
+            self, hr_batch: Any, *, slice_size: Any = None, mode: Any = None, tails: Any = None
+        ) -> torch.Tensor:
+            """Scores of tails, ``(B, N)``, a fresh tensor (PyKEEN writes into it)."""
+            return self._scores(hr_batch[:, 0], hr_batch[:, 1], tail=True, ids=tails)
+
+        def score_h(
+            self, rt_batch: Any, *, slice_size: Any = None, mode: Any = None, heads: Any = None
+        ) -> torch.Tensor:
+            """Scores of heads, ``(B, N)``."""
+            return self._scores(rt_batch[:, 1], rt_batch[:, 0], tail=False, ids=heads)
+
+        def score_r(self, ht_batch: Any, **kwargs: Any) -> torch.Tensor:
+            """Refuse to score relations: a run ranks them by probability, not by score."""
+            raise QueryError("this model scores heads and tails; `kgmlm.rank_relations` ranks relations")
+
+        def score_hrt(self, hrt_batch: Any, **kwargs: Any) -> torch.Tensor:
+            """Scores of triples as tail predictions, ``(B, 1)``."""
+            return self.score_t(hrt_batch[:, :2]).gather(1, hrt_batch[:, 2:3])
+
+    return LikelihoodModel()

@@ -1,0 +1,1 @@
+"""Knowledge graphs: entities, relations, triples and queries; datasets and their files."""

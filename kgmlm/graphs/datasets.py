@@ -1,0 +1,610 @@
+"""Datasets, from cards, folders or labels in memory, to a :class:`KnowledgeGraph`, and back to folders.
+
+Labels are sorted and coded as numbers, and texts joined to them, by columns; nothing is done row by row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kgmlm.core import files, tables
+from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.errors import DataError
+from kgmlm.core.machine import release_memory
+from kgmlm.core.tables import (
+    CODED,
+    ENDS,
+    LABEL,
+    read_texts,
+    read_triples,
+    rows_of,
+    triples_in,
+    triples_of,
+    truths_of,
+    write_table,
+)
+from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, folder_card, read_card, write_card
+from kgmlm.graphs.graph import TYPES, EntityTable, KnowledgeGraph, RelationTable, humanize, humanized
+from kgmlm.graphs.queries import SPLITS
+
+LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
+MOST = 2**31 - 1  # entities, or bytes of all labels: Arrow's dictionaries and files of neighbors have 32 bits
+_TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfaces"), (TYPES, "types"))
+
+
+@dataclass
+class TextColumns:
+    """Texts by label, as a reader found them; ``notes`` are counts worth reporting.
+
+    Those of entities may be ``columns`` instead: label, name, description, surface and, if any, types.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
+    surfaces: dict[str, str] = field(default_factory=dict)
+    relations: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+    columns: pa.Table | None = None
+
+    def table(self) -> pa.Table:
+        """The texts of entities as Arrow columns."""
+        if self.columns is not None:
+            return self.columns
+        of = {column: getattr(self, attribute) for column, attribute in _TEXTS}
+        labels = list(dict.fromkeys(chain.from_iterable(of.values())))
+        columns = {column: [texts.get(x, "") for x in labels] for column, texts in of.items()}
+        schema = pa.schema([(column, pa.large_string()) for column in ("label", *of)])
+        return pa.table({"label": labels, **columns}, schema)
+
+
+def build_graph(
+    name: str,
+    splits: LabeledSplits,
+    texts: TextColumns | None = None,
+    *,
+    extra_entities: Iterable[str] | pa.ChunkedArray = (),
+    humanize_labels: bool = False,
+    sources: Mapping[str, str] | None = None,
+    negatives: LabeledSplits | None = None,
+) -> KnowledgeGraph:
+    """A graph from labeled triples; ids follow the sorted labels, every label is kept.
+
+    Args:
+        splits: split name to (head, relation, tail) labels, as rows or as Arrow columns; duplicates stay.
+        texts: by label.
+        extra_entities: labels that are candidates though no triple has them.
+        humanize_labels: names that are missing are labels as words, instead of the labels.
+        negatives: likewise triples that are known to be false.
+
+    Raises:
+        DataError: when there is no training split, or there are more than :data:`MOST` entities.
+    """
+    if "train" not in splits:
+        raise DataError(f"'{name}' has no training triples")
+    texts = texts or TextColumns()
+    found = [
+        (of, split, _coded(rows))
+        for of, each in enumerate((splits, negatives or {}))
+        for split, rows in each.items()
+    ]
+    parts = [part for _, _, part in found]
+    if not isinstance(extra_entities, pa.ChunkedArray):
+        extra_entities = pa.chunked_array([pa.array(extra_entities, pa.string())])
+    ends = [column for part in parts for column in (part.column("head"), part.column("tail"))]
+    labels, ids = _numbered([*ends, extra_entities.cast(pa.string()).dictionary_encode()])
+    relation_labels, relation_ids = _numbered([part.column("relation") for part in parts])
+    triples = [np.stack(x, axis=1) for x in zip(ids[:-1:2], relation_ids, ids[1:-1:2], strict=True)]
+    by_split = [
+        {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
+    ]
+    table = _named(labels, texts.table(), humanize_labels)
+    relations = relation_labels.to_pylist()
+    given = {x: name for x, name in texts.relations.items() if name.strip()}
+    names = [given.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
+    graph_relations = RelationTable(relations, names)
+    return KnowledgeGraph(
+        name,
+        EntityTable.of(table, check=False),  # labels are distinct by now
+        graph_relations,
+        by_split[0],
+        dict(sources or {}),
+        texts.notes,
+        by_split[1],
+    )
+
+
+def _coded(rows: Iterable[Sequence[str]] | pa.Table) -> pa.Table:
+    return rows if isinstance(rows, pa.Table) else triples_of(rows)
+
+
+def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArray]]:
+    """The distinct labels of coded columns, sorted, and each column as numbers of them."""
+    coded = pa.chunked_array(list(chain.from_iterable(c.chunks for c in columns)), CODED)
+    if not coded.num_chunks:
+        return pa.array([], pa.large_string()), [np.zeros(0, np.int64) for _ in columns]
+    try:
+        coded = coded.unify_dictionaries()
+    except pa.ArrowCapacityError:
+        raise _too_large() from None
+    every = coded.chunk(0).dictionary
+    if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MOST:
+        raise _too_large()
+    used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
+    for chunk in coded.chunks:
+        used[chunk.indices.to_numpy()] = True
+    kept = np.flatnonzero(used)
+    order = kept[pc.sort_indices(every.take(pa.array(kept))).to_numpy()]
+    number = np.empty(len(every), np.int64)
+    number[order] = np.arange(len(order))
+    ids, at = [], 0
+    for column in columns:
+        chunks = coded.chunks[at : at + column.num_chunks]
+        at += column.num_chunks
+        ids.append(np.concatenate([np.zeros(0, np.int64), *(number[x.indices.to_numpy()] for x in chunks)]))
+    return every.take(pa.array(order)).cast(pa.large_string()), ids
+
+
+def _too_large() -> DataError:
+    return DataError(
+        f"the graph has more than {MOST:,} entities, or labels of as many bytes together: shorten the labels "
+        "(numbers do), or train on a part of the graph"
+    )
+
+
+def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table:
+    """The texts of entities with these labels; what has none has its label for a name, and nothing else."""
+    rows = pc.index_in(labels, texts.column("label").combine_chunks())
+    found = {"label": pa.chunked_array([labels])}
+    for column in ("name", "description", "surface", TYPES):
+        if column in texts.column_names:
+            found[column] = pc.fill_null(texts.column(column).take(rows), "")
+    return completed(pa.table(found), humanize_labels)
+
+
+def completed(table: pa.Table, humanize_labels: bool = True) -> pa.Table:
+    """A table of entities with a name and a surface for each: an empty name is the label, as words if asked
+    for, and an empty surface the name."""
+    label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
+    unnamed = pc.equal(pc.utf8_trim_whitespace(name) if humanize_labels else name, "")
+    if pc.any(unnamed).as_py():
+        name = pc.if_else(unnamed, humanized(label) if humanize_labels else label, name)
+    # Mostly there are no surfaces, and the column of names serves as both.
+    empty = pc.equal(pc.utf8_trim_whitespace(surface), "")
+    surface = name if pc.all(empty).as_py() else pc.if_else(empty, name, surface)
+    for column, values in (("name", name), ("surface", surface)):
+        table = table.set_column(table.column_names.index(column), column, values)
+    return table
+
+
+# --- readers of texts, by the name that a card gives -------------------------------------------------------
+
+_BEGINNING = 400  # characters of an article that are kept: more than a model reads
+PARTS_OF_SPEECH = {"NN": "noun", "VB": "verb", "JJ": "adjective", "RB": "adverb"}
+
+
+def _mapping(data: bytes, origin: str) -> dict[str, str]:
+    found = {}
+    for number, fields in tables.parse_lines(data, origin):
+        if len(fields) != 2:
+            raise DataError(f"{origin}:{number}: expected 2 columns, found {len(fields)}")
+        found[fields[0]] = fields[1]
+    return found
+
+
+def _indexed(sources: Sources, role: str) -> dict[str, str]:
+    """A two-column file whose first line is its length."""
+    data = sources.text(role)
+    return _mapping(data.split(b"\n", 1)[1], role)
+
+
+class GlossChooser:
+    """Which of several joined glosses is the entity's own.
+
+    Residuals of different parts of speech clash, so 232 glosses of the WN18RR texts are several in a row.
+    Two cues decide: an example sentence that uses the lemma, then how much likelier the gloss's first
+    words are for the entity's part of speech than for any other (counted on the unjoined glosses).
+    """
+
+    MARGIN = math.log(4)
+
+    def __init__(self, glosses: Iterable[tuple[str, str]]) -> None:
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self.totals: Counter[str] = Counter()
+        for part, gloss in glosses:
+            self.totals[part] += 1
+            self.counts[part].update(self._cues(gloss))
+
+    @staticmethod
+    def _cues(gloss: str) -> list[str]:
+        words = re.findall(r"[a-z]+|[(;\"]", gloss.lower())[:2]
+        return [f"{i}:{w}" for i, w in enumerate(words)] + ["manner" if "manner" in gloss else "plain"]
+
+    def _fit(self, part: str, gloss: str) -> float:
+        """Log-odds of a part of speech against the likeliest other one."""
+
+        def log_likelihood(p: str) -> float:
+            return sum(math.log((self.counts[p][c] + 0.1) / (self.totals[p] + 10)) for c in self._cues(gloss))
+
+        return log_likelihood(part) - max(log_likelihood(p) for p in self.totals if p != part)
+
+    def choose(self, lemma: str, part: str, glosses: Sequence[str]) -> str | None:
+        """The gloss that fits, or None when it cannot be told."""
+        stem = re.escape(lemma.lower()[: max(4, len(lemma) - 2)])
+        used = [
+            g for g in glosses if any(re.search(rf"\b{stem}", q.lower()) for q in re.findall(r'"(.*?)"', g))
+        ]
+        if len(used) == 1:
+            return used[0]
+        ranked = sorted(((self._fit(part, g), g) for g in glosses), reverse=True)
+        return ranked[0][1] if ranked[0][0] - ranked[1][0] > self.MARGIN else None
+
+
+def read_wordnet(sources: Sources) -> TextColumns:
+    """WordNet lemma, part of speech, sense and gloss; the surface is "run verb 7", sense 1 unwritten."""
+    texts = TextColumns()
+    ids = {index: label for label, index in _indexed(sources, "entities").items()}
+    raw = {ids[i]: name.split(" , ") for i, name in _indexed(sources, "names").items()}
+    glosses = {ids[i]: gloss.strip() for i, gloss in _indexed(sources, "descriptions").items()}
+    parts = {label: PARTS_OF_SPEECH[fields[1]] for label, fields in raw.items()}
+    chooser = GlossChooser((parts[x], g) for x, g in glosses.items() if "   " not in g)
+    resolved = joined = 0
+    for label, (lemma, _, sense) in raw.items():
+        gloss = glosses[label]
+        if "   " in gloss:
+            joined += 1
+            best = chooser.choose(lemma, parts[label], gloss.split("   "))
+            resolved += best is not None
+            gloss = best if best is not None else " ".join(gloss.split())
+        texts.names[label] = lemma
+        texts.surfaces[label] = " ".join([lemma, parts[label], *([sense] if sense != "1" else [])])
+        texts.descriptions[label] = gloss
+    relation_names = _indexed(sources, "relation-names")
+    texts.relations = {x: relation_names[i] for x, i in _indexed(sources, "relations").items()}
+    texts.notes = {"glosses_joined": joined, "glosses_resolved": resolved}
+    return texts
+
+
+def read_freebase(sources: Sources) -> TextColumns:
+    """Names of Freebase entities and relations, and short descriptions from Wikidata."""
+    texts = TextColumns()
+    texts.names = _mapping(sources.text("names"), "names")
+    texts.relations = _mapping(sources.text("relations"), "relations")
+    wikidata = files.parse_json(sources.text("descriptions"))
+    texts.descriptions = {x: row.get("description") or "" for x, row in wikidata.items()}
+    return texts
+
+
+def read_wikidata5m(sources: Sources) -> TextColumns:
+    """The first alias of Wikidata's entities and relations, and how their Wikipedia articles begin."""
+    named = sources.columns("entities", {"label": r"Q\d+", "name": r"[^\t]*"})
+    told = sources.columns("descriptions", {"label": r"Q\d+", "description": f".{{0,{_BEGINNING}}}"})
+    labels, names = (named.column(c).combine_chunks() for c in ("label", "name"))
+    rows = pc.index_in(labels, told.column("label").combine_chunks())
+    descriptions = pc.fill_null(told.column("description").take(rows), "")
+    empty = pa.repeat(pa.scalar("", pa.large_string()), len(labels))
+    columns = {"label": labels, "name": names, "description": descriptions, "surface": empty}
+    relations = sources.columns("relations", {"label": r"P\d+", "name": r"[^\t]*"})
+    return TextColumns(columns=pa.table(columns), relations=dict(rows_of(relations)))
+
+
+TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
+    "wordnet": read_wordnet,
+    "freebase": read_freebase,
+    "wikidata5m": read_wikidata5m,
+}
+
+# --- loading ----------------------------------------------------------------------------------------------
+ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types"))
+
+
+def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:
+    """New entities for a graph, from a table like a dataset folder's ``entities``.
+
+    A name that is empty is the label with blanks for underscores; descriptions may be empty.
+
+    Raises:
+        DataError: naming file and line, for a label that the graph has or that occurs twice.
+    """
+    taken = graph.entities.table.column("label").combine_chunks()
+    table = read_texts(path, *ENTITY_COLUMNS, taken=taken)
+    if not len(table):
+        raise DataError(f"{path} has no entities below its header")
+    entities = EntityTable.of(completed(table))
+    del table
+    release_memory()  # what reading and the checks held
+    return entities
+
+
+MISNAMED = {
+    "training": "train", "trn": "train", "dev": "valid", "val": "valid", "validation": "valid",
+    "validate": "valid", "testing": "test", "tst": "test", "entity": "entities", "relation": "relations",
+}  # fmt: skip
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse files that were meant for a table of the folder and would be overlooked."""
+    stems = (*SPLITS, "entities", "relations")
+    for path in sorted(folder.iterdir()):
+        suffix = next((s for s in tables.SUFFIXES if path.name.casefold().endswith(s)), None)
+        if suffix is None or not path.is_file():
+            continue
+        stem = path.name[: -len(suffix)]
+        meant = MISNAMED.get(stem.casefold(), stem.casefold())
+        if meant in stems and path.name != f"{meant}{suffix}":
+            raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
+
+
+def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[pa.Table, BoolArray | None]:
+    """The triples of a file, and whether each is true where it has a fourth column, ``label``.
+
+    Raises:
+        DataError: also for a label that is neither 1 nor one of -1 and 0.
+    """
+    table = _read_triples(path, skip_header, labeled=True)
+    return table.select(ENDS), truths_of(
+        table, str(path), 1 if path.suffix == ".parquet" else 1 + skip_header
+    )
+
+
+def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> pa.Table:
+    """The triples of a file, without its header; Parquet names its columns itself.
+
+    Args:
+        labeled: there may be a fourth column.
+
+    Raises:
+        DataError: also for a header where none is to be skipped.
+    """
+    table = read_triples(path, labeled=labeled)
+    if path.suffix == ".parquet":
+        return table
+    first = rows_of(table.slice(0, 1))[0]
+    named = tables.header_columns(first)
+    if named not in (None, [0, 1, 2]):
+        raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
+    if named and not skip_header:
+        raise DataError(
+            f"{path}:1: '{' '.join(first)}' is a header, not a triple; --skip-header leaves out the first "
+            "line of each file of triples"
+        )
+    if skip_header and len(table) == 1:
+        raise DataError(f"{path} has no triples below its header")
+    if tables.separator_of(path) == "\t":
+        _check_quotes(path, table)
+    return table.slice(1) if skip_header else table
+
+
+def _check_quotes(path: Path, table: pa.Table) -> None:
+    """Refuse TSV whose every label stands in quotes, which TSV has not: they would be part of the labels."""
+    for end in ENDS:
+        labels = table.column(end).combine_chunks()
+        labels = labels.dictionary if isinstance(labels, pa.DictionaryArray) else labels
+        quoted = pc.and_(pc.starts_with(labels, '"'), pc.ends_with(labels, '"'))
+        if not pc.all(quoted).as_py():
+            return
+    raise DataError(f"{path}: all fields are in quotes, which TSV has not; save it without quotes, or as CSV")
+
+
+def _check_headers(paths: Mapping[str, Path], graph: KnowledgeGraph, skip_header: bool) -> None:
+    """Refuse a first line that is a header in words of its own.
+
+    That is a line whose three labels occur nowhere else in the graph, in a file where no other line is so.
+    Labels that ``entities`` or ``relations`` list are known.
+    """
+    if skip_header:
+        return
+    every = [*graph.splits.values(), *graph.negatives.values()]
+    entities = np.bincount(
+        np.concatenate([x[:, [0, 2]].ravel() for x in every]), minlength=len(graph.entities)
+    )
+    relations = np.bincount(np.concatenate([x[:, 1] for x in every]), minlength=len(graph.relations))
+    listed = set(graph.relations.index) if "relations" in paths else set()
+    for split, path in paths.items():
+        triples = graph.splits.get(split)
+        if triples is None or len(triples) < 3 or path.suffix == ".parquet" or split in graph.negatives:
+            continue
+        h, r, t = triples.T
+        same = sum(len(x) > 0 and (x[0] == triples[0]).all() for x in graph.splits.values())  # as a header is
+        alone = (entities[h] <= same) & (entities[t] <= same) & (relations[r] <= same) & (h != t)
+        if not alone[0] or alone[1:].any():
+            continue
+        labels = graph.labeled(triples[:1])[0]
+        named = "entities" in paths and bool({labels[0], labels[2]} & _listed(paths["entities"]))
+        if not named and labels[1] not in listed:
+            raise DataError(
+                f"{path}:1: '{' '.join(labels)}' looks like a header: its words occur nowhere else; "
+                "--skip-header leaves out the first line of each file of triples, and a name in entities.tsv "
+                "keeps it"
+            )
+
+
+def _listed(path: Path) -> set[str]:
+    """The labels of a table of texts."""
+    return set(read_texts(path, ("label",), ()).column("label").to_pylist())
+
+
+KNOWN_FILES = {
+    "entity2text.txt": "entities.tsv with the columns label and name takes such texts",
+    "entity2textlong.txt": "entities.tsv with the columns label, name and description takes such texts",
+    "relation2text.txt": "relations.tsv with the columns label and name takes such texts",
+    "entities.json": "entities.tsv with the columns label, name, description and types takes such texts",
+    "relations.json": "relations.tsv with the columns label and name takes such texts",
+    "entity2id.txt": "labels are text here: no ids are needed",
+    "relation2id.txt": "labels are text here: no ids are needed",
+}
+_NO_DATA = ("readme", "license", "licence", "card")
+
+
+def unread_files(folder: Path) -> dict[str, str]:
+    """Files beside the triples that look like data and that :func:`read_folder` does not read.
+
+    Returns:
+        Name to what to do with it; empty where nobody knows.
+    """
+    stems = (*SPLITS, "entities", "relations")
+    read = {path for stem in stems if (path := tables.find_table(folder, stem))}
+    found = {}
+    for path in sorted(folder.iterdir()):
+        name = path.name.casefold()
+        data = name.removesuffix(".gz").endswith(
+            (".txt", ".tsv", ".csv", ".json", ".jsonl", ".dict", ".parquet")
+        )
+        if path.is_file() and data and path not in read and not name.startswith(_NO_DATA):
+            false = "a fourth column, -1, of valid and test says what is false" if "negatives" in name else ""
+            found[path.name] = KNOWN_FILES.get(name, false)
+    return found
+
+
+def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
+    """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
+
+    Triples are TSV, CSV (no header) or Parquet, gzipped or not; those of ``valid`` and ``test`` may have a
+    fourth column, ``label``: 1 for what is true, -1 or 0 for what is known to be false. ``entities`` has a
+    header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
+    ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
+    are candidates too. Names that are missing are the labels with blanks for underscores.
+
+    Args:
+        skip_header: leave out the first line of each file of triples but Parquet.
+
+    Raises:
+        DataError: naming file and line, also for a header among triples, or a file with a name that is nearly
+            one of these.
+    """
+    _check_names(folder)
+    paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
+    if "train" not in paths:
+        raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
+    splits = {"train": _read_triples(paths["train"], skip_header)}
+    negatives = {}
+    for split in (s for s in paths if s != "train"):
+        table, true = read_labeled(paths[split], skip_header=skip_header)
+        splits[split] = table if true is None else table.filter(pa.array(true))
+        if true is not None and not true.all():
+            negatives[split] = table.filter(pa.array(~true))
+    texts = TextColumns()
+    if path := tables.find_table(folder, "entities"):
+        paths["entities"] = path
+        texts.columns = read_texts(path, *ENTITY_COLUMNS)
+    if path := tables.find_table(folder, "relations"):
+        paths["relations"] = path
+        texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
+    graph = build_graph(
+        name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
+        splits,
+        texts,
+        extra_entities=() if texts.columns is None else texts.columns.column("label"),
+        humanize_labels=True,
+        sources={p.name: files.sha256(p) for p in paths.values()},
+        negatives=negatives,
+    )
+    _check_headers(paths, graph, skip_header)
+    del splits, negatives, texts
+    release_memory()
+    return graph
+
+
+def load_graph(
+    dataset: KnowledgeGraph | str | Path,
+    *,
+    download: bool = True,
+    progress: bool = True,
+    skip_header: bool = False,
+) -> KnowledgeGraph:
+    """A graph by the name of a built-in dataset or by the path of a folder.
+
+    Args:
+        dataset: such as "wn18rr", or a folder with ``train.tsv``; see :func:`read_folder`. A graph is
+            returned as it is.
+        download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
+        skip_header: of a folder, leave out the first line of each file of triples.
+
+    Raises:
+        DataError: when there is no such dataset or its files are wrong.
+
+    Example:
+        >>> graph = load_graph("toy")
+        >>> len(graph.entities), len(graph.triples("test"))
+        (31, 8)
+    """
+    if isinstance(dataset, KnowledgeGraph):
+        return dataset
+    _check_kind(dataset)
+    if dataset == "":
+        raise DataError("the dataset's name is empty")
+    folder = Path(dataset)
+    named = str(dataset) in card_names()
+    if folder.is_dir() and (isinstance(dataset, Path) or not named):
+        return read_folder(folder, skip_header=skip_header)
+    if folder.exists() and not named:
+        raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
+    built_in = cards_folder() / str(dataset)
+    if tables.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
+        raise DataError(
+            f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
+        )
+    card = read_card(str(dataset))
+    if skip_header:
+        raise DataError(f"'{dataset}' is built in and has no header; leave out --skip-header")
+    if not card.splits:
+        return read_folder(cards_folder() / card.name, card.name)
+    sources = Sources(card, download=download, progress=progress)
+    splits = {s: triples_in(sources.read(a), a) for s, a in card.splits.items()}
+    texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
+    return build_graph(
+        card.name,
+        splits,
+        texts,
+        humanize_labels=True,
+        sources={s.path: s.sha256 or files.sha256(sources.path(s.path)) for s in card.source},
+    )
+
+
+def _check_kind(dataset: Any) -> None:
+    """Refuse what is no dataset, and say what makes one of PyKEEN's."""
+    if not isinstance(dataset, str | Path):
+        kind = type(dataset)
+        of_pykeen = any(base.__module__.startswith("pykeen.") for base in kind.__mro__)
+        how = "; kgmlm.evaluation.pykeen.from_pykeen makes a graph of it" if of_pykeen else ""
+        raise DataError(f"a dataset is a name, the path of a folder or a graph, not {kind.__name__}{how}")
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
+    """Write the triples of each split into a folder."""
+    for split, triples in graph.splits.items():
+        table = graph.labels(triples)
+        if len(false := graph.negatives.get(split, ())):
+            both = ((table, "1"), (graph.labels(np.asarray(false)), "-1"))
+            table = pa.concat_tables(
+                part.append_column(LABEL, pa.array([label] * len(part), pa.large_string()))
+                for part, label in both
+            )
+        write_table(folder / split, table, header=False)
+
+
+def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
+    """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
+    with files.new_folder(folder) as temporary:
+        write_splits(graph, temporary)
+        write_table(temporary / "entities", graph.entities.table)
+        relations = [(r.label, r.name) for r in graph.relations]
+        labels, names = map(list, zip(*relations, strict=True)) if relations else ([], [])
+        schema = pa.schema([("label", pa.large_string()), ("name", pa.large_string())])
+        write_table(temporary / "relations", pa.table({"label": labels, "name": names}, schema))
+        if card is not None:
+            write_card(card, temporary)

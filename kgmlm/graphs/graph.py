@@ -1,0 +1,531 @@
+"""A knowledge graph: tables of entities and relations, triples of splits, what a template may see.
+
+Shapes: N entities, n triples, E training triples of an entity.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.errors import DataError
+from kgmlm.graphs.queries import (
+    SPLITS,
+    FilterIndex,
+    GroupedAnswers,
+    Links,
+    Queries,
+    Target,
+    answered,
+    both_sides,
+)
+
+TextColumn = Literal["label", "name", "description", "surface"]
+TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
+TYPES = "types"  # the column of entities' types, in tables that have any
+_ODD = 10_000  # labels that are Python strings at one time
+
+
+def humanize(label: str) -> str:
+    """A label as words: ``body_part`` to "body part".
+
+    >>> humanize("co-occurs_with")
+    'co-occurs with'
+    """
+    return " ".join(label.replace("_", " ").split()) or label
+
+
+def humanized(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of labels as words; see :func:`humanize`."""
+    odd = pc.invert(pc.match_substring_regex(labels, "^[!-~]+$"))  # Python knows what else is a blank
+    words = pc.utf8_trim(pc.replace_substring_regex(labels, "_+", " "), " ")
+    words = pc.if_else(pc.equal(words, ""), labels, words)
+    parts = [column.combine_chunks() for column in (words, labels, odd)]
+    return pa.chunked_array([by_python(parts[0], parts[1], parts[2], humanize)])
+
+
+def tidy(text: str) -> str:
+    """A text in Unicode's composed form (NFC), with single blanks between its words.
+
+    >>> tidy(" New\u00a0York  City ")
+    'New York City'
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def folded(text: str) -> str:
+    """A text by which names are looked up: whatever the case, the Unicode form (NFKC), blanks, underscores.
+
+    >>> folded(" Zu\u0308rich_West") == folded("z\u00fcrich west")
+    True
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    return " ".join(text.casefold().replace("_", " ").split())
+
+
+def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
+    """``found``, but for the odd ones of some texts, which a function of Python's changes."""
+    at = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
+    if not len(at):
+        return found
+    parts = [texts.take(pa.array(at[start : start + _ODD])) for start in range(0, len(at), _ODD)]
+    changed = [pa.array([change(x) for x in part.to_pylist()], texts.type) for part in parts]
+    return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
+
+
+def split_types(cell: str) -> tuple[str, ...]:
+    """The types of one entity, as tables have them, each once.
+
+    >>> split_types("city | capital|city")
+    ('city', 'capital')
+    """
+    return tuple(dict.fromkeys(part for x in cell.split("|") if (part := x.strip())))
+
+
+def _with_types(table: pa.Table) -> pa.Table:
+    """A table of entities with a column of types, empty where it had none."""
+    if TYPES in table.column_names:
+        return table
+    return table.append_column(TYPES, pa.array([""] * len(table), pa.large_string()))
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A view of one row of an :class:`EntityTable`.
+
+    ``surface`` is the form that is read and predicted: the name, or a disambiguated name
+    where the dataset has one (WN18RR: lemma, part of speech, sense number).
+    """
+
+    label: str
+    name: str
+    description: str
+    surface: str
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation's label (as in the files) and its name (as in the text)."""
+
+    label: str
+    name: str
+
+
+class EntityTable:
+    """The texts of N entities as Arrow columns; a row is its id.
+
+    Args:
+        labels: unique identifiers, byte for byte as in the files.
+        names: what people call them; an empty name falls back on the label.
+        descriptions: free text, empty where there is none.
+        surfaces: the form to predict; ``None`` stands for the names.
+        types: what each is, several types with ``|`` between them, empty where unknown; a table in which
+            none is known has no such column.
+
+    Raises:
+        DataError: when labels repeat or the columns differ in length.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        names: Sequence[str] | None = None,
+        descriptions: Sequence[str] | None = None,
+        surfaces: Sequence[str] | None = None,
+        types: Sequence[str] | None = None,
+    ) -> None:
+        given = (names, descriptions, surfaces, types)
+        if any(len(column) != len(labels) for column in given if column is not None):
+            raise DataError("the entity columns differ in length")
+        names = labels if names is None else [n or x for n, x in zip(names, labels, strict=True)]
+        surfaces = names if surfaces is None else [s or n for s, n in zip(surfaces, names, strict=True)]
+        descriptions = [""] * len(labels) if descriptions is None else descriptions
+        columns = {"label": labels, "name": names, "description": descriptions, "surface": surfaces}
+        if types is not None and any(types):
+            columns[TYPES] = types
+        self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
+        self._check()
+
+    def _check(self) -> None:
+        labels = self.table.column("label")
+        if len(labels) > pc.count_distinct(labels).as_py():
+            raise DataError("an entity label occurs twice in the entity table")
+
+    @classmethod
+    def of(cls, table: pa.Table, *, check: bool = True) -> EntityTable:
+        """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are, and
+        ``types``, if there are any.
+
+        Args:
+            check: see that labels do not repeat; False where they are known not to.
+
+        Raises:
+            DataError: when labels repeat.
+        """
+        made = cls.__new__(cls)
+        typed = TYPES in table.column_names and pc.any(pc.not_equal(table.column(TYPES), "")).as_py()
+        made.table = table.select([*TEXT_COLUMNS, *([TYPES] if typed else [])])
+        if check:
+            made._check()
+        return made
+
+    @property
+    def unnamed(self) -> int:
+        """How many have no name but their label, as it is or as words."""
+        label, name = self.table.column("label"), self.table.column("name")
+        return int(pc.sum(pc.or_(pc.equal(name, label), pc.equal(name, humanized(label)))).as_py() or 0)
+
+    @property
+    def undescribed(self) -> int:
+        """How many have no description."""
+        return int(pc.sum(pc.equal(self.table.column("description"), "")).as_py() or 0)
+
+    def extended(self, more: EntityTable) -> EntityTable:
+        """This table with other entities below it; ids of this one are kept.
+
+        Raises:
+            DataError: when a label is in both.
+        """
+        labels = more.table.column("label")
+        shared = pc.index(pc.is_in(labels, self.table.column("label").combine_chunks()), True).as_py()
+        if shared >= 0:
+            raise DataError(f"the entity label '{labels[shared]}' exists already")
+        parts = [self.table, more.table]
+        if any(TYPES in part.column_names for part in parts):
+            parts = [_with_types(part) for part in parts]
+        joined = EntityTable.__new__(EntityTable)
+        joined.table = pa.concat_tables(parts)
+        return joined
+
+    def rows_in(self, other: EntityTable) -> IntArray:
+        """Where each entity is in another table, with the same label, surface and description; or -1."""
+        found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
+        rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+        for column in ("surface", "description"):
+            there = np.flatnonzero(rows_N >= 0)
+            mine = self.table.column(column).take(pa.array(there))
+            theirs = other.table.column(column).take(pa.array(rows_N[there]))
+            same = pc.equal(mine, theirs).to_numpy()
+            rows_N[there[~same]] = -1
+        return rows_N
+
+    def take(self, ids: IntArray) -> EntityTable:
+        """Some of the entities, renumbered in the order asked for."""
+        return EntityTable.of(self.table.take(pa.array(ids)))
+
+    def among(self, ids: IntArray) -> EntityTable:
+        """Some of the entities, all different and in order; a copy only where some are left out."""
+        return self if len(ids) == len(self) else self.take(ids)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, entity: int) -> Entity:
+        row = {k: self.table.column(k)[int(entity)].as_py() for k in self.table.column_names}
+        return Entity(**row | ({TYPES: split_types(row[TYPES])} if TYPES in row else {}))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that there are, in order."""
+        return tuple(self.table.column_names)
+
+    @cached_property
+    def types(self) -> list[tuple[str, ...]] | None:
+        """The types of each entity; None where none is known."""
+        if TYPES not in self.table.column_names:
+            return None
+        return [split_types(cell) for cell in self.table.column(TYPES).to_pylist()]
+
+    def column(self, name: TextColumn) -> list[str]:
+        """One column as a list of N strings."""
+        values: list[str] = self.table.column(name).to_pylist()
+        return values
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Label to id."""
+        return {label: i for i, label in enumerate(self.column("label"))}
+
+    def find(self, label: str) -> int | None:
+        """The id of a label, or None; without a dictionary of all."""
+        labels = self.table.column("label")
+        sought = label.encode(errors="surrogatepass")
+        place = bisect_left(range(len(labels)), sought, key=lambda i: _utf8(labels[i]))
+        if place < len(labels) and _utf8(labels[place]) == sought:  # datasets have their labels in order
+            return place
+        found = int(pc.index(labels, text_scalar(label)).as_py())
+        return found if found >= 0 else None
+
+
+def _utf8(text: pa.Scalar) -> bytes:
+    found: bytes = text.as_buffer().to_pybytes()
+    return found
+
+
+def text_scalar(text: str) -> pa.Scalar:
+    """A text for Arrow, which imports pandas to make one of a Python object."""
+    data = text.encode(errors="surrogatepass")
+    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
+    return pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(data))[0]
+
+
+class RelationTable:
+    """The labels and names of the relations; a row is its id."""
+
+    def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
+        names = labels if names is None else names
+        self._rows = [Relation(x, n or x) for x, n in zip(labels, names, strict=True)]
+        self.index: dict[str, int] = {r.label: i for i, r in enumerate(self._rows)}
+        if len(self.index) != len(self._rows):
+            raise DataError("a relation label occurs twice in the relation table")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, relation: int) -> Relation:
+        return self._rows[int(relation)]
+
+    def __iter__(self) -> Iterator[Relation]:
+        return iter(self._rows)
+
+
+HUB = 32  # triples of an entity from which on their order is kept
+HUBS = 1 << 16  # of which the order is kept
+
+
+@dataclass(frozen=True, eq=False)
+class KnowledgeGraph:
+    """A knowledge graph: texts, relations and the triples of every split, all labels kept.
+
+    Attributes:
+        name: what the graph is called in reports.
+        splits: split name to (n, 3) ids in head, relation, tail order; "train" is always there.
+        sources: file name to sha256, for the record.
+        notes: counts that a reader of texts wants reported.
+        negatives: split name to (n, 3) ids of triples that its file says are false; most graphs have none.
+        links: training triples by entity, where a run keeps them so.
+    """
+
+    name: str
+    entities: EntityTable
+    relations: RelationTable
+    splits: Mapping[str, IntArray]
+    sources: Mapping[str, str]
+    notes: Mapping[str, int] = field(default_factory=dict)
+    negatives: Mapping[str, IntArray] = field(default_factory=dict)
+    links: Links | None = None
+
+    def triples(self, split: str) -> IntArray:
+        """The triples of one split.
+
+        Raises:
+            DataError: when the graph has no such split.
+        """
+        if split not in self.splits:
+            have = ", ".join(self.splits)
+            raise DataError(
+                f"the graph '{self.name}' has no split '{split}' (it has: {have})"
+                + ("; `kgmlm data split --random` makes the missing ones" if split in SPLITS else "")
+            )
+        return self.splits[split]
+
+    def has(self, split: str) -> bool:
+        """Whether a split has triples that are true; a file may have false ones alone."""
+        return len(self.splits.get(split, ())) > 0
+
+    @cached_property
+    def all_triples(self) -> IntArray:
+        """The triples of all splits, one below the other."""
+        return np.concatenate(list(self.splits.values()))
+
+    @cached_property
+    def seen_N(self) -> BoolArray:
+        """Which entities occur in a training triple."""
+        seen = np.zeros(len(self.entities), np.bool_)
+        for ids in (self.splits["train"][:, 0], self.splits["train"][:, 2]):
+            seen[ids] = True
+        return seen
+
+    @cached_property
+    def filter_index(self) -> FilterIndex:
+        """Known answers over all splits: what filtered evaluation takes out."""
+        return self.known(self.splits)
+
+    def known(self, splits: Collection[str]) -> FilterIndex:
+        """Known answers over some splits."""
+        parts = [triples for split, triples in self.splits.items() if split in splits]
+        return FilterIndex(parts, len(self.entities), self._links if "train" in splits else None)
+
+    @property
+    def _links(self) -> Links | None:
+        """The links of today's training triples."""
+        return self.links if self.links and self.links.of is self.splits["train"] else None
+
+    @cached_property
+    def context(self) -> ContextGraph:
+        """What a template may see."""
+        return ContextGraph(self.entities, self.relations, self.splits["train"], self._links)
+
+    def extended(self, more: EntityTable) -> KnowledgeGraph:
+        """The same triples with further entities, which no triple has; ids are kept.
+
+        Raises:
+            DataError: when an entity exists already.
+        """
+        return replace(self, entities=self.entities.extended(more))
+
+    def with_context(self, triples: IntArray) -> KnowledgeGraph:
+        """The same with further training triples: context of templates, rules and types, and known answers.
+
+        Args:
+            triples: (n, 3) ids.
+        """
+        train = np.concatenate([self.splits["train"], triples.reshape(-1, 3)])
+        return replace(self, splits={**self.splits, "train": train})
+
+    def with_relations(self, labels: Sequence[str]) -> KnowledgeGraph:
+        """The same triples with further relations, which no triple has, named by their labels; ids are kept.
+
+        Raises:
+            DataError: when a relation exists already.
+        """
+        rows = [(r.label, r.name) for r in self.relations] + [(x, humanize(x)) for x in labels]
+        return replace(self, relations=RelationTable(*map(list, zip(*rows, strict=True))))
+
+    def queries(self, split: str) -> tuple[Queries, IntArray]:
+        """Both queries of each triple of a split (heads first) and, apart, their answers."""
+        return both_sides(self.triples(split))
+
+    def labeled(self, triples: IntArray) -> list[tuple[str, str, str]]:
+        """Ids back to (head, relation, tail) labels."""
+        columns = (column.to_pylist() for column in self.labels(triples).columns)
+        return list(zip(*columns, strict=True))
+
+    def labels(self, triples: IntArray) -> pa.Table:
+        """The same as Arrow columns ``head``, ``relation``, ``tail``."""
+        h, r, t = (pa.array(np.ascontiguousarray(ids)) for ids in np.reshape(triples, (-1, 3)).T)
+        entities = self.entities.table.column("label")
+        relations = pa.array([x.label for x in self.relations], pa.large_string())
+        return pa.table({"head": entities.take(h), "relation": relations.take(r), "tail": entities.take(t)})
+
+    def same(self, other: KnowledgeGraph) -> bool:
+        """Whether another graph has the same entities, relations and training triples, by label and id."""
+        return (
+            self.entities.table.column("label").equals(other.entities.table.column("label"))
+            and [r.label for r in self.relations] == [r.label for r in other.relations]
+            and np.array_equal(self.triples("train"), other.triples("train"))
+        )
+
+    def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
+        """Each distinct query of a split once, with all its true answers *in that split*."""
+        keys, answers = answered([self.triples(split)], len(self.entities))
+        return self.filter_index.queries(keys), answers
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A training triple as one of its entities sees it: ``other`` answers ``(relation, target)``."""
+
+    relation: int
+    target: Target
+    other: int
+
+
+class Telling(NamedTuple):
+    """The training triples of an entity, the most telling first.
+
+    Attributes:
+        relation_E: of each.
+        tail_E: whether the other entity is the tail.
+        other_E: the other entity.
+        place_E: where each stands in :meth:`ContextGraph.edges`.
+    """
+
+    relation_E: IntArray
+    tail_E: BoolArray
+    other_E: IntArray
+    place_E: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class ContextGraph:
+    """All that a template may see: texts and *training* triples, nothing of the other splits."""
+
+    entities: EntityTable
+    relations: RelationTable
+    train: IntArray
+    kept: Links | None = None
+
+    @cached_property
+    def links(self) -> Links:
+        """Training triples by entity."""
+        return Links.made(self.train, len(self.entities)) if self.kept is None else self.kept
+
+    @cached_property
+    def degree_N(self) -> IntArray:
+        """Training triples of each entity."""
+        degree_N = np.zeros(len(self.entities), np.int64)
+        counts = np.diff(self.links.offsets)
+        degree_N[: len(counts)] = counts
+        return degree_N
+
+    @cached_property
+    def answers(self) -> FilterIndex:
+        """What training triples answer."""
+        return FilterIndex(self.train, len(self.entities), self.kept)
+
+    @cached_property
+    def surfaces(self) -> list[str]:
+        """Surface of each entity."""
+        return self.entities.column("surface")
+
+    @cached_property
+    def relation_names(self) -> list[str]:
+        """Name of each relation."""
+        return [r.name for r in self.relations]
+
+    def edges(self, entity: int) -> list[Edge]:
+        """The training triples of an entity."""
+        return [
+            Edge(r, "tail" if is_tail else "head", other)
+            for r, is_tail, other in self.links.at(entity).tolist()
+        ]
+
+    def telling(self, entity: int) -> Telling:
+        """The same in order: neighbors of few triples before hubs; among equals texts decide, never ids."""
+        known = self._hubs.get(entity)
+        if known is not None:
+            return known
+        rows_E3 = self.links.at(entity)
+        relations, tails, others = rows_E3.T.tolist()
+        degrees = self.degree_N[rows_E3[:, 2]].tolist()
+        surfaces, names = self.surfaces, self.relation_names
+        keys = [
+            (degree, surfaces[other], names[relation], tail)
+            for degree, other, relation, tail in zip(degrees, others, relations, tails, strict=True)
+        ]
+        place_E = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        ordered_E3 = rows_E3[place_E]
+        found = Telling(ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E)
+        if len(keys) >= HUB:
+            if len(self._hubs) >= HUBS:
+                self._hubs.clear()
+            self._hubs[entity] = found
+        return found
+
+    @cached_property
+    def _hubs(self) -> dict[int, Telling]:
+        """What is kept of entities whose triples take long to sort."""
+        return {}

@@ -1,0 +1,418 @@
+"""Import RDF files or a Wikidata dump as a dataset folder.
+
+Triples go through the disk; only texts are in memory.
+
+Shapes: n triples of a part, N entities.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kgmlm.core import files
+from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.errors import ConfigError, DataError, check_numbers
+from kgmlm.core.files import as_path
+from kgmlm.core.processes import check_main_guard
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.tables import header_columns
+from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
+from kgmlm.graphs.datasets import read_folder, write_splits
+from kgmlm.graphs.queries import distinct_triples
+from kgmlm.graphs.splits import describe_split, split_notes, split_random
+from kgmlm.graphs.statements import READERS, Kind, format_of, language_of, read_statements
+
+_HEADS = 1 << 16  # head ids of one part on disk
+_BUFFERED = 1 << 19  # triples in memory before they go to disk
+_ROWS = 1 << 16  # rows of a table that are strings at one time
+
+# A property of Wikidata in RDF is named where it is an entity.
+_PROPERTY = re.compile(r"http://www\.wikidata\.org/prop/(?:[a-z-]+/)*(P[0-9]+)")
+
+
+def name_of(label: str) -> str:
+    """Words for an IRI that no text names: its last part.
+
+    >>> name_of("http://dbpedia.org/resource/S%C3%A3o_Paulo"), name_of("http://schema.org/birthPlace")
+    ('São Paulo', 'birthPlace')
+    >>> name_of("urn:kgmlm:S%C3%A3o_Paulo"), name_of("_:b1")
+    ('São Paulo', 'b1')
+    """
+    last = re.split(r"[/#]", label.rstrip("/#"))[-1]
+    last = last if last != label else label.rsplit(":", 1)[-1]
+    return " ".join(unquote(last).replace("_", " ").split()) or label
+
+
+def words_of(label: str) -> str:
+    """Words for a relation that no text names.
+
+    >>> words_of("http://dbpedia.org/ontology/birthPlace"), words_of("P31")
+    ('birth place', 'P31')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])(.)", lambda found: f" {found[1].lower()}", name_of(label))
+
+
+class Texts:
+    """The best text of each entity and kind, by language, then by predicate, then by which came first.
+
+    Args:
+        languages: those that are wanted, the best first. ``mul`` (Wikidata's for any language) and texts
+            without a language come after them, other languages do not count.
+    """
+
+    def __init__(self, languages: Sequence[str]) -> None:
+        self.languages = [language_of(language) for language in languages]
+        self.best: dict[Kind, dict[int, tuple[int, int, str]]] = {"name": {}, "description": {}}
+        self.aliases: dict[int, dict[str, None]] = {}
+
+    def rank(self, language: str) -> int | None:
+        """Return a language's place among those that are wanted, 0 the best; None for others.
+
+        ``en`` wants ``en-GB`` and ``eng``, too; and ``en-GB`` ``en``.
+        """
+        language = language_of(language)
+        for at, wanted in enumerate(self.languages):
+            if language == wanted:
+                return 2 * at
+            if language and (language.startswith(f"{wanted}-") or wanted.startswith(f"{language}-")):
+                return 2 * at + 1
+        return 2 * len(self.languages) + (language == "") if language in ("mul", "") else None
+
+    def add(self, entity: int, kind: Kind, value: str, language: str, order: int) -> bool:
+        """Keep a text, in single spaces, if it is the best so far; whether its language is wanted."""
+        rank = self.rank(language)
+        if rank is None:
+            return False
+        text = " ".join(value.encode(errors="replace").decode().split())  # JSON may hold halves of characters
+        if not text:
+            return True
+        if kind == "alias":
+            self.aliases.setdefault(entity, {})[text] = None
+            return True
+        best = self.best[kind].get(entity)
+        if best is None or (rank, order) < best[:2]:
+            self.best[kind][entity] = (rank, order, text)
+        return True
+
+    def of(self, entity: int, kind: Kind) -> str:
+        """The text of an entity; empty where there is none."""
+        return self.best[kind].get(entity, (0, 0, ""))[2]
+
+
+class Importer:
+    """A listener that makes a dataset folder: texts and labels in memory, triples in files by head.
+
+    Args:
+        folder: where it writes; nothing else is there.
+        languages: as of :class:`Texts`.
+    """
+
+    def __init__(self, folder: Path, languages: Sequence[str]) -> None:
+        self.folder = folder
+        self.texts = Texts(languages)
+        self.ids: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.by: dict[str, Counter[str]] = {}  # what is left out, by predicate (and language)
+        self.reifiers: set[int] = set()
+        self.told = 0
+        self._parts = folder / "parts"
+        self._buffer = array("q")
+
+    # --- what a listener is told
+
+    def triple(self, head: str, relation: str, tail: str) -> None:
+        """Keep a triple."""
+        ids = self.ids
+        self._buffer.extend([ids.setdefault(label, len(ids)) for label in (head, relation, tail)])
+        if len(self._buffer) >= 3 * _BUFFERED:
+            self._spill()
+
+    def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
+        """Keep a text, where it is wanted."""
+        if self.texts.rank(language) is None:
+            self.left_out("texts in other languages", f"{predicate} ({language})")
+            return
+        self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
+
+    def left_out(self, why: str, predicate: str) -> None:
+        """Count it, by predicate, too."""
+        self.counts[why] += 1
+        self.by.setdefault(why, Counter())[predicate] += 1
+
+    def reifier(self, label: str) -> None:
+        """Leave out the triples of what stands for a statement."""
+        self.reifiers.add(self.ids.setdefault(label, len(self.ids)))
+
+    def new_blank(self) -> str:
+        """``_:b1`` and so on, through all files."""
+        self.counts["blank nodes"] += 1
+        return f"_:b{self.counts['blank nodes']}"
+
+    # --- triples on disk
+
+    def _spill(self) -> None:
+        """Append the triples in memory to their parts."""
+        if not self._buffer:
+            return
+        triples = np.frombuffer(self._buffer, np.int64).reshape(-1, 3)
+        self.told += len(triples)
+        self._parts.mkdir(exist_ok=True)
+        parts = triples[:, 0] // _HEADS
+        order = np.argsort(parts, kind="stable")
+        triples, parts = triples[order], parts[order]
+        starts = np.flatnonzero(np.diff(parts, prepend=-1))
+        for start, end in zip(starts, [*starts[1:], len(parts)], strict=True):
+            with (self._parts / str(parts[start])).open("ab") as file:
+                file.write(triples[start:end].tobytes())
+        self._buffer = array("q")
+
+    def _distinct(self) -> Iterator[IntArray]:
+        """All triples, each once, sorted; a part at a time."""
+        for part in sorted(self._parts.iterdir(), key=lambda path: int(path.name)):
+            triples = np.fromfile(part, np.int64).reshape(-1, 3)
+            about = np.isin(triples[:, [0, 2]], list(self.reifiers)).any(1)
+            if len(kept := distinct_triples(triples[~about])):
+                yield kept
+
+    def _leave_out_statements(self) -> None:
+        """Count the triples of what stands for statements, which are left out."""
+        if not self.reifiers:
+            return
+        own = list(self.reifiers)
+        found = 0
+        for part in self._parts.iterdir() if self._parts.is_dir() else ():
+            found += int(np.isin(np.fromfile(part, np.int64).reshape(-1, 3)[:, [0, 2]], own).any(1).sum())
+        self.told -= found
+        if found:
+            self.counts["triples about statements"] += found
+        blank = sum(label.startswith("_:") for label, i in self.ids.items() if i in self.reifiers)
+        self.counts["blank nodes"] -= blank
+
+    # --- the folder
+
+    def write(self, card_of: tuple[str, str]) -> dict[str, Any]:
+        """Write the dataset; what is in it and what was left out.
+
+        Args:
+            card_of: the name of the dataset, and a sentence on where it is from.
+
+        Raises:
+            DataError: when no file had a triple.
+        """
+        self._spill()
+        self._leave_out_statements()
+        if not self.told:
+            left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
+            raise DataError(f"no triple links two entities in what was read (left out: {left or 'nothing'})")
+        labels = list(self.ids)
+        self.ids = {}
+        entity_N, relation_N = (np.zeros(len(labels), np.bool_) for _ in range(2))
+        written = self._write_triples(labels, entity_N, relation_N)
+        shutil.rmtree(self._parts)
+        unnamed = self._write_entities(labels, entity_N)
+        unnamed_relations = self._write_relations(labels, relation_N)
+        entities, relations = int(entity_N.sum()), int(relation_N.sum())
+        name, origin = card_of
+        counts = Counts(entities=entities, relations=relations, unseen=0, train=written, valid=0, test=0)
+        license = "that of the original data"
+        card = Card(name=name, title=name, description=origin, license=license, citation="", counts=counts)
+        write_card(card, self.folder)
+        return {
+            "entities": entities,
+            "relations": relations,
+            "triples": written,
+            "repeated": self.told - written,
+            "entities without a name": unnamed,
+            "relations without a name": unnamed_relations,
+            "entities without a description": entities
+            - len(self.texts.best["description"].keys() & set(np.flatnonzero(entity_N).tolist())),
+            "left out": {what: n for what, n in self.counts.items() if what != "blank nodes" and n},
+            "left out by": {what: dict(by.most_common()) for what, by in self.by.items()},
+            "blank nodes": self.counts["blank nodes"],
+        }
+
+    def _write_triples(self, labels: list[str], entity_N: BoolArray, relation_N: BoolArray) -> int:
+        """Write ``train``, and mark what it has."""
+        column = pa.array(labels, pa.large_string())
+        first = next(self._distinct())[0]
+        written = 0
+        tsv = header_columns([labels[i] for i in first]) is None
+        with _Table(self.folder / "train", ("head", "relation", "tail"), tsv) as table:
+            for triples in self._distinct():
+                entity_N[triples[:, [0, 2]]] = True
+                relation_N[triples[:, 1]] = True
+                written += len(triples)
+                for start in range(0, len(triples), _ROWS):
+                    table.write([column.take(pa.array(ids)) for ids in triples[start : start + _ROWS].T])
+        return written
+
+    def _write_entities(self, labels: list[str], entity_N: BoolArray) -> int:
+        """Write ``entities``; how many have no name but their label's."""
+        texts = self.texts
+        unnamed = 0
+        header = ("label", "name", "description", *(["aliases"] if texts.aliases else []))
+        with _Table(self.folder / "entities", header, header=True) as table:
+            for ids in _chunks(np.flatnonzero(entity_N)):
+                names = [texts.of(i, "name") for i in ids]
+                unnamed += sum(not name for name in names)
+                columns = [
+                    [labels[i] for i in ids],
+                    [name or name_of(labels[i]) for i, name in zip(ids, names, strict=True)],
+                    [texts.of(i, "description") for i in ids],
+                ]
+                if texts.aliases:
+                    columns.append(
+                        [
+                            json.dumps([x for x in texts.aliases.get(i, ()) if x != name], ensure_ascii=False)
+                            for i, name in zip(ids, names, strict=True)
+                        ]
+                    )
+                table.write([pa.array(column, pa.large_string()) for column in columns])
+        return unnamed
+
+    def _write_relations(self, labels: list[str], relation_N: BoolArray) -> int:
+        """Write ``relations``; how many have no name but their label's."""
+        ids = np.flatnonzero(relation_N).tolist()
+        names = {labels[i]: self.texts.of(i, "name") for i in ids}
+        properties: dict[str, list[str]] = {}
+        for label in (label for label, name in names.items() if not name):
+            if found := _PROPERTY.fullmatch(label):
+                properties.setdefault(f"http://www.wikidata.org/entity/{found[1]}", []).append(label)
+        for i in (i for i, label in enumerate(labels) if label in properties):
+            names |= dict.fromkeys(properties[labels[i]], self.texts.of(i, "name"))
+        with _Table(self.folder / "relations", ("label", "name"), header=True) as table:
+            columns = [list(names), [name or words_of(label) for label, name in names.items()]]
+            table.write([pa.array(column, pa.large_string()) for column in columns])
+        return sum(not name for name in names.values())
+
+
+def _chunks(ids: IntArray) -> Iterator[list[int]]:
+    """Ids, a table's worth of rows at a time."""
+    for start in range(0, len(ids), _ROWS):
+        yield ids[start : start + _ROWS].tolist()
+
+
+class _Table:
+    """A table written a chunk at a time: TSV, or Parquet where TSV is not safe.
+
+    No field has a tab or a line break: IRIs cannot, and texts are cleaned of them.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], tsv: bool = True, header: bool = False) -> None:
+        self.schema = pa.schema([(name, pa.large_string()) for name in columns])
+        self.tsv = tsv
+        if tsv:
+            self.file: Any = path.with_name(f"{path.name}.tsv").open("w", encoding="utf-8", newline="")
+            if header:
+                self.file.write("\t".join(columns) + "\n")
+        else:
+            self.file = pq.ParquetWriter(path.with_name(f"{path.name}.parquet"), self.schema)
+
+    def __enter__(self) -> _Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, columns: Sequence[pa.Array]) -> None:
+        """Append rows."""
+        if not self.tsv:
+            self.file.write_table(pa.table(list(columns), schema=self.schema))
+            return
+        lines = pc.binary_join_element_wise(*columns, pa.scalar("\t", pa.large_string()))
+        self.file.writelines(f"{line}\n" for line in lines.to_pylist())
+
+
+def import_graph(
+    inputs: Sequence[str | Path] | str | Path,
+    output: str | Path,
+    *,
+    format: str | None = None,
+    language: str | Sequence[str] = "en",
+    base: str | None = None,
+    split: bool = False,
+    seed: int = 0,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """Make a dataset folder of RDF files or of a Wikidata JSON dump.
+
+    RDF is N-Triples, N-Quads, Turtle, TriG or RDF/XML. Labels are IRIs, or Wikidata's ids. Names are
+    ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
+    ``rdfs:comment``; an entity without a name is called by the last part of its IRI. Other literals, entities
+    that no triple has and the names of graphs are left out, and triples that are there again count once.
+    Texts are kept in memory, triples on disk.
+
+    Args:
+        inputs: files, read as one graph; ``.gz`` and ``.bz2`` are unpacked.
+        output: the folder to write; it is there whole or not at all.
+        format: of all files: ntriples, nquads, turtle, trig, rdfxml or wikidata; None goes by their names.
+        language: of names and descriptions, such as "en"; of several the first that an entity has.
+        base: what relative IRIs are relative to.
+        split: also draw a tenth of the triples each for validation and test, with all triples in memory.
+
+    Returns:
+        What was read and what was left out: counts.
+
+    Raises:
+        DataError: when a file is cut off, damaged or of another format, or no triple is found.
+        ConfigError: when there is no such format.
+
+    Example:
+        >>> kgmlm.import_graph("dump.nt.gz", "mygraph", split=True)  # doctest: +SKIP
+    """
+    check_main_guard()
+    check_numbers(seed=(seed, 0))
+    several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str) else [inputs]
+    paths = [as_path(path, "an input") for path in several]
+    if not paths:
+        raise DataError("name at least one file to import")
+    if format is not None and format not in READERS:
+        raise ConfigError(f"there is no format '{format}' (there are: {', '.join(READERS)})")
+    for path in paths:
+        if not path.exists() or path.is_dir():
+            raise DataError(f"there is no file {path}")
+        format or format_of(path)
+    target = as_path(output, "the output")
+    files.check_new_folder(target)
+    total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
+    with watcher_of(progress) as watch, files.new_folder(target) as folder:
+        importer = Importer(folder, [language] if isinstance(language, str) else language)
+        tell = partial(_bytes, watch, total)
+        for path in paths:
+            read_statements(path, importer, format, base, tell)
+        names = ", ".join(path.name for path in paths)
+        report = importer.write((target.resolve().name, f"Imported by kgmlm from {names}."))
+        if split:
+            graph = split_random(read_folder(folder), seed=seed)
+            how = f"split at random with seed {seed}"
+            card, counts = folder_card(folder), describe_split(graph, graph.name, how).counts
+            assert card is not None
+            for path in list(folder.glob("train.*")):
+                path.unlink()
+            write_splits(graph, folder)
+            title = f"{card.title}, {how}"
+            write_card(card.model_copy(update={"title": title, "counts": counts}), folder)
+            for message in split_notes(graph, [s for s in graph.splits if s != "train"], {"valid": None}):
+                watch.tell(message)
+            report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
+    return report
+
+
+def _bytes(watch: Watcher, total: int, n: int) -> None:
+    """Tell that n more bytes are read, of a number that is known."""
+    if total:
+        watch("reading bytes", n, total)

@@ -1,0 +1,271 @@
+"""Names to ids: as people type them, and in the triples, queries and new entities that Python users pass."""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kgmlm.core.errors import QueryError
+from kgmlm.core.tables import ENDS
+from kgmlm.graphs.datasets import completed
+from kgmlm.graphs.graph import (
+    TEXT_COLUMNS,
+    TYPES,
+    EntityTable,
+    KnowledgeGraph,
+    by_python,
+    folded,
+    text_scalar,
+    tidy,
+)
+from kgmlm.graphs.queries import Query
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LARGE = 200_000  # entities from which on names are compared as columns, instead of in a dictionary of all
+_LIKE = 20_000  # names of a large graph among which the nearest to an unknown one are looked for
+
+
+class Resolver:
+    """Labels and names, as people type them, to ids of a graph."""
+
+    def __init__(self, graph: KnowledgeGraph) -> None:
+        self.graph = graph
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        columns = zip(*(self.graph.entities.column(c) for c in ("name", "surface")), strict=True)
+        for i, (name, surface) in enumerate(columns):
+            for text in dict.fromkeys((folded(name), folded(surface))):
+                found[text].append(i)
+        return found
+
+    @cached_property
+    def _folded(self) -> list[pa.ChunkedArray]:
+        """Names and surfaces of a large graph, folded."""
+        table = self.graph.entities.table
+        same = table.column("surface").equals(table.column("name"))
+        columns = [table.column("name")] if same else [table.column("name"), table.column("surface")]
+        return [pa.chunked_array([_folded(part) for part in column.chunks]) for column in columns]
+
+    def _named(self, text: str) -> list[int]:
+        """The entities of a name: those that have it letter by letter, else whatever the case and form."""
+        if len(self.graph.entities) < LARGE:
+            found = self._by_name.get(folded(text), [])
+        else:
+            asked = text_scalar(folded(text))
+            parts = [pc.indices_nonzero(pc.equal(column, asked)).to_pylist() for column in self._folded]
+            found = sorted({i for part in parts for i in part})
+        entities = self.graph.entities
+        return _closest(text, {i: (entities[i].name, entities[i].surface) for i in found})
+
+    def entity(self, text: str) -> int:
+        """Id of an entity by label, else by surface or name, whatever the case.
+
+        Raises:
+            QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
+                the nearest).
+        """
+        _check_text(text)
+        entities = self.graph.entities
+        for form in dict.fromkeys((text, text.strip(), unicodedata.normalize("NFC", text.strip()))):
+            if (labeled := entities.find(form)) is not None:
+                return labeled
+        found = self._named(text)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = "; ".join(
+                f"{e.label} ({e.surface}{': ' + e.description[:50] if e.description else ''})"
+                for e in map(entities.__getitem__, found[:10])
+            )
+            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
+            raise QueryError(f"'{text}' names {len(found)} entities; give a label: {listed}{more}")
+        raise QueryError(f"no entity has the label or name '{text}'{_meant(self.near(text))}")
+
+    def relation(self, text: str) -> int:
+        """Id of a relation by label or name.
+
+        Raises:
+            QueryError: when it is unknown or ambiguous.
+        """
+        _check_text(text)
+        relations = self.graph.relations
+        for form in (text, text.strip(), unicodedata.normalize("NFC", text.strip())):
+            if form in relations.index:
+                return relations.index[form]
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for i, relation in enumerate(relations):
+            by_name[folded(relation.name)].append(i)
+        found = _closest(text, {i: (relations[i].name,) for i in by_name.get(folded(text), [])})
+        if len(found) == 1:
+            return found[0]
+        if found:
+            labels = "; ".join(relations[i].label for i in found)
+            raise QueryError(f"'{text}' names {len(found)} relations; give a label: {labels}")
+        raise QueryError(
+            f"no relation has the label or name '{text}'"
+            + _meant(_nearest(text, [*by_name, *(r.label for r in relations)]))
+        )
+
+    def near(self, text: str) -> list[str]:
+        """Names of entities that are like an unknown one; of a large graph, those that begin as it does."""
+        if len(self.graph.entities) < LARGE:
+            return _nearest(text, self._by_name)
+        begin = folded(text)[:2]
+        like = (column.filter(pc.starts_with(column, begin)).slice(0, _LIKE) for column in self._folded)
+        return _nearest(text, [name for column in like for name in column.to_pylist()])
+
+    def query(self, relation: str, head: str | None = None, tail: str | None = None) -> Query:
+        """A query from a relation and exactly one of head and tail.
+
+        Raises:
+            QueryError: when neither or both are given, or one cannot be resolved.
+        """
+        if (head is None) == (tail is None):
+            raise QueryError("give either a head (to rank tails) or a tail (to rank heads)")
+        known = head if head is not None else tail
+        assert known is not None
+        return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
+
+
+def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
+    """Of some entities or relations by their names, those whose names are the most like a text."""
+    same: list[Callable[[str], str]] = [lambda x: x, tidy, lambda x: tidy(x).casefold()]
+    for form in same:
+        asked = form(text)
+        if found := [i for i, of in names.items() if asked in map(form, of)]:
+            return found
+    return list(names)
+
+
+def _folded(names: pa.Array) -> pa.Array:
+    """Fold names as :func:`~kgmlm.graphs.graph.folded` does, only the odd ones one by one in Python."""
+    lowered = pc.utf8_lower(pc.if_else(pc.string_is_ascii(names), names, ""))
+    blank = pc.replace_substring_regex(lowered, r"[\s_]+", " ")
+    return by_python(pc.utf8_trim_whitespace(blank), names, pc.invert(pc.string_is_ascii(names)), folded)
+
+
+def _check_text(text: object) -> None:
+    """Refuse what is no text, such as an id."""
+    if not isinstance(text, str):
+        raise QueryError(f"{text!r:.80} is no label or name")
+
+
+def _nearest(text: str, among: Iterable[str]) -> list[str]:
+    distinct = list({name.casefold(): name for name in among}.values())
+    return difflib.get_close_matches(text.casefold(), distinct, n=3, cutoff=0.5)
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+AnyArray = npt.NDArray[Any]
+Triples: TypeAlias = "Iterable[tuple[str, str, str]] | AnyArray | pd.DataFrame"
+AskedQueries: TypeAlias = "Iterable[tuple[str | None, str, str | None]] | pd.DataFrame"
+
+
+def labeled_triples(triples: Triples) -> list[tuple[str, str, str]]:
+    """Triples as a list.
+
+    Args:
+        triples: (head, relation, tail) by labels or names: an iterable, an array ``(n, 3)``, or a DataFrame
+            with columns of these names (or with three columns).
+
+    Raises:
+        QueryError: naming the first that is no such triple.
+
+    >>> labeled_triples([("France", "borders", "Spain")])
+    [('France', 'borders', 'Spain')]
+    """
+    found = []
+    for n, (head, relation, tail) in enumerate(labeled_queries(triples, "triples"), 1):
+        if head is None or tail is None:
+            raise QueryError(f"triple {n} has no {'head' if head is None else 'tail'}")
+        found.append((head, relation, tail))
+    return found
+
+
+def labeled_queries(
+    queries: AskedQueries | Triples, what: str = "queries"
+) -> list[tuple[str | None, str, str | None]]:
+    """Queries as a list, like triples of which the head or the tail is None (or NaN)."""
+    one = what.removesuffix("s") if what == "triples" else "query"
+    given: Any = queries
+    rows: Any = _rows_of_table(given, what) if hasattr(given, "columns") else given
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise QueryError(f"{what} are a list of (head, relation, tail), not {queries!r:.80}")
+    found: list[tuple[str | None, str, str | None]] = []
+    for n, row in enumerate(rows, 1):
+        if isinstance(row, str | bytes | Mapping) or not isinstance(row, Iterable):
+            raise QueryError(f"{what} are a list of (head, relation, tail), but {one} {n} is {row!r:.80}")
+        values = [None if is_missing(value) else value for value in row]
+        if len(values) != len(ENDS):
+            raise QueryError(f"{one} {n} is not (head, relation, tail): it has {len(values)} parts")
+        for end, value in zip(ENDS, values, strict=True):
+            if not isinstance(value, str) and (value is not None or end == "relation"):
+                raise QueryError(f"the {end} of {one} {n} is {value!r:.80}, which is no label or name")
+        found.append((values[0], str(values[1]), values[2]))
+    return found
+
+
+def is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, or what pandas has for nothing."""
+    if value is None or isinstance(value, str):
+        return value is None
+    import pandas as pd
+
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
+def _rows_of_table(table: pd.DataFrame, what: str) -> Sequence[Sequence[Any]]:
+    """The rows of a DataFrame."""
+    if not hasattr(table, "itertuples"):
+        raise QueryError(f"{what} are a list or a pandas DataFrame, not a {type(table).__name__}")
+    columns = [str(column) for column in table.columns]
+    if set(ENDS) <= set(columns):
+        table = table[[table.columns[columns.index(end)] for end in ENDS]]
+    elif len(columns) != len(ENDS):
+        raise QueryError(f"{what} are a table with the columns head, relation and tail, not {columns}")
+    return list(table.itertuples(index=False, name=None))
+
+
+def labeled_entities(frame: pd.DataFrame) -> EntityTable:
+    """New entities of a DataFrame: the column ``label`` and, if there, name, description, surface and types.
+
+    Raises:
+        QueryError: without labels.
+    """
+    if not hasattr(frame, "itertuples"):
+        raise QueryError(f"new entities are a pandas DataFrame, not a {type(frame).__name__}")
+    given = {str(column): frame[column] for column in frame.columns}
+    if "label" not in given:
+        raise QueryError(f"new entities are a table with the column label, not {[*given]}")
+    texts = {
+        name: [_text(value) for value in given[name]] for name in (*TEXT_COLUMNS, TYPES) if name in given
+    }
+    if "" in texts["label"]:
+        raise QueryError(f"new entity {texts['label'].index('') + 1} has no label")
+    columns: dict[str, list[str]] = {name: [""] * len(texts["label"]) for name in TEXT_COLUMNS}
+    columns.update(texts)
+    table = pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()})
+    return EntityTable.of(completed(table))
+
+
+def _text(value: Any) -> str:
+    """A cell as the file of entities would have it; several types are divided by ``|``."""
+    if isinstance(value, list | tuple | Set | np.ndarray):  # Parquet's lists come as arrays
+        return "|".join(map(str, sorted(value) if isinstance(value, Set) else value))
+    return "" if is_missing(value) else str(value)

@@ -1,0 +1,499 @@
+"""RDF files and Wikidata's JSON dumps as streams of statements, told one by one.
+
+Knows no ids and no folders: who listens (a :class:`Listener`) is told labels and texts.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, cast
+from urllib.parse import quote
+
+from kgmlm.core import files
+from kgmlm.core.errors import DataError
+
+Kind = Literal["name", "description", "alias"]
+Advance = Callable[[int], None]  # how many more bytes of the file are read
+SUFFIXES = {
+    ".nt": "ntriples",
+    ".nq": "nquads",
+    ".ttl": "turtle",
+    ".trig": "trig",
+    ".rdf": "rdfxml",
+    ".owl": "rdfxml",
+    ".xml": "rdfxml",
+    ".json": "wikidata",
+    ".jsonl": "wikidata",
+    ".ndjson": "wikidata",
+}
+_PACKED = (".gz", ".bz2", ".xz")
+
+# The names first; which of several counts is in this order.
+TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
+    "http://www.w3.org/2000/01/rdf-schema#label": ("name", 0),
+    "http://www.w3.org/2004/02/skos/core#prefLabel": ("name", 1),
+    "http://schema.org/name": ("name", 2),
+    "https://schema.org/name": ("name", 2),
+    "http://xmlns.com/foaf/0.1/name": ("name", 3),
+    "http://purl.org/dc/terms/title": ("name", 4),
+    "http://purl.org/dc/elements/1.1/title": ("name", 5),
+    "http://schema.org/description": ("description", 0),
+    "https://schema.org/description": ("description", 0),
+    "http://www.w3.org/2000/01/rdf-schema#comment": ("description", 1),
+    "http://www.w3.org/2004/02/skos/core#definition": ("description", 2),
+    "http://purl.org/dc/terms/description": ("description", 3),
+    "http://purl.org/dc/elements/1.1/description": ("description", 4),
+    "http://www.w3.org/2004/02/skos/core#altLabel": ("alias", 0),
+    "http://schema.org/alternateName": ("alias", 1),
+    "https://schema.org/alternateName": ("alias", 1),
+}
+_REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
+
+# ISO 639-1's two letters of a language, and its three letters by ISO 639-2 and 639-3.
+_LANGUAGES = (
+    "aa:aar ab:abk ae:ave af:afr ak:aka am:amh an:arg ar:ara as:asm av:ava ay:aym az:aze ba:bak be:bel "
+    "bg:bul bh:bih bi:bis bm:bam bn:ben bo:bod:tib br:bre bs:bos ca:cat ce:che ch:cha co:cos cr:cre "
+    "cs:ces:cze cu:chu cv:chv cy:cym:wel da:dan de:deu:ger dv:div dz:dzo ee:ewe el:ell:gre en:eng eo:epo "
+    "es:spa et:est eu:eus:baq fa:fas:per ff:ful fi:fin fj:fij fo:fao fr:fra:fre fy:fry ga:gle gd:gla "
+    "gl:glg gn:grn gu:guj gv:glv ha:hau he:heb hi:hin ho:hmo hr:hrv ht:hat hu:hun hy:hye:arm hz:her "
+    "ia:ina id:ind ie:ile ig:ibo ii:iii ik:ipk io:ido is:isl:ice it:ita iu:iku ja:jpn jv:jav ka:kat:geo "
+    "kg:kon ki:kik kj:kua kk:kaz kl:kal km:khm kn:kan ko:kor kr:kau ks:kas ku:kur kv:kom kw:cor ky:kir "
+    "la:lat lb:ltz lg:lug li:lim ln:lin lo:lao lt:lit lu:lub lv:lav mg:mlg mh:mah mi:mri:mao mk:mkd:mac "
+    "ml:mal mn:mon mr:mar ms:msa:may mt:mlt my:mya:bur na:nau nb:nob nd:nde ne:nep ng:ndo nl:nld:dut "
+    "nn:nno no:nor nr:nbl nv:nav ny:nya oc:oci oj:oji om:orm or:ori os:oss pa:pan pi:pli pl:pol ps:pus "
+    "pt:por qu:que rm:roh rn:run ro:ron:rum ru:rus rw:kin sa:san sc:srd sd:snd se:sme sg:sag si:sin "
+    "sk:slk:slo sl:slv sm:smo sn:sna so:som sq:sqi:alb sr:srp ss:ssw st:sot su:sun sv:swe sw:swa ta:tam "
+    "te:tel tg:tgk th:tha ti:tir tk:tuk tl:tgl tn:tsn to:ton tr:tur ts:tso tt:tat tw:twi ty:tah ug:uig "
+    "uk:ukr ur:urd uz:uzb ve:ven vi:vie vo:vol wa:wln wo:wol xh:xho yi:yid yo:yor za:zha zh:zho:chi "
+    "zu:zul "
+)
+_TWO_LETTERS = {
+    code: two for two, *threes in (row.split(":") for row in _LANGUAGES.split()) for code in threes
+} | {"iw": "he", "in": "id", "ji": "yi", "und": "", "zxx": "", "mis": ""}
+
+
+def language_of(tag: str) -> str:
+    """A language tag in lower case, with the language by ISO 639-1 where that has it.
+
+    >>> language_of("eng"), language_of("de_AT"), language_of("GER-at"), language_of("und")
+    ('en', 'de-at', 'de-at', '')
+    """
+    language, *more = tag.casefold().replace("_", "-").split("-")
+    return "-".join([_TWO_LETTERS.get(language, language), *more]).strip("-")
+
+
+class Listener(Protocol):
+    """Who is told what a file says."""
+
+    def triple(self, head: str, relation: str, tail: str) -> None:
+        """Two entities are linked."""
+
+    def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
+        """A text of an entity or a relation; of several texts the one of the lowest order counts."""
+
+    def left_out(self, why: str, predicate: str) -> None:
+        """A statement that a graph of entities has no place for; ``why`` is what is counted."""
+
+    def reifier(self, label: str) -> None:
+        """An entity that stands for a statement about a triple: what is said of it is not of the graph."""
+
+    def new_blank(self) -> str:
+        """A label for a blank node that occurs first in its file."""
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's name stands for.
+
+    Raises:
+        DataError: when it stands for none.
+    """
+    suffixes = [s.casefold() for s in path.suffixes]
+    last = suffixes[-2:-1] if suffixes[-1:] and suffixes[-1] in _PACKED else suffixes[-1:]
+    if not last or last[0] not in SUFFIXES:
+        raise DataError(
+            f"{path}: its name does not say its format ({', '.join(SUFFIXES)}; with .gz, .bz2, .xz, too); "
+            f"--format names one of {', '.join(READERS)}"
+        )
+    return SUFFIXES[last[0]]
+
+
+class _Filter(io.RawIOBase):
+    """A file whose bytes go through :meth:`passed`; a subclass says what becomes of them."""
+
+    file: IO[bytes]
+    left = b""  # passed, and not read yet
+    ended = False
+
+    def passed(self, data: bytes) -> bytes:
+        """Bytes of the file as they are to be read; called with none once, at its end."""
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.left and not self.ended:
+            data = self.file.read(len(buffer))
+            self.ended = not data
+            self.left = self.passed(data)
+        n = min(len(buffer), len(self.left))
+        buffer[:n], self.left = self.left[:n], self.left[n:]
+        return n
+
+
+class _Counted(_Filter):
+    """A file that tells how many of its bytes are read."""
+
+    def __init__(self, file: IO[bytes], advance: Advance) -> None:
+        self.file, self.advance, self.size = file, advance, 0
+
+    def passed(self, data: bytes) -> bytes:
+        self.size += len(data)
+        self.advance(len(data))
+        return data
+
+
+class _Unpacked(_Filter):
+    """An unpacked file, whose packing is known by its suffix or its first bytes.
+
+    Raises:
+        ValueError: when it is more than :data:`~kgmlm.core.files.RATIO` times as large as what was read.
+    """
+
+    def __init__(self, counted: _Counted, path: Path) -> None:
+        self.packed, self.size = counted, 0
+        packed, suffix = io.BufferedReader(counted, 1 << 20), path.suffix.casefold()
+        head = packed.peek(8)
+        openers: tuple[tuple[str, bytes, Any], ...] = (
+            (".gz", b"\x1f\x8b", gzip.open),
+            (".xz", b"\xfd7zXZ\0", lzma.open),
+            (".bz2", b"BZh", bz2.open),
+        )
+        opener = next((o for end, begin, o in openers if suffix == end or head.startswith(begin)), None)
+        self.file = cast("IO[bytes]", packed) if opener is None else opener(packed)
+
+    def passed(self, data: bytes) -> bytes:
+        self.size += len(data)
+        if self.size > files.UNPACKED and self.size > files.RATIO * self.packed.size:
+            raise ValueError(f"it unpacks to more than {files.RATIO} times its size")
+        return data
+
+
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_SHAPES = ((b"<\0?\0", "utf-16-le"), (b"\0<\0?", "utf-16-be"))  # of XML without a byte order mark
+_DECLARED = re.compile(r"""\A\s*(<\?xml\b[^>]*?)(\s+encoding\s*=\s*(["'])([A-Za-z][A-Za-z0-9._-]*)\3)""")
+_TAG = re.compile(rb'("@[A-Za-z]{2,3})_([A-Za-z]{2}|[A-Za-z]{4}|[0-9]{3})(?=[\s.,;\])}])')
+_TAG_BYTES = 16  # more than the longest
+_HEAD = 512  # bytes in which an XML file says its encoding
+
+
+class _Utf8(_Filter):
+    """A text file as UTF-8 without a byte order mark, whatever encoding that mark or XML's first line says.
+
+    Raises:
+        ValueError: for an encoding that is not known, or a file that is not in it.
+    """
+
+    def __init__(self, file: IO[bytes], xml: bool) -> None:
+        head = b""
+        while len(head) < _HEAD and (more := file.read(_HEAD - len(head))):
+            head += more
+        name, skip = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("", 0))
+        if xml and not name:
+            declared = _DECLARED.search(head.decode("latin-1"))
+            name = next(
+                (n for shape, n in _SHAPES if head.startswith(shape)), declared[4] if declared else ""
+            )
+        try:
+            codec = codecs.lookup(name or "utf-8")
+            "".encode(codec.name)  # some codecs are not of texts
+        except LookupError:
+            raise ValueError(f"it declares the encoding '{name}', which is not known") from None
+        self.encoding, self.file = name, file
+        self.decoder = None if codec.name == "utf-8" else codec.incrementaldecoder()
+        self.left = self.passed(head[skip:])
+        if xml:  # the declaration is no longer true, and blanks before it are no XML
+            text = self.left.decode("utf-8", "surrogateescape")
+            text = _DECLARED.sub(lambda found: found[1], re.sub(r"\A\s+(?=<\?xml\b)", "", text), 1)
+            self.left = text.encode("utf-8", "surrogateescape")
+
+    def passed(self, data: bytes) -> bytes:
+        if self.decoder is None:
+            return data
+        try:
+            return self.decoder.decode(data, not data).encode()
+        except UnicodeDecodeError:
+            raise ValueError(f"it is not in {self.encoding}, as it says") from None
+
+
+class _Tags(_Filter):
+    """RDF with a hyphen in language tags: no parser takes the underscore of ``@en_US``."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.held = file, b""
+
+    def passed(self, data: bytes) -> bytes:
+        whole = _TAG.sub(rb"\1-\2", self.held + data)
+        end = max(0, len(whole) - _TAG_BYTES) if data else len(whole)  # a tag may go on in the next bytes
+        self.held = whole[end:]
+        return whole[:end]
+
+
+# What a file is that a parser did not understand, by how it begins; the sentence goes on behind "; ".
+_BEGINNINGS = (
+    (r"\A\s*(@prefix|@base|PREFIX\b|BASE\b)", "it looks like Turtle: --format turtle reads it"),
+    (r"\A\s*(<[a-z]+:[^>\s]*>|_:\S+)\s+<", "it looks like N-Triples: --format turtle reads it"),
+    (r"\A\s*(Prefix|Ontology)\(", "it is in OWL's functional syntax, which is not read: save it as Turtle"),
+    (r"\A\s*(Prefix|Ontology):", "it is in OWL's Manchester syntax, which is not read: save it as Turtle"),
+    (r"\A\s*(<\?xml[^>]*>\s*)?<Ontology\b", "it is OWL/XML, which is not read: save it as RDF/XML or Turtle"),
+    (r"\Aformat-version:", "it is OBO, which is not read: save it as Turtle"),
+    (r"(?i)\A\s*(<!DOCTYPE html|<html)", "it is a web page"),
+    (r"\A\s*(<\?xml|<rdf:RDF)", "it looks like RDF/XML: --format rdfxml reads it"),
+    (r'\A\s*[\[{]\s*[\[{]?\s*"@(context|id|graph)"', "it is JSON-LD, which is not read: save it as Turtle"),
+)
+
+
+def _hint(head: bytes, asked: str) -> str:
+    """Guess the format of a file that could not be read, by its first bytes; empty where none fits."""
+    text = head.decode("latin-1").removeprefix("\u00ef\u00bb\u00bf")
+    found = next((why for pattern, why in _BEGINNINGS if re.search(pattern, text)), "")
+    own = {"ntriples": "turtle", "nquads": "turtle", "trig": "turtle"}.get(asked, asked)
+    return "" if not found or f"--format {own} " in found else f"; {found}"
+
+
+def read_statements(
+    path: Path,
+    told: Listener,
+    kind: str | None = None,
+    base: str | None = None,
+    advance: Advance = lambda n: None,
+) -> None:
+    """Tell a listener all that a file says.
+
+    Args:
+        kind: its format, a key of :data:`READERS`; by default by its name.
+        base: what relative IRIs are relative to.
+
+    Raises:
+        DataError: naming the file, when it is cut off, damaged or of another format.
+    """
+    asked = kind or format_of(path)
+    try:
+        with path.open("rb") as raw:
+            unpacked = io.BufferedReader(_Unpacked(_Counted(raw, advance), path), 1 << 16)
+            head = unpacked.peek(_HEAD)[:_HEAD]
+            try:
+                text = io.BufferedReader(_Utf8(cast("IO[bytes]", unpacked), asked == "rdfxml"), 1 << 16)
+                READERS[asked](cast("IO[bytes]", text), path, told, base)
+            except DataError as error:
+                raise DataError(f"{error}{_hint(head, asked)}") from None
+            except ValueError as error:
+                raise DataError(f"{path} cannot be read: {error}") from None
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is cut off or damaged: {error}") from None
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+# --- RDF --------------------------------------------------------------------------------------------------
+
+
+class _Whole(_Filter):
+    """An XML file that notices its own missing end, which pyoxigraph does not."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        from xml.parsers.expat import ParserCreate
+
+        self.file, self.parser = file, ParserCreate("UTF-8")
+
+    def passed(self, data: bytes) -> bytes:
+        self.parser.Parse(data, not data)
+        return data
+
+
+def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], None]:
+    """The reader of one of RDF's formats; ``name`` as pyoxigraph has it."""
+
+    def read(file: IO[bytes], path: Path, told: Listener, base: str | None) -> None:
+        from xml.parsers.expat import ExpatError
+
+        try:
+            import pyoxigraph
+        except ImportError as error:
+            raise DataError(f"reading RDF needs pyoxigraph ({error}): pip install 'kgmlm[rdf]'") from None
+        source = io.BufferedReader(_Whole(file) if name == "RDF_XML" else _Tags(file))
+        try:
+            format = getattr(pyoxigraph.RdfFormat, name)
+            _tell(pyoxigraph.parse(source, format, base_iri=base, lenient=True), told)
+        except (SyntaxError, ExpatError) as error:
+            why = str(error.msg if isinstance(error, SyntaxError) else error)
+            hint = "; --base says what relative IRIs are relative to" if "No scheme" in why else ""
+            raise DataError(f"{path} is cut off, damaged or not {_WORDS[name]}: {why}{hint}") from None
+        except ValueError as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
+
+    return read
+
+
+_WORDS = {
+    "N_TRIPLES": "N-Triples",
+    "N_QUADS": "N-Quads",
+    "TURTLE": "Turtle",
+    "TRIG": "TriG",
+    "RDF_XML": "RDF/XML",
+}
+
+
+def _tell(quads: Any, told: Listener) -> None:
+    """Tell what statements say; names of blank nodes hold within their file alone."""
+    from pyoxigraph import BlankNode, Literal, NamedNode
+
+    blank: dict[str, str] = {}
+
+    def label(node: Any) -> str:
+        value: str = node.value
+        if type(node) is NamedNode:
+            return _absolute(value)
+        if value not in blank:
+            blank[value] = told.new_blank()
+        return blank[value]
+
+    for quad in quads:
+        subject, predicate, value = quad.subject, _absolute(quad.predicate.value), quad.object
+        node = type(value)
+        text = TEXT_PREDICATES.get(predicate)
+        if node is Literal:
+            if text is None:
+                told.left_out("literals", predicate)
+            else:
+                told.text(label(subject), text[0], value.value, value.language or "", text[1], predicate)
+        elif node is NamedNode or node is BlankNode:
+            told.triple(label(subject), predicate, label(value))
+        else:
+            told.left_out("statements about triples", predicate)
+            if predicate == _REIFIES:
+                told.reifier(label(subject))
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def _absolute(value: str) -> str:
+    """An IRI as it is written, but for characters that are not printed.
+
+    People write blanks, brackets and bars into IRIs, which their own tools forgive.
+
+    Raises:
+        SyntaxError: for a relative one.
+    """
+    if not _SCHEME.match(value):
+        raise SyntaxError(f"No scheme found in the IRI '{value}'")
+    if value.isprintable():
+        return value
+    return "".join(c if c.isprintable() else quote(c) for c in value)
+
+
+# --- Wikidata ---------------------------------------------------------------------------------------------
+
+
+_LONGEST = 2**26  # bytes of a line
+
+
+def _documents(file: IO[bytes], path: Path) -> Iterator[Mapping[str, Any]]:
+    """The entities of a dump: an array with one on each line, or a JSON object on each line.
+
+    An object of several entities, as Wikidata's API answers, is taken, too.
+    """
+    begun = ended = False
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST + 1), b""), 1):
+        if len(line) > _LONGEST:
+            raise DataError(f"{path}:{number} is longer than {_LONGEST:,} bytes: no entity of Wikidata is")
+        text = line.strip().removesuffix(b",")
+        if number == 1 and text == b"[":
+            begun = True
+        elif text == b"]" and begun:
+            ended = True
+        elif text:
+            try:
+                document = files.parse_json(text)
+            except ValueError as error:  # of JSON and of UTF-8
+                raise DataError(
+                    f"{path}:{number} is cut off or not a Wikidata dump with an entity on each line ({error})"
+                ) from None
+            several = document.get("entities") if isinstance(document, dict) else None
+            for entity in several.values() if isinstance(several, dict) else [document]:
+                if not isinstance(entity, dict) or not _is_id(entity.get("id")):
+                    raise DataError(f"{path}:{number} is not an entity of Wikidata: it has no id such as Q42")
+                yield entity
+    if begun and not ended:
+        raise DataError(f"{path} is cut off: the ']' at its end is missing")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Z][0-9]+(-[A-Z][0-9]+)?", value) is not None
+
+
+def _truthy(claims: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What is said of an entity, as ``wdt:`` has it: the preferred claims, or the normal ones without any."""
+    for relation, statements in (claims or {}).items():  # what is empty is written as []
+        ranks = [statement.get("rank", "normal") for statement in statements]
+        best = "preferred" if "preferred" in ranks else "normal"
+        for statement, rank in zip(statements, ranks, strict=True):
+            if rank == best:
+                yield relation, statement["mainsnak"]
+
+
+def _read_wikidata(file: IO[bytes], path: Path, told: Listener, base: str | None) -> None:
+    """Labels, descriptions, aliases, and truthy claims between items."""
+    for document in _documents(file, path):
+        label = document["id"]
+        try:
+            kinds: tuple[tuple[Kind, str], ...] = (("name", "labels"), ("description", "descriptions"))
+            for kind, column in kinds:
+                for language, text in (document.get(column) or {}).items():
+                    told.text(label, kind, text["value"], language, 0, column)
+            for language, texts in (document.get("aliases") or {}).items():
+                for text in texts:
+                    told.text(label, "alias", text["value"], language, 0, "aliases")
+            for relation, snak in _truthy(document.get("claims")):
+                value = snak.get("datavalue", {}) if snak["snaktype"] == "value" else {}
+                item = value["value"] if value.get("type") == "wikibase-entityid" else {}
+                if item.get("entity-type") == "item":
+                    tail = item.get("id") or f"Q{item['numeric-id']}"
+                    if not (_is_id(relation) and _is_id(tail)):
+                        raise KeyError(f"{relation} {tail}")
+                    told.triple(label, relation, tail)
+                else:
+                    told.left_out("literals" if value and not item else "claims without an item", relation)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{path}: '{label}' is not as Wikidata's dumps have entities ({error!r})"
+            ) from None
+
+
+READERS: dict[str, Callable[[IO[bytes], Path, Listener, str | None], None]] = {
+    "ntriples": _rdf_reader("N_TRIPLES"),
+    "nquads": _rdf_reader("N_QUADS"),
+    "turtle": _rdf_reader("TURTLE"),
+    "trig": _rdf_reader("TRIG"),
+    "rdfxml": _rdf_reader("RDF_XML"),
+    "wikidata": _read_wikidata,
+}

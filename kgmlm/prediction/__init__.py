@@ -1,0 +1,1 @@
+"""Which triples are true: classification, calibration, completion of a graph."""

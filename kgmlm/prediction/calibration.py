@@ -1,0 +1,651 @@
+"""Calibration: the probability that a triple is true, fitted on validation and kept with the run.
+
+A logistic regression adds up the features, with an offset per relation that is shrunk to 0, the average;
+Platt's sigmoid or isotonic regression then turns the sum into a probability. It holds for the share of true
+triples that it was fitted at; :func:`shifted` converts it to another. Validation triples are told apart from
+corrupted ones, or from those that the graph's files say are false. All are scored by the run's own weights.
+These were chosen on validation, too, but weights chosen on half of the sample give scores of another scale,
+and a calibration fitted to those is wrong for the run's. It is refused when the run has changed.
+
+Shapes: n triples, 2 sides (tail, head), F features of a side, R relations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from scipy.special import expit, logit
+
+from kgmlm.core import digests, files
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, spreads
+from kgmlm.core.errors import DataError, RunError, first_line
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers
+from kgmlm.evaluation.metrics import log_loss, measured, reweighted
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import FilterIndex, distinct_triples
+from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
+from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.runs.folder import PROBABILITIES, RunFolder
+from kgmlm.runs.record import RERANKER, WEIGHTS, command_line, fingerprints, of_weights
+
+SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
+FITTED_AT = 0.5  # the share of true triples
+LEANING = 10.0  # how strongly offsets of relations lean on the average: as of so many triples, by and large
+THRESHOLD_LEANING = 50  # triples of the average that join those of a relation
+LEAST = 20  # triples of each class, or there is nothing to fit
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Calibrator(_Strict):
+    """From a sum of features to a probability: a sigmoid, or steps with straight lines between them.
+
+    Attributes:
+        kind: "platt" or "isotonic".
+        x, y: of "platt" the slope and the intercept as (a,) and (b,); of "isotonic" the corners.
+        lowest, highest: what probabilities are kept within: finitely many triples prove nothing certain.
+    """
+
+    kind: Literal["platt", "isotonic"]
+    x: tuple[_Finite, ...] = Field(min_length=1)
+    y: tuple[_Finite, ...] = Field(min_length=1)
+    lowest: _Probability
+    highest: _Probability
+
+    @classmethod
+    def fit(
+        cls, kind: Literal["platt", "isotonic"], sums: FloatArray, labels: BoolArray, weights: FloatArray
+    ) -> Calibrator:
+        """Fit scikit-learn's to sums of features that none of these triples had a say in."""
+        from sklearn.isotonic import IsotonicRegression
+        from sklearn.linear_model import LogisticRegression
+
+        positives, negatives = int(labels.sum()), int((~labels).sum())
+        x: tuple[float, ...]
+        y: tuple[float, ...]
+        if kind == "platt":
+            found = LogisticRegression().fit(sums[:, None], labels, sample_weight=weights)
+            # Its mild penalty keeps the slope finite where few triples are told apart without an error.
+            x, y = (float(found.coef_[0, 0]),), (float(found.intercept_[0]),)
+            if x[0] < 0:  # never against the sum: then it says nothing
+                x, y = (0.0,), (float(logit(np.average(labels, weights=weights))),)
+        else:
+            steps = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+            steps.fit(sums, labels, sample_weight=weights)
+            x, y = (tuple(map(float, v)) for v in (steps.X_thresholds_, steps.y_thresholds_))
+        return cls(kind=kind, x=x, y=y, lowest=1 / (negatives + 2), highest=1 - 1 / (positives + 2))
+
+    def probability(self, sums: FloatArray) -> FloatArray:
+        """Of sums of features, of any shape."""
+        if self.kind == "platt":
+            found: FloatArray = expit(self.x[0] * sums + self.y[0])
+        else:
+            found = np.interp(sums, self.x, self.y)
+        return np.clip(found, self.lowest, self.highest)
+
+
+class Model(_Strict):
+    """From the features of a triple to a probability.
+
+    Attributes:
+        mean, scale, weights: of each feature, the tail's first, which adds ``weight * (x - mean) / scale``.
+        intercept: of the sum.
+        offsets: of each relation.
+    """
+
+    mean: tuple[_Finite, ...]
+    scale: tuple[Annotated[_Finite, Field(gt=0)], ...]
+    weights: tuple[_Finite, ...]
+    intercept: _Finite
+    offsets: tuple[_Finite, ...]
+    calibrator: Calibrator
+
+    def parts(self, features: FloatArray) -> FloatArray:
+        """What each of the features ``(n, F)`` adds to the sum, ``(n, F)``."""
+        found: FloatArray = (features - np.array(self.mean)) / np.array(self.scale) * np.array(self.weights)
+        return found
+
+    def offset(self, relations: IntArray) -> FloatArray:
+        """Of relations ``(n,)``; 0, the average, of those that are not known (-1, or beyond)."""
+        known: FloatArray = np.append(self.offsets, 0.0)
+        found: FloatArray = known[np.where((relations >= 0) & (relations < len(self.offsets)), relations, -1)]
+        return found
+
+    def sums(self, features: FloatArray, relations: IntArray) -> FloatArray:
+        """The sum of what features add, ``(n,)``."""
+        found: FloatArray = self.intercept + self.parts(features).sum(1) + self.offset(relations)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Triples that are known to be true or taken to be false.
+
+    Attributes:
+        features: ``(n, 2, F)``.
+        relations: ``(n,)``.
+        labels: ``(n,)`` whether each is true.
+        weights: ``(n,)`` how much each counts.
+        halves: ``(n,)`` bool, in which half each is; a positive and its negatives are in the same.
+    """
+
+    features: FloatArray
+    relations: IntArray
+    labels: BoolArray
+    weights: FloatArray
+    halves: BoolArray
+
+    def __getitem__(self, rows: BoolArray) -> Examples:
+        return Examples(**{name: values[rows] for name, values in vars(self).items()})
+
+    def balanced(self) -> Examples:
+        """The same with positives and negatives weighing the same, a triple 1 on average."""
+        weights = reweighted(self.labels, self.weights, FITTED_AT) * len(self.labels)
+        return Examples(self.features, self.relations, self.labels, weights, self.halves)
+
+
+class Calibration(_Strict):
+    """What a run's probabilities go by.
+
+    Attributes:
+        model: of the sum of features, and of the probability.
+        thresholds: of each relation, the probability from which on most of its validation triples are true.
+        chosen_for: what the run was when it was fitted.
+        chosen_by: the command, what it was fitted on, and its figures.
+    """
+
+    model: Model
+    thresholds: tuple[_Probability, ...]
+    chosen_for: dict[str, str]
+    chosen_by: dict[str, Any]
+
+    @classmethod
+    def of_json(cls, data: bytes) -> Calibration:
+        """Read a saved calibration. Packs may also have models of one side each, which are dropped.
+
+        Raises:
+            ValueError: when it is damaged.
+        """
+        values = files.parse_json(data)
+        if isinstance(values, dict) and isinstance(values.get("models"), dict):
+            values["model"] = values.pop("models").get("both")
+        return cls.model_validate_json(json.dumps(values))
+
+    def probability(
+        self,
+        features: FloatArray,
+        relations: IntArray,
+        *,
+        prior: float = FITTED_AT,
+    ) -> FloatArray:
+        """The probability that triples are true, ``(n,)``.
+
+        Args:
+            features: ``(n, 2, F)``.
+            relations: ``(n,)``, -1 for one that the run does not know.
+            prior: the share of true triples among those that are asked about.
+        """
+        sums = self.model.sums(features.reshape(len(features), -1), relations)
+        return shifted(self.model.calibrator.probability(sums), prior)
+
+    def decided(self, probabilities: FloatArray, relations: IntArray, by_relation: bool = False) -> BoolArray:
+        """Which probabilities, at any prior, are enough to call a triple true: .5, or each relation's own."""
+        least = np.full(len(probabilities), FITTED_AT)
+        if by_relation:
+            known = np.append(self.thresholds, FITTED_AT)
+            least = known[np.where((relations >= 0) & (relations < len(self.thresholds)), relations, -1)]
+        found: BoolArray = probabilities >= least
+        return found
+
+
+def shifted(probabilities: FloatArray, prior: float, fitted_at: float = FITTED_AT) -> FloatArray:
+    """Probabilities at one share of true triples as they are at another (Saerens et al., 2002).
+
+    What triples look like given that they are true, or that they are not, is taken to stay the same.
+
+    >>> shifted(np.array([0.5, 0.9]), 0.01).round(4).tolist()
+    [0.01, 0.0833]
+    """
+    ratio = prior / (1 - prior) * (1 - fitted_at) / fitted_at
+    found: FloatArray = ratio * probabilities / (1 - probabilities + ratio * probabilities)
+    return found
+
+
+def fit(
+    examples: Examples, relations: int, *, of: Mapping[str, str], by: Mapping[str, Any]
+) -> tuple[Calibration, FloatArray]:
+    """Fit everything to examples; what is reported of it is measured on halves in turn.
+
+    Args:
+        relations: R.
+
+    Raises:
+        RunError: when one of the classes has too few triples in a half.
+
+    Returns:
+        The calibration, and of each example the probability by what was fitted to the other half.
+    """
+    counts = examples.weights > 0
+    for half in (False, True):
+        labels = examples.labels[(examples.halves == half) & counts]
+        if min(labels.sum(), (~labels).sum()) < LEAST / 2:
+            raise RunError(f"probabilities need at least {LEAST} validation triples of each class")
+    examples = examples.balanced()
+    model, held = _fitted(examples, relations)
+    thresholds = _thresholds(examples, held, relations)
+    found = Calibration(
+        model=model, thresholds=tuple(thresholds.tolist()), chosen_for=dict(of), chosen_by=dict(by)
+    )
+    return found, held
+
+
+def _fitted(examples: Examples, relations: int) -> tuple[Model, FloatArray]:
+    """A model, and the examples' probabilities, each by what the other half gave.
+
+    The calibrator with the smaller log-loss on halves in turn is fitted to the sums of all examples, each by
+    the logistic regression of the other half.
+    """
+    sums = np.empty(len(examples.labels))
+    for half in (False, True):
+        own = examples.halves == half
+        model = _regression(examples[~own], relations)
+        sums[own] = model.sums(_columns(examples[own]), examples.relations[own])
+    tried: dict[Literal["platt", "isotonic"], FloatArray] = {}
+    for kind in ("platt", "isotonic"):
+        tried[kind] = np.empty_like(sums)
+        for half in (False, True):
+            own = examples.halves == half
+            other = Calibrator.fit(kind, sums[~own], examples.labels[~own], examples.weights[~own])
+            tried[kind][own] = other.probability(sums[own])
+    best = min(tried, key=lambda kind: log_loss(examples.labels, tried[kind], examples.weights))
+    calibrator = Calibrator.fit(best, sums, examples.labels, examples.weights)
+    return _regression(examples, relations, calibrator), tried[best]
+
+
+def _columns(examples: Examples) -> FloatArray:
+    return examples.features.reshape(len(examples.labels), -1)
+
+
+_PLAIN = Calibrator(kind="platt", x=(1.0,), y=(0.0,), lowest=0.0, highest=1.0)
+
+
+def _regression(examples: Examples, relations: int, calibrator: Calibrator = _PLAIN) -> Model:
+    """Logistic regression on features and on which relation it is."""
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+
+    columns = _columns(examples)
+    mean, scale = columns.mean(0), spreads(columns)
+    count = len(columns)
+    # A smaller column takes a larger coefficient, which costs more: so offsets lean on 0.
+    small = 1 / np.sqrt(LEANING)
+    which = sparse.csr_matrix(
+        (np.full(count, small), (np.arange(count), examples.relations)), (count, relations)
+    )
+    design = sparse.hstack([sparse.csr_matrix((columns - mean) / scale), which], format="csr")
+    found = LogisticRegression(C=1.0, max_iter=1000).fit(
+        design, examples.labels, sample_weight=examples.weights
+    )
+    weights = found.coef_[0]
+    return Model(
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        weights=tuple(weights[: columns.shape[1]].tolist()),
+        intercept=float(found.intercept_[0]),
+        offsets=tuple((small * weights[columns.shape[1] :]).tolist()),
+        calibrator=calibrator,
+    )
+
+
+def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -> FloatArray:
+    """For each relation the threshold that decides best; few triples lean on what is best for all."""
+    tried = np.linspace(0.05, 0.95, 19)
+    right = ((probabilities[None] >= tried[:, None]) == examples.labels) * examples.weights
+    average = right.sum(1) / examples.weights.sum()
+    found = np.full(relations, FITTED_AT)
+    for relation in np.unique(examples.relations):
+        own = right[:, examples.relations == relation].sum(1) + THRESHOLD_LEANING * average
+        best = np.flatnonzero(own >= own.max() - 1e-9)
+        found[relation] = tried[best[np.abs(tried[best] - FITTED_AT).argmin()]]  # the most usual of equals
+    return found
+
+
+FILE = PROBABILITIES
+TRIPLES = 1000  # validation triples that are enough
+MISSING = (
+    1.0  # true triples that nobody has, per validation triple: as many, as where a test set is kept back
+)
+silent = Watcher()
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Triples of a split, and others that are taken to be false.
+
+    Attributes:
+        triples: ``(n, 3)``, those that are true first.
+        labels: ``(n,)``.
+        groups: ``(n,)`` of which true triple each is.
+        kinds: ``(n,)`` index of the kind of negative, -1 for true triples and for known negatives.
+        weights: ``(n,)`` how much each counts.
+    """
+
+    triples: IntArray
+    labels: BoolArray
+    groups: IntArray
+    kinds: IntArray
+    weights: FloatArray
+
+    def __getitem__(self, rows: BoolArray) -> Sample:
+        return Sample(**{name: values[rows] for name, values in vars(self).items()})
+
+    @property
+    def halves(self) -> BoolArray:
+        """In which half each is; a true triple and its negatives are in the same."""
+        odd: BoolArray = self.groups % 2 == 1
+        return odd
+
+    @classmethod
+    def of(
+        cls,
+        graph: KnowledgeGraph,
+        split: str,
+        scorer: Scorer,
+        *,
+        most: int = TRIPLES,
+        seed: int = 0,
+        blind: bool = False,
+        batch_size: int = 64,
+        advance: Advance = silent,
+    ) -> Sample:
+        """A seeded sample of the triples of a split that training has not, and their negatives.
+
+        These are those that the split's file says are false, or else three corruptions of each triple; no
+        triple of training, of validation, or of the split is among them.
+
+        Args:
+            most: so many true triples; 0 is all.
+            blind: corruptions may be triples of validation or of the split.
+
+        Raises:
+            DataError: when the graph has no such split.
+        """
+        rng = np.random.default_rng(seed)
+        answers = FilterIndex(graph.splits["train"], len(graph.entities))
+        true = _some(_new(graph.triples(split), answers), most, rng)
+        every = [graph.splits[s] for s in dict.fromkeys(("train", "valid", split)) if s in graph.splits]
+        if split in graph.negatives:
+            false = _some(_new(graph.negatives[split], FilterIndex(every, len(graph.entities))), most, rng)
+            of, kinds = np.arange(len(false)), np.full(len(false), -1)
+        else:
+            true_ones = graph.splits["train"] if blind else np.concatenate(every)
+            draws = Negatives(true_ones, graph.splits["train"], len(graph.entities), seed)
+            false, of, kinds = draws.draw(true, scorer, batch_size, partial(advance, "drawing negatives"))
+        return cls(
+            np.concatenate([true, false]),
+            np.arange(len(true) + len(false)) < len(true),
+            np.concatenate([np.arange(len(true)), of]),
+            np.concatenate([np.full(len(true), -1), kinds]),
+            np.ones(len(true) + len(false)),
+        )
+
+
+def _new(triples: IntArray, known: FilterIndex) -> IntArray:
+    """Distinct triples that training has not."""
+    triples = distinct_triples(triples)
+    return triples[~known.has(triples)]
+
+
+def _some(triples: IntArray, most: int, rng: np.random.Generator) -> IntArray:
+    if not most or most >= len(triples):
+        return triples
+    return triples[np.sort(rng.choice(len(triples), most, replace=False))]
+
+
+def temperature_of(scorer: Scorer) -> float:
+    """What scores are divided by to be logits: a run's as in training, others as they are."""
+    return scorer.reader.settings.training.temperature if isinstance(scorer, Ranker) else 1.0
+
+
+def calibrate(
+    scorer: Scorer,
+    graph: KnowledgeGraph,
+    *,
+    most: int = TRIPLES,
+    missing: float = MISSING,
+    seed: int = 0,
+    batch_size: int = 64,
+    advance: Advance = silent,
+) -> tuple[Calibration, Sample, FloatArray]:
+    """Fit probabilities to a run's validation triples.
+
+    Args:
+        scorer: of the run's own graph; a reranker takes no part.
+        most: so many validation triples; 0 is all.
+        missing: how many true triples neither training nor validation has, per validation triple.
+
+    Raises:
+        RunError: when there are too few to fit anything.
+        DataError: when there are none.
+
+    Returns:
+        The calibration; what it was fitted to; and of each of these triples the probability by what was
+        fitted to the other half.
+    """
+    scorer = scorer.unreranked() if isinstance(scorer, Ranker) else scorer
+    sample = Sample.of(
+        graph, "valid", scorer, most=most, seed=seed, blind=True, batch_size=batch_size, advance=advance
+    )
+    found = _features(scorer, sample, graph, batch_size, partial(advance, "scoring validation"))
+    hit = ~sample.labels & FilterIndex(graph.splits["valid"], len(graph.entities)).has(sample.triples)
+    sample.weights[:] = _trusted(found, sample, hit, missing)
+    sample, found = sample[~hit], found[~hit]
+    examples = Examples(found, sample.triples[:, 1], sample.labels, sample.weights, sample.halves)
+    calibration, held = fit(examples, len(graph.relations), of={}, by={})
+    return calibration, sample, held
+
+
+def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) -> FloatArray:
+    """How much each negative counts, given that some of them are true triples that nobody has.
+
+    Negatives are drawn blind to validation. Some hit validation triples; the others hit missing triples as
+    often, and with the same features, if as many are missing. So what makes a hit likely (a logistic
+    regression of hits against the rest) makes a negative unlikely. Kinds keep their shares.
+
+    Args:
+        found: the features.
+        hit: which negatives are validation triples.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    weights, drawn = np.ones(len(hit)), ~sample.labels
+    if not hit.any() or not missing:
+        return weights
+    if hit[drawn].all():
+        raise RunError("there are no false triples to learn from: each that was drawn is a validation triple")
+    columns = found.reshape(len(found), -1)
+    columns = (columns - columns[drawn].mean(0)) / spreads(columns[drawn])
+    model = LogisticRegression(max_iter=1000).fit(columns[drawn], hit[drawn])
+    odds = np.exp(model.decision_function(columns[drawn]))
+    weights[drawn] = np.clip(1 - missing * odds, 0.0, 1.0)
+    for kind in np.unique(sample.kinds[drawn]):
+        own = drawn & ~hit & (sample.kinds == kind)
+        weights[own] *= own.sum() / max(weights[own].sum(), 1.0)
+    if not weights[drawn & ~hit].any():
+        raise RunError(f"no negative counts with {missing:g} missing triples per validation triple")
+    return weights
+
+
+def figures(calibration: Calibration, sample: Sample, held: FloatArray) -> dict[str, Any]:
+    """What validation says of probabilities, each triple by what was fitted to the other half; positives and
+    negatives weigh the same.
+    """
+    return {**_figures(sample, held), "calibrator": calibration.model.calibrator.kind}
+
+
+def _figures(sample: Sample, probabilities: FloatArray) -> dict[str, Any]:
+    weights = reweighted(sample.labels, sample.weights, FITTED_AT)
+    return {
+        **measured(sample.labels, probabilities, weights, groups=sample.groups),
+        "negatives_by": list(KINDS_OF_NEGATIVES) if (sample.kinds >= 0).any() else "the graph's files",
+    }
+
+
+def _features(
+    scorer: Scorer,
+    sample: Sample,
+    graph: KnowledgeGraph,
+    batch_size: int,
+    advance: Callable[[int, int], None],
+) -> FloatArray:
+    """What probabilities go by, of the triples of a sample."""
+    return features(
+        scorer,
+        sample.triples,
+        graph.context.answers,
+        temperature=temperature_of(scorer),
+        batch_size=batch_size,
+        advance=advance,
+    )
+
+
+def measured_on(
+    calibration: Calibration,
+    scorer: Scorer,
+    graph: KnowledgeGraph,
+    split: str,
+    relations: IntArray,
+    *,
+    most: int = TRIPLES,
+    seed: int = 0,
+    batch_size: int = 64,
+    advance: Advance = silent,
+) -> dict[str, Any]:
+    """Figures of probabilities on a sample of a split that they were not fitted to, with fresh negatives.
+
+    No negative is in training, in validation or in the split. Positives and negatives weigh the same.
+
+    Args:
+        scorer: over the graph, which may be another than the run's.
+        relations: ``(R,)`` the number that each relation of the graph has in the calibration, or -1.
+
+    Raises:
+        DataError: when the split is not there, or training has all of its triples.
+    """
+    scorer = scorer.unreranked() if isinstance(scorer, Ranker) else scorer
+    sample = Sample.of(graph, split, scorer, most=most, seed=seed, batch_size=batch_size, advance=advance)
+    if not (sample.labels.any() and (~sample.labels).any()):
+        raise DataError(f"{split} of '{graph.name}' has no triple that training has not")
+    found = _features(scorer, sample, graph, batch_size, partial(advance, f"scoring {split}"))
+    held = calibration.probability(found, relations[sample.triples[:, 1]])
+    return {"graph": graph.name, "split": split, **_figures(sample, held)}
+
+
+def fitted(
+    run: RunFolder,
+    *,
+    most: int = TRIPLES,
+    missing: float = MISSING,
+    seed: int = 0,
+    precision: str = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    watch: Watcher = silent,
+) -> tuple[Calibration, dict[str, Any]]:
+    """What is fitted to a run's validation triples, as of what the run is now, and its figures there.
+
+    Args:
+        most, missing, seed: as of :func:`calibrate`.
+        precision: "fp32" or "bf16".
+
+    Raises:
+        RunError: when there are no validation triples, or too few.
+    """
+    if not run.graph.has("valid"):
+        raise RunError(
+            f"{run.path} has no validation triples to fit probabilities to; `kgmlm data split --random` "
+            "makes some before training"
+        )
+    quiet_transformers()
+    ranker = run.ranker(device, rerank=False)
+    ranker.reduce(precision == "bf16")
+    with watch:
+        found, sample, held = calibrate(
+            ranker, run.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
+        )
+    valid = figures(found, sample, held)
+    by = {
+        "command": command_line(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "precision": precision,
+        "seed": seed,
+        "missing": missing,
+        "valid": valid,
+    }
+    return found.model_copy(update={"chosen_for": fingerprint(run.path), "chosen_by": by}), valid
+
+
+def fingerprint(run: Path) -> dict[str, str]:
+    """What probabilities go by: the signals of a run, their weights, not its reranker."""
+    signals = {name: sha for name, sha in fingerprints(run).items() if name != RERANKER}
+    return {**signals, WEIGHTS: of_weights(run)}
+
+
+def save_calibration(run: RunFolder, calibration: Calibration) -> None:
+    """Keep with a run what was fitted to it."""
+    folder = run.model_folder
+    keep = partial(digests.write_manifest, folder)
+    with digests.replacing(run.path / FILE, digests.read_manifest(folder), keep) as temporary:
+        files.write_json(temporary, calibration.model_dump(mode="json"))
+
+
+def read_calibration(run: RunFolder) -> Calibration | None:
+    """What :func:`save` wrote; None where there is nothing.
+
+    Raises:
+        RunError: when it is damaged, or the run has changed since.
+    """
+    path = run.path / FILE
+    if not path.is_file():
+        return None
+    again = f"`kgmlm calibrate {run.path}` makes it again"
+    try:
+        found = Calibration.of_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))[:60]
+        raise RunError(f"{path} is damaged: '{key}': {first['msg']}; {again}") from None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {first_line(error)}; {again}") from None
+    if not _fits(found, len(run.graph.relations)):
+        raise RunError(f"{path} is damaged: its parts do not fit together; {again}")
+    now = fingerprint(run.path)
+    if stale := sorted(x for x in {*now, *found.chosen_for} if now.get(x) != found.chosen_for.get(x)):
+        raise RunError(
+            f"{run.path}: its probabilities were not fitted for the {' and '.join(stale)} that it has now; "
+            f"`kgmlm calibrate {run.path}` fits them again"
+        )
+    return found
+
+
+def _fits(found: Calibration, relations: int) -> bool:
+    """Whether all parts have the lengths that they must have."""
+    model, columns = found.model, len(SIDES) * len(FEATURES)
+    lengths = {len(x) for x in (model.mean, model.scale, model.weights)}
+    x, y = model.calibrator.x, model.calibrator.y
+    ordered = len(x) == len(y) and all(a < b for a, b in pairwise(x))
+    fits = len(model.offsets) == len(found.thresholds) == relations
+    return lengths == {columns} and fits and ordered

@@ -1,0 +1,599 @@
+"""Triple classification: how probable triples, or the relations of a pair, are.
+
+Shapes: n triples, F features of a side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.errors import ConfigError, QueryError, check_numbers, check_whole
+from kgmlm.core.files import as_path
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.graphs.cards import card_names
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.names import labeled_triples
+from kgmlm.prediction.calibration import SIDES, Calibration, temperature_of
+from kgmlm.prediction.features import FEATURES, features
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.opened import open_ranker, read_vectors
+from kgmlm.runs.options import RankingOptions, Runtime
+from kgmlm.runs.packs import find_pack, is_unpacked
+from kgmlm.runs.run import Run, open_run, path_of, writes_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.graphs.names import Triples
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """What a run says of n triples.
+
+    Attributes:
+        graph: whose ids they have.
+        triples: ``(n, 3)``.
+        known: ``(n,)`` which of them training has: they are true, and what the run says of them proves
+            nothing.
+        features: ``(n, 2, F)``, not a number for known ones.
+        relations: ``(n,)`` as the calibration counts them, -1 for new ones.
+        probabilities: ``(n,)``, not a number for known ones.
+        decided: ``(n,)`` which of them are called true.
+        labels: ``(n,)`` which of them are, where a file says so.
+        prior: the share of true triples that was assumed.
+        calibration: what the probabilities go by.
+    """
+
+    graph: KnowledgeGraph
+    triples: IntArray
+    known: BoolArray
+    features: FloatArray
+    relations: IntArray
+    probabilities: FloatArray
+    decided: BoolArray
+    labels: BoolArray | None
+    prior: float
+    calibration: Calibration
+
+    def __len__(self) -> int:
+        return len(self.triples)
+
+    def __getitem__(self, rows: IntArray) -> Classified:
+        arrays: dict[str, Any] = {
+            key: value for key, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **{key: value[rows] for key, value in arrays.items()})
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per triple: its labels, ``probability``, ``true`` (what is decided), ``known``, and ``label``
+        where a file had one.
+        """
+        import pandas as pd
+
+        table = pd.DataFrame(self.graph.labeled(self.triples), columns=["head", "relation", "tail"])
+        table = table.assign(probability=self.probabilities, true=self.decided, known=self.known)
+        return table if self.labels is None else table.assign(label=self.labels)
+
+    def explained(self) -> list[dict[str, Any] | None]:
+        """What each probability is made of, None for known triples: for each side its features and what they
+        add to the log odds; what is added for the relation, and in all before it is calibrated.
+        """
+        model = self.calibration.model
+        adds = model.parts(self.features.reshape(len(self), -1)).reshape(self.features.shape)
+        offsets = model.offset(self.relations)
+        found: list[dict[str, Any] | None] = []
+        for n in range(len(self)):
+            if self.known[n]:
+                found.append(None)
+                continue
+            sides = {
+                side: {
+                    "score": float(self.features[n, i, FEATURES.index("score")]),
+                    "rank": float(1 / self.features[n, i, FEATURES.index("reciprocal_rank")]),
+                    "margin": float(self.features[n, i, FEATURES.index("margin")]),
+                    "softmax": float(np.exp(self.features[n, i, FEATURES.index("log_softmax")])),
+                    "adds": float(adds[n, i].sum()),
+                }
+                for i, side in enumerate(SIDES)
+            }
+            sums = model.intercept + adds[n].sum() + offsets[n]
+            found.append({**sides, "relation": {"adds": float(offsets[n])}, "sum": float(sums)})
+        return found
+
+    def as_json(self, explain: bool = False) -> list[dict[str, Any]]:
+        """The objects that ``kgmlm classify --json`` prints."""
+        parts = self.explained() if explain else [None] * len(self)
+        rows = []
+        for n, (head, relation, tail) in enumerate(self.graph.labeled(self.triples)):
+            known = bool(self.known[n])
+            row: dict[str, Any] = {
+                "head": head,
+                "relation": relation,
+                "tail": tail,
+                "probability": None if known else float(self.probabilities[n]),
+                "true": bool(self.decided[n]),
+                "known": known,
+            }
+            if self.labels is not None:
+                row["label"] = bool(self.labels[n])
+            rows.append(row if parts[n] is None else row | {"parts": parts[n]})
+        return rows
+
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """How the probabilities compare with labels, where there are any: as of
+        :func:`kgmlm.evaluation.metrics.measured`, by the triples that training has not.
+        """
+        if self.labels is None or self.known.all():
+            return None
+        from kgmlm.evaluation.metrics import measured
+
+        new = ~self.known
+        labels = self.labels[new]
+        found = measured(labels, self.probabilities[new], np.ones(len(labels)))
+        return found | {
+            "accuracy": float((self.decided[new] == labels).mean()),
+            "known": int(self.known.sum()),
+        }
+
+    def _repr_html_(self) -> str:
+        table: str = self.to_frame().to_html(index=False, float_format="{:.4f}".format)
+        return table
+
+
+def judged(
+    calibration: Calibration,
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    asked: Sequence[tuple[IntArray, float, bool]],
+    *,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> list[Classified]:
+    """The probabilities of several lists of triples at once; they share forward passes.
+
+    Args:
+        ranker: the run's first stage over the graph, as it was when the calibration was fitted.
+        asked: of each list the triples ``(n, 3)``, the prior, and whether relations have thresholds.
+    """
+    ids = np.concatenate([np.zeros((0, 3), np.int64), *(triples for triples, _, _ in asked)])
+    known, features = features_of(ranker, graph, ids, batch_size, advance)
+    ends = np.cumsum([len(triples) for triples, _, _ in asked]).tolist()
+    parts = [slice(end - len(triples), end) for end, (triples, _, _) in zip(ends, asked, strict=True)]
+    return [
+        said(calibration, graph, triples, known[rows], features[rows], prior, by_relation)
+        for rows, (triples, prior, by_relation) in zip(parts, asked, strict=True)
+    ]
+
+
+def said(
+    calibration: Calibration,
+    graph: KnowledgeGraph,
+    ids: IntArray,
+    known: BoolArray,
+    features: FloatArray,
+    prior: float,
+    relation_thresholds: bool = False,
+    labels: BoolArray | None = None,
+    numbers: IntArray | None = None,
+) -> Classified:
+    """Features to probabilities, and what is decided.
+
+    Args:
+        numbers: what number the calibration has for each relation of the graph, or -1; None is the same.
+    """
+    relations = ids[:, 1] if numbers is None else numbers[ids[:, 1]]
+    relations = np.where(relations < len(calibration.thresholds), relations, -1)
+    probabilities = np.full(len(ids), np.nan)
+    if not known.all():
+        probabilities[~known] = calibration.probability(features[~known], relations[~known], prior=prior)
+    decided = known | calibration.decided(probabilities, relations, relation_thresholds)
+    return Classified(
+        graph, ids, known, features, relations, probabilities, decided, labels, prior, calibration
+    )
+
+
+def features_of(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    triples: IntArray,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> tuple[BoolArray, FloatArray]:
+    """Which triples training has, and the features of the others."""
+    answers = graph.context.answers
+    known = answers.has(triples)
+    found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
+    if not known.all():
+        found[~known] = features(
+            ranker,
+            triples[~known],
+            answers,
+            temperature=temperature_of(ranker),
+            batch_size=batch_size,
+            advance=advance,
+        )
+    return known, found
+
+
+TRIPLES = 1000  # of validation
+MISSING = 1.0
+
+
+@writes_run
+def calibrate(
+    run: Run | str | Path,
+    *,
+    max_triples: int = TRIPLES,
+    missing: float = MISSING,
+    seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """Fit on validation what :func:`classify` makes of a run's scores, and keep it with the run.
+
+    Args:
+        max_triples: a seeded sample of validation triples; 0 is all.
+        missing: how many true triples neither training nor validation has, per validation triple; 0 calls
+            every corrupted triple false.
+        seed: of the sample, and of the negatives.
+
+    Returns:
+        The figures on validation, as of :func:`~kgmlm.evaluation.metrics.measured`, by two-fold
+        cross-fitting.
+
+    Raises:
+        RunError: when there are too few validation triples.
+    """
+    check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
+    if not 0 <= missing < float("inf"):
+        raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
+    folder = open_folder(path_of(run))
+    watch = watcher_of(progress)
+    from kgmlm.prediction.calibration import fitted, save_calibration
+
+    found, figures = fitted(
+        folder, most=max_triples, missing=missing, seed=seed, precision=precision, batch_size=batch_size,
+        device=device, watch=watch,
+    )  # fmt: skip
+    save_calibration(folder, found)
+    return figures
+
+
+def measure_probabilities(
+    run: Run | str | Path,
+    *,
+    split: str = "test",
+    graph: KnowledgeGraph | str | Path | None = None,
+    allow_seen_entities: bool = False,
+    allow_new_relations: bool = False,
+    skip_header: bool = False,
+    max_triples: int = TRIPLES,
+    seed: int = 0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """Measure a run's probabilities on triples that they were not fitted to.
+
+    Those that :func:`calibrate` kept are measured; it is done first where it was not yet.
+
+    Args:
+        split: whose triples, with fresh negatives.
+        graph: of another dataset or folder, whose entities the run has never seen; its training triples are
+            context, and it is refused as :func:`~kgmlm.evaluate` refuses it.
+        allow_seen_entities, allow_new_relations: lift checks of ``graph``.
+        skip_header: leave out the first line of each of the graph's files of triples.
+        max_triples: a seeded sample of the split; 0 is all.
+
+    Returns:
+        The figures, as of :func:`kgmlm.evaluation.metrics.measured`, with ``graph`` and ``split``.
+
+    Raises:
+        ConfigError: for options that do not go together, and for the split that was fitted to.
+        DataError: when the graph has no such split, or the run knows its answers.
+    """
+    check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
+    if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
+        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
+    if graph is None and split in ("train", "valid"):
+        raise ConfigError(
+            f"probabilities are fitted to validation, so {split} says nothing of them; name test"
+        )
+    folder = open_folder(path_of(run))
+    watch = watcher_of(progress)
+    allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
+    asked = folder.graph if graph is None else _unseen(folder, graph, split, skip_header, allowed, watch)
+    asked.triples(split)  # is there, or this says so before the heavy work
+    calibration = _calibration(folder, precision, batch_size, device, watch)
+    from kgmlm.prediction.calibration import measured_on
+
+    way = RankingOptions(rerank=0, retrieve=0, device=device, precision=precision)
+    with watch:
+        ranker = _ranker(folder, way, asked, batch_size, watch)
+        return measured_on(
+            calibration, ranker, asked, split, _numbers(folder.graph, asked),
+            most=max_triples, seed=seed, batch_size=batch_size, advance=watch,
+        )  # fmt: skip
+
+
+def classify(
+    run: Run | str | Path,
+    triples: Triples | str | Path,
+    *,
+    graph: KnowledgeGraph | str | Path | None = None,
+    entities: EntityTable | pd.DataFrame | str | Path | None = None,
+    entity_triples: Triples | str | Path = (),
+    allow_new_relations: bool = False,
+    prior: float = 0.5,
+    relation_thresholds: bool = False,
+    skip_header: bool = False,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    runtime: Runtime | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Classified:
+    """The probability that triples are true.
+
+    By the run's scores of both sides, without its reranker; :func:`calibrate` comes first where needed.
+
+    Args:
+        triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them without a
+            header, and perhaps a fourth column, 1 for true and -1 or 0 for false, to compare with.
+        graph: another dataset or folder, whose entities compete; its training triples, too, count as known.
+        entities, entity_triples: further entities that triples may have, and what is known of them, as of
+            :meth:`kgmlm.runs.run.Run.with_entities`.
+        allow_new_relations: read relations that the run does not have from their names.
+        prior: the share of true triples among those that are asked about.
+        relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
+        device, runtime: as of :func:`~kgmlm.runs.run.open_run`; None is as the run was opened.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity or relation.
+        DataError: when the file is no such table.
+        RunError: when nothing is fitted and there is nothing to fit to.
+    """
+
+    _check_asked(prior, batch_size)
+    rows, labels, lines = _read(triples, skip_header)
+    opened = run if isinstance(run, Run) else open_run(run)
+    folder = opened.folder
+    opened = opened if graph is None else Run(folder, opened.way, _other(graph, skip_header))
+    if entities is not None:
+        opened = opened.with_entities(entities, entity_triples)
+    elif isinstance(entity_triples, str | Path) or len(labeled_triples(entity_triples)):
+        raise ConfigError("--entity-triples goes with --entities")
+    asked, ids = _resolved(opened, rows, lines, allow_new_relations)
+    numbers = _numbers(folder.graph, asked)
+    if not allow_new_relations:
+        _check_relations(asked, ids, numbers, lines)
+    watch = watcher_of(progress)
+    calibration = _calibration(folder, precision, batch_size, device, watch)
+    learned = np.zeros(len(ids), np.bool_) if graph is None else _learned(folder.graph, asked, ids)
+    way = _way(opened, precision, device, runtime)
+    known, features = _features(folder, way, asked, ids, batch_size, watch, learned)
+    return said(calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers)
+
+
+def _other(graph: KnowledgeGraph | str | Path, skip_header: bool) -> KnowledgeGraph:
+    """Another graph; a built-in one has no headers."""
+    return load_graph(graph, skip_header=skip_header and str(graph) not in card_names())
+
+
+def _numbers(trained: KnowledgeGraph, graph: KnowledgeGraph) -> IntArray:
+    """The number that each relation of a graph has in a run's graph; -1 where it has none."""
+    return np.array([trained.relations.index.get(r.label, -1) for r in graph.relations], np.int64)
+
+
+def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, lines: tuple[str, int]) -> None:
+    """Refuse triples of a relation that the run was not trained on."""
+    if (unknown := np.flatnonzero(numbers[ids[:, 1]] < 0)).size:
+        relation, (what, first) = graph.relations[int(ids[unknown[0], 1])].label, lines
+        raise QueryError(
+            f"{what}{first + int(unknown[0])}: the run was not trained on the relation '{relation}'; "
+            "--allow-new-relations reads it from its name"
+        )
+
+
+def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
+    """Which triples of a graph a run's training has, by their labels."""
+    from kgmlm.evaluation.evaluator import held
+
+    return held(graph.labels(triples), (trained,), "train")
+
+
+def _unseen(
+    folder: RunFolder,
+    graph: KnowledgeGraph | str | Path,
+    split: str,
+    skip_header: bool,
+    allowed: dict[str, bool],
+    watch: Watcher,
+) -> KnowledgeGraph:
+    """Another graph, refused where the run knows its answers or what would count as unseen."""
+    from kgmlm.core.config import Protocol
+    from kgmlm.evaluation.evaluator import Scope
+
+    earlier, gone = folder.past(False)
+    if gone:
+        watch.tell(
+            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
+        )
+    other, asked = load_graph(graph, skip_header=skip_header), Protocol(split=split, candidates="graph")
+    return Scope.inductive(folder.graph, other, asked, earlier=earlier, **allowed).graph
+
+
+def rank_relations(
+    run: Run | str | Path,
+    head: str,
+    tail: str,
+    *,
+    k: int = 10,
+    novel: bool = False,
+    prior: float = 0.5,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Classified:
+    """The k most probable relations of a head and a tail; those that training has go first.
+
+    Args:
+        novel: leave out triples that the graph has in any split.
+
+    Raises:
+        QueryError: for an unknown or ambiguous entity.
+        RunError: as of :func:`classify`.
+    """
+
+    _check_asked(prior, batch_size)
+    check_whole("k", k, 1)
+    opened = run if isinstance(run, Run) else open_run(run)
+    find, graph = opened.resolver, opened.graph
+    count = len(graph.relations)
+    ids = np.stack(
+        [np.full(count, find.entity(head)), np.arange(count), np.full(count, find.entity(tail))], 1
+    )
+    if novel:
+        ids = ids[~graph.filter_index.has(ids)]
+    watch = watcher_of(progress)
+    calibration = _calibration(opened.folder, precision, batch_size, device, watch)
+    way = _way(opened, precision, device, None)
+    known, features = _features(opened.folder, way, graph, ids, batch_size, watch)
+    found = said(calibration, graph, ids, known, features, prior)
+    return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
+
+
+def _calibration(
+    folder: RunFolder, precision: str, batch_size: int, device: str | None, watch: Watcher
+) -> Calibration:
+    """What was fitted to a run, or is now, and then kept where the run can be written."""
+    from kgmlm.prediction.calibration import fitted, read_calibration
+
+    found = read_calibration(folder)
+    if found is not None:
+        return found
+    path = folder.path
+    if find_pack(path) is not None or is_unpacked(path) or not os.access(path / "model", os.W_OK):
+        how = "`kgmlm calibrate` keeps those of a run, `kgmlm pack PACK --calibrate --output NEW` of a pack"
+        watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
+        return fitted(folder, precision=precision, batch_size=batch_size, device=device, watch=watch)[0]
+    watch.tell(f"{path} has no probabilities yet: fitting them on validation, as `kgmlm calibrate` does")
+    precise: Literal["fp32", "bf16"] = "bf16" if precision == "bf16" else "fp32"
+    calibrate(path, precision=precise, batch_size=batch_size, device=device, progress=watch)
+    made = read_calibration(open_folder(path))
+    assert made is not None
+    return made
+
+
+def _way(
+    run: Run, precision: Literal["fp32", "bf16"], device: str | None, runtime: Runtime | None
+) -> RankingOptions:
+    """How a run's first stage is asked for what probabilities go by."""
+    asked = RankingOptions(rerank=0, retrieve=0, device=run.way.device, runtime=run.way.runtime)
+    return replace(asked.given(device=device, runtime=runtime), precision=precision)
+
+
+def _ranker(
+    folder: RunFolder, way: RankingOptions, graph: KnowledgeGraph, batch_size: int, watch: Watcher
+) -> Ranker:
+    """The opened model over a graph, all entities read."""
+    ranker = open_ranker(folder, way, graph, watch.tell)
+    read_vectors(ranker, watch, batch_size)
+    return ranker
+
+
+def _features(
+    folder: RunFolder,
+    way: RankingOptions,
+    graph: KnowledgeGraph,
+    triples: IntArray,
+    batch_size: int,
+    watch: Watcher,
+    learned: BoolArray | None = None,
+) -> tuple[BoolArray, FloatArray]:
+    """Which triples training has, and the features of the others.
+
+    Args:
+        learned: which of them the run has learned on another graph.
+    """
+
+    known = graph.context.answers.has(triples)
+    known = known if learned is None else known | learned
+    found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
+    if not known.all():
+        with watch:
+            ranker = _ranker(folder, way, graph, batch_size, watch)
+            advance = partial(watch, "classifying")
+            _, found[~known] = features_of(ranker, graph, triples[~known], batch_size, advance)
+    return known, found
+
+
+def _check_asked(prior: float, batch_size: int) -> None:
+    check_numbers(batch_size=(batch_size, 1))
+    if not isinstance(prior, int | float) or not 0 < prior < 1:
+        raise ConfigError(f"--prior is a share above 0 and below 1, not {prior}")
+
+
+def _read(
+    triples: Triples | str | Path, skip_header: bool
+) -> tuple[list[list[str]], BoolArray | None, tuple[str, int]]:
+    """Triples, whether each is true where a file says so; the start of errors, and the line of the first."""
+    if isinstance(triples, str | Path):
+        from kgmlm.core.tables import rows_of
+        from kgmlm.graphs.datasets import read_labeled
+
+        path = as_path(triples, "the file of triples")
+        table, true = read_labeled(path, skip_header=skip_header)
+        first = 1 + (skip_header and path.suffix != ".parquet")
+        return rows_of(table), true, (f"{triples}:", first)
+    return [list(triple) for triple in labeled_triples(triples)], None, ("triple ", 1)
+
+
+def _resolved(
+    run: Run, rows: list[list[str]], lines: tuple[str, int], allow_new_relations: bool
+) -> tuple[KnowledgeGraph, IntArray]:
+    """Ids of triples in a run's graph, which has the new relations if that is allowed."""
+    graph, find = run.graph, run.resolver
+    entities, relations = graph.entities.index, dict(graph.relations.index)
+    ids = np.empty((len(rows), 3), np.int64)
+    new: list[str] = []
+    for n, (head, relation, tail) in enumerate(rows):
+        try:
+            for at, text in ((0, head), (2, tail)):
+                ids[n, at] = entities[text] if text in entities else find.entity(text)
+            if relation not in relations:
+                following = len(graph.relations) + len(new)
+                relations[relation] = _relation(find, relation, following, allow_new_relations)
+                if relations[relation] == following:
+                    new.append(relation)
+            ids[n, 1] = relations[relation]
+        except QueryError as error:
+            raise QueryError(f"{lines[0]}{lines[1] + n}: {error}") from None
+    return (graph.with_relations(new) if new else graph), ids
+
+
+def _relation(find: Any, text: str, new: int, allow_new: bool) -> int:
+    """The number of a relation by its name, or the next one for one that is new."""
+    try:
+        found: int = find.relation(text)
+        return found
+    except QueryError as error:
+        if allow_new:
+            return new
+        raise QueryError(f"{error}; --allow-new-relations reads it from its name") from None

@@ -1,0 +1,417 @@
+"""List the triples that a graph lacks, best first; in parts that any number of processes make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kgmlm.core import files
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers
+from kgmlm.core.files import as_path, locked
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.workers import Crew, Engine, Make
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import FilterIndex, Queries, Query, Target
+from kgmlm.prediction.candidates import MANIFEST, Completer, Parts, Shard, asked_queries, sampled
+from kgmlm.prediction.listing import check_validation, estimate, listed, measured, read_list, write_list
+from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder
+from kgmlm.runs.opened import constraints_of, open_ranker, read_vectors
+from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.packs import find_pack
+from kgmlm.runs.record import check_result
+from kgmlm.runs.run import Run, path_of
+
+if TYPE_CHECKING:
+    from kgmlm.ranking.predictor import Predictor
+
+PART = 1024  # queries
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked, and how; the same plan has the same parts in any process.
+
+    Attributes:
+        run: the run's folder, or its pack.
+        folder: where parts go.
+        relations: labels of those that are asked about; None is all.
+        known: the splits that are never listed.
+        part_size: queries of a part.
+        sample: so many queries, of each relation its share; 0 is all.
+    """
+
+    run: Path
+    folder: Path
+    way: RankingOptions
+    top: int
+    known: tuple[str, ...]
+    relations: tuple[str, ...] | None
+    batch_size: int
+    part_size: int
+    sample: int = 0
+
+    @cached_property
+    def opened(self) -> RunFolder:
+        """The run."""
+        return open_folder(self.run)
+
+    @property
+    def graph(self) -> KnowledgeGraph:
+        """Its graph."""
+        return self.opened.graph
+
+    @cached_property
+    def asked(self) -> IntArray:
+        """Ids of the relations that are asked about."""
+        if self.relations is None:
+            return np.arange(len(self.graph.relations))
+        return np.array(sorted(self.graph.relations.index[label] for label in self.relations), np.int64)
+
+    @cached_property
+    def queries(self) -> Queries:
+        """All queries, in the order of the parts."""
+        from kgmlm.ranking.constraints import Possible
+
+        train, count = self.graph.splits["train"], len(self.graph.entities)
+        possible = Possible.anything(len(self.graph.relations))
+        possible = possible.met(*constraints_of(self.opened, self.way, self.graph))
+        queries = asked_queries(
+            train,
+            count,
+            self.asked,
+            lambda relation, tails: possible.askable(relation, tails, count),
+            self.way.typed,
+        )
+        return sampled(queries, self.sample) if self.sample else queries
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The folder of parts, laid where it is not there yet."""
+        count = -(-len(self.queries) // self.part_size)
+        return Parts.open(self.folder, count, self.about())
+
+    def about(self) -> dict[str, Any]:
+        """What parts depend on."""
+        from kgmlm.runs.record import fingerprints
+
+        graph = self.graph
+        digest = hashlib.sha256()
+        for split in dict.fromkeys(("train", "valid", *self.known)):
+            digest.update(np.ascontiguousarray(graph.triples(split)).tobytes())
+        for label in (*graph.entities.column("label"), *(r.label for r in graph.relations)):
+            digest.update(label.encode() + b"\0")
+        path = self.opened.path
+        run = {**fingerprints(path), "weights": files.sha256(path / MIXTURE)}
+        return {
+            "kgmlm": "parts of a completion, format 1",
+            "run": hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest(),
+            "graph": digest.hexdigest(),
+            "relations": None if self.relations is None else sorted(self.relations),
+            "known": list(self.known),
+            "top": self.top,
+            "typed": self.way.typed,
+            "functional": self.way.functional,
+            "scores": self.way.scores,
+            "precision": self.way.precision,
+            "batch_size": self.batch_size,
+            "queries": len(self.queries),
+            "part_size": self.part_size,
+            **({"sample": self.sample} if self.sample else {}),
+        }
+
+    def of(self, number: int) -> Queries:
+        """The queries of a part."""
+        return self.queries[slice(number * self.part_size, (number + 1) * self.part_size)]
+
+    def completer(self, watch: Watcher) -> Completer:
+        """The opened model."""
+
+        quiet_transformers()
+        graph = self.graph
+        ranker = open_ranker(self.opened, self.way, graph)
+        read_vectors(ranker, watch, self.batch_size)
+        false = [graph.negatives[split] for split in self.known if split in graph.negatives]
+        known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
+        index = FilterIndex(known, len(graph.entities))
+        return Completer(ranker, graph.context.answers, index, self.top, self.batch_size)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+        return self.way.on_gpu
+
+    def size(self, number: int) -> int:
+        """How many queries a part has."""
+        return min(self.part_size, len(self.queries) - number * self.part_size)
+
+    def begin(self, watch: Watcher) -> Make[int]:
+        """What makes a part that is not there, and says how many queries it has.
+
+        Raises:
+            RunError: when the folder of the parts is not seen here.
+        """
+        if not (self.folder / MANIFEST).is_file():
+            raise RunError(
+                f"{self.folder} is not seen on {platform.node()}: workers need the run and the output at the "
+                "same paths, on storage that all machines share"
+            )
+        parts, completer = self.parts, self.completer(watch)
+
+        def make(number: int, advance: Callable[[int], None]) -> int:
+            queries = self.of(number)
+            if not parts.path(number).is_file():
+                parts.write(number, completer.part(queries, advance))
+            return len(queries)
+
+        return make
+
+    def sent(self, far: bool) -> Plan:
+        """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
+        way = self.way.sent() if far else self.way
+        return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), way=way)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is listed of the parts; it changes none of them."""
+
+    min_probability: float = 0.5
+    lacking: float = 1.0
+    report: str | None = None
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: for a number out of range.
+        """
+        if not 0 <= self.min_probability <= 1:
+            raise ConfigError(f"a probability is from 0 to 1, not {self.min_probability}")
+        if not 0 < self.lacking < float("inf"):
+            raise ConfigError(f"the graph must lack some triples: lacking is above 0, not {self.lacking}")
+
+
+def complete(
+    run: Run | str | Path,
+    output: str | Path,
+    *,
+    min_probability: float = 0.5,
+    lacking: float = 1.0,
+    relations: Sequence[str] | str | None = None,
+    top: int = 10,
+    typed: bool = False,
+    functional: bool = False,
+    known: Sequence[str] | None = None,
+    report: str | None = None,
+    explain: bool = False,
+    scores: str = "all",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    device: str | None = None,
+    batch_size: int = 64,
+    part_size: int = PART,
+    sample: int = 0,
+    workers: int = 1,
+    engine: Engine = "local",
+    address: str | None = None,
+    shard: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """List the triples that a run's graph lacks, the most probable first.
+
+    Every (entity, relation, side) that training has is asked. Parts are kept in ``OUTPUT.parts``: the same
+    call continues where it was. Probabilities are fitted to what the same queries list of hidden validation.
+
+    Args:
+        output: the Parquet file to write.
+        min_probability: list no triple below it.
+        lacking: how many true triples no known split has, in times those of validation: an assumption.
+        relations: labels or names of those that are asked about; None is all.
+        top: answers kept of each query.
+        typed: only entities whose types fit answer, and all whose types fit are asked about.
+        functional: nothing is asked for that training has, where it has one answer per entity.
+        known: the splits that are never listed, training always; None is all.
+        report: a split that is not among these, of which it is counted how many are listed.
+        explain: add the rules that predict a triple.
+        sample: ask only so many queries, a seeded sample of each relation and side; 0 asks all. Precision and
+            speed are those to expect of all, what is found is less.
+        workers: processes that score, each with the model in memory.
+        engine: "local", processes of this machine; or "ray", actors of a Ray cluster, one CPU each and, where
+            ``device`` is "cuda", one GPU. All need the run and the output at the same paths.
+        address: HOST:PORT of the cluster; None is one of this machine alone.
+        shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
+
+    Returns:
+        The manifest: settings, counts, how probabilities were estimated, the report.
+
+    Raises:
+        RunError: when the parts of another run or of other settings are there, a process was killed, or no
+            cluster answers.
+        ConfigError: for splits that do not go together.
+        DataError: when the graph has no validation triples.
+    """
+    target = as_path(output, "the output")
+    crew = Crew(workers, engine, address)
+    check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
+    check_result(target)
+    _check_replaced(target)
+    part = Shard() if shard is None else Shard.parse(shard)
+    wanted = Wanted(min_probability, lacking, report, explain)
+    way = RankingOptions(scores, False, typed, functional, rerank=0, precision=precision, device=device)
+    folder = open_folder(path_of(run))
+    splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
+    where = target.with_name(f"{target.name}.parts")
+    source = find_pack(path_of(run)) or folder.path
+    plan = Plan(source, where, way, top, splits, labels, batch_size, part_size, sample)
+    _check(plan, wanted)
+    with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
+        seconds, scored = _score(plan, part, crew, watch)
+        made = {"queries scored": scored, "seconds": round(seconds, 1)}
+        if shard is None:
+            return _list(plan, target, wanted, watch) | made
+        return {"shard": shard, "parts": plan.parts.count, "missing": len(plan.parts.missing()), **made}
+
+
+def _check_replaced(target: Path) -> None:
+    """Refuse to replace a file that is no list of new triples, and names of other formats."""
+    if target.is_file() and target.stat().st_size:
+        try:
+            read_list(target)
+        except DataError:
+            raise RunError(
+                f"{target} exists and is no list of new triples; choose another --output"
+            ) from None
+    if target.suffix not in ("", ".parquet") and (target.is_file() or not target.exists()):
+        raise ConfigError(
+            f"{target} does not end in .parquet; `kgmlm export` makes other formats of the Parquet file"
+        )
+
+
+def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
+    """The splits that are never listed, in the graph's order."""
+    graph.triples("valid")  # says how to make one
+    known = [known] if isinstance(known, str) else known
+    splits = set(graph.splits if known is None else ("train", *known))
+    for split in (*splits, *([report] if report else [])):
+        graph.triples(split)
+    if report in splits:
+        how = (
+            "name the others: --known train,valid"
+            if known is None
+            else f"leave it out of --known for {report}"
+        )
+        raise ConfigError(f"{report} is known, so nothing of it can be listed; {how}")
+    return tuple(split for split in graph.splits if split in splits)
+
+
+def _labels(graph: KnowledgeGraph, relations: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Labels of some relations, each once, by labels or names."""
+    if relations is None:
+        return None
+    find = Resolver(graph)
+    relations = [relations] if isinstance(relations, str) else relations
+    return tuple(graph.relations[r].label for r in sorted({find.relation(name) for name in relations}))
+
+
+def _score(plan: Plan, shard: Shard, crew: Crew, watch: Watcher) -> tuple[float, int]:
+    """Make the parts of a shard that are missing; how long it took, and how many queries were asked."""
+    missing = plan.parts.missing(shard)
+    whole = [n for n in range(plan.parts.count) if shard.has(n)]
+    total, scored = (sum(plan.size(n) for n in numbers) for numbers in (whole, missing))
+    if scored < total:
+        watch("asking queries", total - scored, total)
+        done = len(whole) - len(missing)
+        watch.tell(
+            f"{done:,} of {len(whole):,} parts are there; continuing" if missing else "all parts are there"
+        )
+    began = time.monotonic()
+    if missing:
+        with closing(crew.made(plan, missing, watch, lambda n: watch("asking queries", n, total))) as made:
+            for _ in made:
+                pass
+    return time.monotonic() - began, scored
+
+
+def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
+    """Merge all parts and write the list; its manifest."""
+    graph = plan.graph
+    predictor = _explainer(plan) if wanted.explain else None
+    signals = _signals(plan)
+    likely, truth, figures = estimate(plan.parts, graph, signals, plan.asked, plan.known, wanted.lacking)
+    best = listed(plan.parts, signals, likely, truth, wanted.min_probability)
+    manifest: dict[str, Any] = {
+        **plan.about(),
+        "made by": str(plan.run),
+        "min_probability": wanted.min_probability,
+        "listed": len(best),
+        "probabilities": figures,
+    }
+    if wanted.report is not None:
+        manifest["report"] = measured(best, graph, wanted.report, plan.asked)
+
+    def because(triple: IntArray, side: Target) -> str:
+        assert predictor is not None
+        h, r, t = triple.tolist()
+        query, candidate = (Query(h, r, "tail"), t) if side == "tail" else (Query(t, r, "head"), h)
+        return "; ".join(predictor.because(query, candidate))
+
+    write_list(
+        target, graph, best, signals, manifest, because if wanted.explain else None,
+        lambda n: watch("writing triples", n, len(best)),
+    )  # fmt: skip
+    return {"output": str(target)} | manifest
+
+
+def _signals(plan: Plan) -> tuple[str, ...]:
+    """The signals of the parts, as the first one has them."""
+    from kgmlm.prediction.merged import FEATURES
+
+    if not plan.parts.count:
+        return ()
+    names = plan.parts.columns()
+    if FEATURES[-1] not in names:
+        raise DataError(f"{plan.parts.path(0)} is no part of a completion; remove it, and try again")
+    return tuple(names[names.index(FEATURES[-1]) + 1 :])
+
+
+def _explainer(plan: Plan) -> Predictor:
+    """What gives reasons."""
+    from kgmlm.ranking.predictor import Predictor
+
+    quiet_transformers()
+    return Predictor(plan.graph, open_ranker(plan.opened, plan.way, plan.graph))
+
+
+def _check(plan: Plan, wanted: Wanted) -> None:
+    """See, before long work, that there is what probabilities and reasons are made of.
+
+    Raises:
+        DataError: when there is nothing to estimate probabilities with.
+        ConfigError: when no signal of the run can say why.
+    """
+    from kgmlm.signals import SIGNALS
+    from kgmlm.signals.base import Reasoned
+
+    check_validation(plan.graph, plan.asked)
+    run = plan.opened
+    if not wanted.explain:
+        return
+    reasoned = {name for name, kind in SIGNALS.items() if issubclass(kind, Reasoned)}
+    if not reasoned & set(run.chosen.mixture.signals):
+        raise ConfigError(
+            f"{plan.run} has no rules, which alone say why; `kgmlm tune {plan.run} --add rules` mines some"
+        )
+    if plan.way.scores not in ("all", *reasoned):
+        raise ConfigError(f"--explain says why by rules, which have no part in --scores {plan.way.scores}")

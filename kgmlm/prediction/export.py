@@ -1,0 +1,227 @@
+"""Export a list of new triples: N-Triples, RDF-star, TriG, CSV, JSON Lines, files for Neo4j."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kgmlm.core import files
+from kgmlm.core.errors import ConfigError, DataError
+from kgmlm.core.files import as_path
+from kgmlm.core.processes import check_main_guard
+from kgmlm.core.tables import CsvFile, for_spreadsheet
+from kgmlm.prediction.listing import read_list
+from kgmlm.runs.record import check_result
+
+BASE = "urn:kgmlm:"  # of IRIs for labels that are none
+DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
+REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
+
+# What an IRI has only percent-encoded (RFC 3987; private characters are left out as well).
+_NOT = r"\x00-\x20<>\"{}|^`\\\[\]%#\x7f-\x9f\ud800-\uf8ff\ufdd0-\ufdef\ufff0-\uffff\U000e0000-\U0010ffff"
+_PART, _NAME, _USER = (rf"(?:[^{_NOT}{more}]|%[0-9A-Fa-f]{{2}})*" for more in ("", "/?:@", "/?@"))
+_HOST = rf"//(?:{_USER}@)?(?:\[[0-9A-Fa-f:.]+\]|{_NAME})(?::[0-9]*)?(?=[/?#]|\Z)"
+_IRI = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*:(?=.)(?:{_HOST}|(?!//)){_PART}(?:#{_PART})?")
+_BLANK = re.compile(r"_:[A-Za-z0-9]+")
+
+
+def node(label: str, base: str = BASE) -> str:
+    """A label as a node of RDF: an IRI or a blank node as it is, others behind a base.
+
+    >>> node("http://ex.org/a"), node("_:b1"), node("body part")
+    ('<http://ex.org/a>', '_:b1', '<urn:kgmlm:body%20part>')
+    """
+    return label if _BLANK.fullmatch(label) else _named(label, base)
+
+
+def _named(label: str, base: str) -> str:
+    """A label as an IRI, which a relation always is."""
+    return f"<{label}>" if _IRI.fullmatch(label) else f"<{base}{quote(label, safe='')}>"
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows as dictionaries, some at a time."""
+    for batch in table.to_batches(1 << 14):
+        yield from batch.to_pylist()
+
+
+def _statement(row: dict[str, Any], base: str) -> str:
+    return f"{node(row['head'], base)} {_named(row['relation'], base)} {node(row['tail'], base)}"
+
+
+def _literal(probability: float) -> str:
+    return f'"{probability!r}"^^<{DOUBLE}>'
+
+
+def _ntriples(table: pa.Table, file: TextIO, base: str) -> None:
+    """The triples alone, without their probabilities."""
+    file.writelines(f"{_statement(row, base)} .\n" for row in _rows(table))
+
+
+def _rdf_star(table: pa.Table, file: TextIO, base: str) -> None:
+    """N-Triples of RDF 1.2: each triple, a node that reifies it, and that node's probability."""
+    new = "_:new"
+    while any(pc.any(pc.starts_with(table.column(end), new)).as_py() for end in ("head", "tail")):
+        new += "x"  # until it is no entity's
+    for number, row in enumerate(_rows(table), 1):
+        statement = _statement(row, base)
+        file.write(f"{statement} .\n{new}{number} <{REIFIES}> <<( {statement} )>> .\n")
+        file.write(f"{new}{number} <{base}probability> {_literal(row['probability'])} .\n")
+
+
+def _trig(table: pa.Table, file: TextIO, base: str) -> None:
+    """Each triple in a graph of its own, which has the probability."""
+    for number, row in enumerate(_rows(table), 1):
+        graph = f"<{base}new/{number}>"
+        file.write(f"{graph} {{ {_statement(row, base)} . }}\n")
+        file.write(f"{graph} <{base}probability> {_literal(row['probability'])} .\n")
+
+
+def _csv(table: pa.Table, file: TextIO, base: str) -> None:
+    """All columns, with a header."""
+    writer = csv.DictWriter(CsvFile(file), table.column_names)
+    writer.writeheader()
+    writer.writerows(_rows(table))
+
+
+def _spreadsheet(table: pa.Table, file: TextIO, base: str) -> None:
+    """As :func:`_csv`, and no text is a formula."""
+    writer = csv.DictWriter(CsvFile(file), table.column_names)
+    writer.writeheader()
+    writer.writerows({name: for_spreadsheet(cell) for name, cell in row.items()} for row in _rows(table))
+
+
+def _jsonl(table: pa.Table, file: TextIO, base: str) -> None:
+    """All columns, an object on each line."""
+    for row in _rows(table):
+        there = {name: value for name, value in row.items() if value is not None}
+        file.write(json.dumps(there, ensure_ascii=False) + "\n")
+
+
+FORMATS: dict[str, Callable[[pa.Table, TextIO, str], None]] = {
+    "ntriples": _ntriples,
+    "rdf-star": _rdf_star,
+    "trig": _trig,
+    "csv": _csv,
+    "jsonl": _jsonl,
+}
+SUFFIXES = {".nt": "ntriples", ".trig": "trig", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+FOLDER = "neo4j"  # the one format that is a folder
+
+
+def format_for(output: Path, format: str | None) -> str:
+    """Which format to write.
+
+    Raises:
+        ConfigError: when the name does not say it, or there is no such format.
+    """
+    known = (*FORMATS, FOLDER)
+    if format is None:
+        format = SUFFIXES.get(output.suffix.casefold())
+        if format is None:
+            raise ConfigError(
+                f"{output}: its name does not say the format ({', '.join(SUFFIXES)}); --format names one of "
+                f"{', '.join(known)}"
+            )
+    if format not in known:
+        raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
+    return format
+
+
+def write_export(
+    table: pa.Table, output: Path, format: str, base: str = BASE, *, spreadsheet: bool = False
+) -> None:
+    """Write a list, whole or not at all.
+
+    Args:
+        table: labels, names and probabilities, as ``kgmlm complete`` lists them.
+        format: a key of :data:`FORMATS`, or "neo4j": a folder with nodes.csv and edges.csv.
+        base: of the IRIs of labels that are none.
+        spreadsheet: CSV in which no text is a formula, as of :func:`~kgmlm.core.tables.for_spreadsheet`.
+
+    Raises:
+        DataError: when the folder is there and has something in it.
+        ConfigError: when the base is no IRI, or a spreadsheet is asked for in another format than CSV.
+    """
+    if spreadsheet and format != "csv":
+        raise ConfigError(f"--spreadsheet is for csv, not for {format}")
+    if not _IRI.fullmatch(base):
+        raise ConfigError(f"'{base}' is no IRI that IRIs could begin with, such as {BASE}")
+    if format != FOLDER:
+        with (
+            files.atomic_file(output, follow=True) as path,
+            path.open("w", encoding="utf-8", newline="") as file,
+        ):
+            (_spreadsheet if spreadsheet else FORMATS[format])(table, file, base)
+        return
+    with files.new_folder(output) as folder:
+        _neo4j(table, folder)
+
+
+def _neo4j(table: pa.Table, folder: Path) -> None:
+    """``nodes.csv`` and ``edges.csv`` with the headers of `neo4j-admin database import`."""
+    nodes: dict[str, str] = {}
+    with (folder / "edges.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(CsvFile(file))
+        writer.writerow([":START_ID", ":END_ID", ":TYPE", "name", "probability:double"])
+        for row in _rows(table):
+            nodes.setdefault(row["head"], row["head_name"])
+            nodes.setdefault(row["tail"], row["tail_name"])
+            ends = (row["head"], row["tail"], row["relation"], row["relation_name"])
+            writer.writerow([*ends, repr(row["probability"])])
+    with (folder / "nodes.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(CsvFile(file))
+        writer.writerow(["label:ID", "name", ":LABEL"])
+        writer.writerows([label, name, "Entity"] for label, name in nodes.items())
+
+
+def export(
+    triples: str | Path,
+    output: str | Path,
+    *,
+    format: str | None = None,
+    min_probability: float = 0.0,
+    base: str = BASE,
+    spreadsheet: bool = False,
+) -> dict[str, Any]:
+    """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, JSON Lines, or files for Neo4j.
+
+    Args:
+        triples: the Parquet file.
+        output: the file to write; of neo4j a folder.
+        format: ntriples, rdf-star, trig, csv, jsonl or neo4j; None goes by the file's name.
+        min_probability: leave out triples below it.
+        base: prefix of labels that are no IRIs.
+        spreadsheet: CSV for a spreadsheet, which would take texts that begin with =, +, - or @ for formulas:
+            these begin with an apostrophe.
+
+    Returns:
+        What was written: ``output``, ``format``, ``triples``.
+
+    Raises:
+        DataError: when there is no such list.
+        ConfigError: when there is no such format, or no such probability.
+    """
+    import pyarrow.compute as pc
+
+    check_main_guard()
+    if not 0 <= min_probability <= 1:
+        raise ConfigError(f"a probability is from 0 to 1, not {min_probability}")
+    target, source = as_path(output, "the output"), as_path(triples, "the list that `complete` wrote")
+    if target.resolve() == source.resolve():
+        raise DataError(f"{target} is the list itself; choose another --output")
+    chosen = format_for(target, format)
+    if chosen != FOLDER:
+        check_result(target)
+    table, _ = read_list(source)
+    table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
+    write_export(table, target, chosen, base, spreadsheet=spreadsheet)
+    return {"output": str(target), "format": chosen, "triples": len(table)}

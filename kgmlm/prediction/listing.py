@@ -1,0 +1,314 @@
+"""All parts to one list of new triples, best first; and what a hidden split says of it.
+
+Shapes: n listed triples, N entities, R relations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kgmlm.core import files
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.errors import DataError, first_line
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Target
+from kgmlm.prediction.candidates import Parts, triple_keys
+from kgmlm.prediction.merged import (
+    FEATURES,
+    MOST,
+    REPORTED,
+    SIDES,
+    Examples,
+    Likely,
+    Merged,
+    Truth,
+    by_relation,
+    held_out,
+    merged,
+)
+
+_KEY = b"kgmlm"  # of the metadata of a list
+_ROWS = 1 << 16  # rows that are strings at one time
+BEST = (100, 1000)  # how many of the best are reported
+Because = Callable[[IntArray, Target], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """New triples, the most probable first.
+
+    Attributes:
+        found: the triples with their values, in this order.
+        probability: ``(n,)``.
+    """
+
+    found: Merged
+    probability: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.probability)
+
+
+def new_keys(graph: KnowledgeGraph, relations: IntArray, *splits: str) -> IntArray:
+    """The triples of some splits and relations that training has not, each once, as keys."""
+    n, r = len(graph.entities), len(graph.relations)
+    triples = np.concatenate([np.zeros((0, 3), np.int64), *(graph.triples(split) for split in splits)])
+    keys = triple_keys(triples[np.isin(triples[:, 1], relations)], n, r)
+    return np.setdiff1d(keys, triple_keys(graph.splits["train"], n, r))
+
+
+def check_validation(graph: KnowledgeGraph, relations: IntArray) -> None:
+    """See, before long work, that there is something to estimate probabilities with.
+
+    Raises:
+        DataError: when there is nothing.
+    """
+    if not len(new_keys(graph, relations, "valid")):
+        raise DataError(
+            "validation has no triple of what is asked about that training has not, so no probability can be "
+            "estimated"
+        )
+
+
+def estimate(
+    parts: Parts,
+    graph: KnowledgeGraph,
+    signals: Sequence[str],
+    relations: IntArray,
+    known: Sequence[str],
+    lacking: float,
+) -> tuple[Likely, Truth, dict[str, Any]]:
+    """How likely candidates are true, by those that validation has; and the figures behind it.
+
+    Of splits but training and validation only their sizes have a say.
+
+    Args:
+        relations: ids of those that were asked about.
+        known: the splits that are never listed.
+        lacking: how many true triples no known split has, in times those of validation.
+    """
+    n, r = len(graph.entities), len(graph.relations)
+    hidden = new_keys(graph, relations, "valid")
+    either = new_keys(graph, relations, "valid", *known)
+    truth = Truth(len(hidden), len(new_keys(graph, relations, *known)), len(either) + lacking * len(hidden))
+    share = min(1.0, MOST / max(1, parts.rows()))
+    several = []
+    for rows in by_relation(parts.read()):
+        of_relation = merged(rows, "hidden", (*FEATURES, *signals))
+        keys = triple_keys(of_relation.triples, n, r)
+        several.append(Examples.of(of_relation, np.isin(keys, hidden), keys, share))
+    if not several:
+        raise DataError("no query was asked: training has no triple of the relations that were named")
+    examples = Examples.joined(several)
+    likely = Likely.fit(examples, r, truth.labeled)
+    true = int(examples.labels.sum())
+    figures = {
+        "validation": len(hidden),
+        "candidates": round(float(examples.weights.sum())),
+        "true": true,
+        "recall": true / len(hidden),
+        **likely.as_json(),
+        "known": truth.known,
+        "lacking": lacking,
+        "held out": held_out(examples, r, truth),
+    }
+    return likely, truth, figures
+
+
+def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: Truth, least: float) -> Listed:
+    """The open triples of all parts with at least a probability; equal ones by relation, head and tail."""
+    found = [
+        Listed(
+            Merged(np.zeros((0, 3), np.int64), np.zeros((0, len(SIDES), len(FEATURES) + len(signals)))),
+            np.zeros(0),
+        )
+    ]
+    for rows in by_relation(parts.read()):
+        of_relation = merged(rows, "open", (*FEATURES, *signals))
+        features = of_relation.values[:, :, : len(FEATURES)]
+        probability = truth.left(likely(of_relation.evidence, features, of_relation.triples[:, 1]))
+        kept = probability >= least
+        found.append(Listed(of_relation[kept], probability[kept]))
+    triples = np.concatenate([x.found.triples for x in found])
+    values = np.concatenate([x.found.values for x in found])
+    probability = np.concatenate([x.probability for x in found])
+    h, r, t = triples.T
+    order = np.lexsort([t, h, r, -probability])
+    return Listed(Merged(triples[order], values[order]), probability[order])
+
+
+def schema_of(signals: Sequence[str], explained: bool) -> pa.Schema:
+    """The columns of a list."""
+    texts = ("head", "relation", "tail", "head_name", "relation_name", "tail_name")
+    numbers = [f"{side}_{name}" for side in SIDES for name in ("score", "rank", *signals)]
+    return pa.schema(
+        [(name, pa.large_string()) for name in texts]
+        + [("probability", pa.float64())]
+        + [(name, pa.float32()) for name in numbers]
+        + ([("because", pa.large_string())] if explained else [])
+    )
+
+
+def write_list(
+    path: Path,
+    graph: KnowledgeGraph,
+    best: Listed,
+    signals: Sequence[str],
+    manifest: Mapping[str, Any],
+    because: Because | None = None,
+    advance: Callable[[int], None] = lambda n: None,
+) -> None:
+    """Write a list as Parquet, whole or not at all, with its manifest in the file's metadata.
+
+    Args:
+        because: why a triple is listed, asked from one side.
+    """
+    schema = schema_of(signals, because is not None)
+    about = json.dumps(dict(manifest), ensure_ascii=False).encode()
+    labels, names = (graph.entities.table.column(c).combine_chunks() for c in ("label", "surface"))
+    relations = [
+        pa.array([getattr(r, c) for r in graph.relations], pa.large_string()) for c in ("label", "name")
+    ]
+    with (
+        files.atomic_file(path, follow=True) as temporary,
+        pq.ParquetWriter(temporary, schema.with_metadata({_KEY: about})) as writer,
+    ):
+        for start in range(0, len(best), _ROWS):
+            rows = np.arange(start, min(start + _ROWS, len(best)))
+            some = best.found[rows]
+            h, r, t = (pa.array(ids) for ids in some.triples.T)
+            columns = [labels.take(h), relations[0].take(r), labels.take(t)]
+            columns += [names.take(h), relations[1].take(r), names.take(t)]
+            columns.append(pa.array(best.probability[rows]))
+            for side in range(len(SIDES)):
+                score, log_rank = (some.values[:, side, FEATURES.index(x)] for x in ("score", "log_rank"))
+                added = some.values[:, side, len(FEATURES) :].T
+                columns += [
+                    pa.array(column.astype(np.float32), from_pandas=True)
+                    for column in (score, np.round(np.exp(log_rank), 1), *added)
+                ]
+            if because is not None:
+                sides: list[Target] = ["head" if kind == 2 else "tail" for kind in some.evidence]
+                columns.append(
+                    pa.array([because(*x) for x in zip(some.triples, sides, strict=True)], pa.large_string())
+                )
+            writer.write_table(pa.table(columns, schema=schema))
+            advance(len(rows))
+
+
+def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    """What :func:`write_list` wrote: the list and its manifest.
+
+    Raises:
+        DataError: when it is missing, damaged, or no list.
+    """
+    try:
+        table = files.read_parquet(path)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except (OSError, ValueError, pa.ArrowException):
+        raise DataError(f"{path} cannot be read as Parquet; `kgmlm complete` writes such a file") from None
+    try:
+        return _checked(table), _manifest(table)
+    except (ValueError, pa.ArrowException) as error:
+        raise DataError(
+            f"{path} is no list of new triples: {first_line(error)}; `kgmlm complete` writes one"
+        ) from None
+
+
+def _manifest(table: pa.Table) -> dict[str, Any]:
+    """The manifest in a list's metadata."""
+    about = (table.schema.metadata or {}).get(_KEY)
+    if about is None:
+        raise ValueError("its metadata has no manifest")
+    manifest = files.parse_json(about)
+    if not isinstance(manifest, dict):
+        raise ValueError("its manifest is no JSON object")
+    return manifest
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """A list whose columns, types and values are such as :func:`write_list` writes.
+
+    Raises:
+        ValueError: naming the first column that is not.
+    """
+    names = table.column_names
+    own = ("tail_name", "tail_score", "tail_rank")
+    signals = [n.removeprefix("tail_") for n in names if n.startswith("tail_") and n not in own]
+    schema = schema_of(signals, "because" in names)
+    if wrong := [n for n in schema.names if names.count(n) != 1]:
+        raise ValueError(f"it has {names.count(wrong[0])} columns '{wrong[0]}'")
+    if further := [n for n in names if n not in schema.names]:
+        raise ValueError(f"it has a column '{further[0]}'")
+    for field in schema:
+        there = table.schema.field(field.name).type
+        text = pa.types.is_large_string(field.type) and pa.types.is_string(there)  # as other programs write
+        if there != field.type and not text:
+            raise ValueError(f"its column '{field.name}' has {there}, not {field.type}")
+    table = table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
+    table.validate(full=True)
+    for name in (n for n in schema.names if n == "probability" or schema.field(n).type == pa.large_string()):
+        if table.column(name).null_count:
+            raise ValueError(f"its column '{name}' has an empty cell")
+    for name in ("head", "relation", "tail"):
+        if pc.any(pc.equal(table.column(name), "")).as_py():
+            raise ValueError(f"its column '{name}' has an empty label")
+    probability = table.column("probability").to_numpy()
+    if not ((probability >= 0) & (probability <= 1)).all():
+        raise ValueError("a probability is not from 0 to 1")
+    for field in schema:
+        if pa.types.is_float32(field.type):
+            values = table.column(field.name).drop_null().to_numpy()
+            if not np.isfinite(values).all():
+                raise ValueError(f"its column '{field.name}' has a number that is not finite")
+    return table
+
+
+def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArray) -> dict[str, Any]:
+    """How many of the listed triples a hidden split has: a lower bound of how many are true.
+
+    Args:
+        split: none of those that count as known.
+        relations: ids of those that were asked about.
+
+    Raises:
+        DataError: when the graph has no such split.
+    """
+    n, r = len(graph.entities), len(graph.relations)
+    triples = graph.triples(split)
+    hidden = np.unique(triple_keys(triples[np.isin(triples[:, 1], relations)], n, r))
+    true = np.isin(triple_keys(best.found.triples, n, r), hidden)
+
+    def row(rows: slice | BoolArray) -> dict[str, Any]:
+        count, found = len(true[rows]), int(true[rows].sum())
+        return {
+            "listed": count,
+            "true": found,
+            "precision": found / count if count else None,
+            "expected": float(best.probability[rows].mean()) if count else None,
+        }
+
+    probabilities, listed = -best.probability, best.found.triples[:, 1]  # the first ascending
+    return {
+        "split": split,
+        "triples": len(hidden),
+        "found": int(true.sum()),
+        "by probability": [
+            {"probability": p, **row(slice(int(np.searchsorted(probabilities, -p, "right"))))}
+            for p in REPORTED
+        ],
+        "best": [row(slice(min(count, len(best)))) for count in BEST],
+        "by relation": [
+            {"relation": graph.relations[r].label, **row(listed == r)} for r in np.unique(listed).tolist()
+        ],
+    }

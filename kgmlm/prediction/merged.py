@@ -1,0 +1,417 @@
+"""Candidates from both sides merged to triples, and how likely these are true.
+
+A calibration at one true triple for one false one is of no use for the best of millions. So probabilities are
+fitted to what the same queries, types and K list while validation is hidden. Of the true triples among these,
+validation has a share; the others are in further splits, or nobody knows them. This is learning from positive
+and unlabeled triples: a triple is in validation with probability ``labeled * q``, where q is that of being
+true and ``labeled`` is the share of validation (Elkan and Noto, 2008).
+
+Shapes: n triples, 2 sides (tail, head), F features of a side, S signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy.special import expit
+
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+
+FEATURES = ("score", "log_softmax", "log_rank", "margin")
+SIDES = ("tail", "head")  # the tail as an answer of (head, relation, ?), and the head
+EVIDENCE = ("both", "tail", "head")  # on which sides a triple is among the best
+LEAST = 20  # true triples that a fit needs; with fewer probabilities go by the softmax alone
+_ALIKE = 100  # candidates of the average relation that join those of a relation where scales are fitted
+MOST = 2_000_000  # triples that are fitted to: all true ones, and others at random
+REPORTED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """Triples of one relation, each once, sorted by head and tail.
+
+    Attributes:
+        triples: ``(n, 3)``.
+        values: ``(n, 2, F + S)``: features and what signals add, NaN at sides that do not have the triple.
+    """
+
+    triples: IntArray
+    values: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.triples)
+
+    @property
+    def evidence(self) -> IntArray:
+        """On which sides each triple is: an index into :data:`EVIDENCE`."""
+        there = ~np.isnan(self.values[:, :, 0])
+        return np.where(there.all(1), 0, np.where(there[:, 0], 1, 2))
+
+    def __getitem__(self, rows: BoolArray | IntArray) -> Merged:
+        return Merged(self.triples[rows], self.values[rows])
+
+
+def merged(rows: pa.Table, member: str, columns: Sequence[str]) -> Merged:
+    """The triples of some rows of a relation that are in one of the two sets.
+
+    Args:
+        rows: of a part, as :meth:`~kgmlm.prediction.candidates.Completer.part` makes them.
+        member: "hidden" or "open".
+        columns: features and signals.
+    """
+    rows = rows.filter(rows.column(member))
+    triples = np.stack([_ints(rows, name) for name in ("head", "relation", "tail")], axis=1)
+    order = np.lexsort([triples[:, 2], triples[:, 0], triples[:, 1]])
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (np.diff(triples[order], axis=0) != 0).any(1)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    values = np.full((int(new.sum()), 2, len(columns)), np.nan)
+    side = np.where(rows.column("of_tail").to_numpy(), 0, 1)
+    for i, name in enumerate(columns):
+        values[place, side, i] = rows.column(name).to_numpy()
+    return Merged(triples[order[new]], values)
+
+
+def _ints(rows: pa.Table, name: str) -> IntArray:
+    found: IntArray = rows.column(name).to_numpy().astype(np.int64)
+    return found
+
+
+def by_relation(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of all parts, a relation at a time; parts are ordered by relation."""
+    waiting: list[pa.Table] = []
+    for part in parts:
+        relations = part.column("relation").to_numpy()
+        starts = np.flatnonzero(np.diff(relations)) + 1
+        for start, end in zip([0, *starts], [*starts, len(relations)], strict=True):
+            if start == end:
+                continue
+            piece = part.slice(start, end - start)
+            if waiting and waiting[0].column("relation")[0] != piece.column("relation")[0]:
+                yield pa.concat_tables(waiting)
+                waiting = []
+            waiting.append(piece)
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+# --- how likely triples are true ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Triples of which it is counted whether they are true.
+
+    Attributes:
+        evidence: ``(n,)`` index into :data:`EVIDENCE`.
+        features: ``(n, 2, F)``.
+        relations: ``(n,)``.
+        labels: ``(n,)``.
+        weights: ``(n,)`` how many triples each stands for.
+        folds: ``(n,)`` in which of four parts each is, at random.
+    """
+
+    evidence: IntArray
+    features: FloatArray
+    relations: IntArray
+    labels: BoolArray
+    weights: FloatArray
+    folds: IntArray
+
+    @classmethod
+    def of(cls, found: Merged, labels: BoolArray, keys: IntArray, share: float) -> Examples:
+        """All true triples and, by their ``keys``, a share of the others."""
+        draw = _mixed(keys)
+        kept = labels | (draw < share)
+        weights = np.where(labels, 1.0, 1 / share)
+        folds = (draw * 2**20).astype(np.int64) % 4
+        features = found.values[:, :, : len(FEATURES)]
+        return cls(found.evidence, features, found.triples[:, 1], labels, weights, folds)[kept]
+
+    @classmethod
+    def joined(cls, several: Sequence[Examples]) -> Examples:
+        """All of several."""
+        return cls(**{name: np.concatenate([vars(x)[name] for x in several]) for name in vars(several[0])})
+
+    def __getitem__(self, rows: BoolArray) -> Examples:
+        return Examples(**{name: values[rows] for name, values in vars(self).items()})
+
+
+def _mixed(keys: IntArray) -> FloatArray:
+    """A number in [0, 1) of each key, as good as random (splitmix64)."""
+    z = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: FloatArray = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2**53
+    return found
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How many true triples there are beyond those of training.
+
+    Attributes:
+        validation: how many validation has, one or more.
+        known: how many splits have that are never listed, validation among them if it is one.
+        all: how many there are: those of validation and of the known splits, and those that the graph lacks.
+            The last are taken to be so many times validation's, since nobody can count them.
+    """
+
+    validation: int
+    known: int
+    all: float
+
+    @property
+    def labeled(self) -> float:
+        """The share of validation."""
+        return self.validation / self.all
+
+    def left(self, q: FloatArray) -> FloatArray:
+        """From probabilities of being true to those of triples that no known split has."""
+        share = self.known / self.all
+        found: FloatArray = q * (1 - share) / (1 - q * share)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Features of each relation and side brought to mean 0 and deviation 1.
+
+    A run weighs its signals by relation and side, so scores of two relations have different units.
+
+    Attributes:
+        mean, deviation: ``(R, 2, F)``; those of few candidates lean on those of all relations.
+    """
+
+    mean: FloatArray
+    deviation: FloatArray
+
+    @classmethod
+    def fit(cls, examples: Examples, relations: int) -> Scale:
+        """That of the candidates of each of ``relations`` relations."""
+        shape = (relations, len(SIDES), len(FEATURES))
+        mean, deviation = np.zeros(shape), np.ones(shape)
+        for side in range(len(SIDES)):
+            there = ~np.isnan(examples.features[:, side, 0])
+            if not there.any():
+                continue
+            which, weights = examples.relations[there], examples.weights[there]
+            count = np.bincount(which, weights, relations) + _ALIKE
+            for feature, column in enumerate(examples.features[there, side].T):
+                average = np.average(column, weights=weights)
+                variance = np.average((column - average) ** 2, weights=weights)
+                own = (np.bincount(which, weights * column, relations) + _ALIKE * average) / count
+                squares = np.bincount(which, weights * (column - own[which]) ** 2, relations)
+                own_variance = (squares + _ALIKE * variance) / count
+                mean[:, side, feature] = own
+                deviation[:, side, feature] = np.where(own_variance > 0, np.sqrt(own_variance), 1.0)
+        return cls(mean, deviation)
+
+    def __call__(self, features: FloatArray, relations: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Of features ``(n, 2, F)``, those of both sides ``(n, 2F)`` scaled, 0 where a side does not have the
+        triple; and ``(n, F)`` those of the side that has the larger softmax.
+        """
+        scaled = np.nan_to_num((features - self.mean[relations]) / self.deviation[relations])
+        softmax = np.nan_to_num(features[:, :, FEATURES.index("log_softmax")], nan=-np.inf)
+        both = scaled.reshape(len(scaled), len(SIDES) * len(FEATURES))  # of no triple, too
+        return both, scaled[np.arange(len(scaled)), softmax.argmax(1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """What log odds add up, with E kinds of evidence.
+
+    Attributes:
+        sides: ``(E, 2F)`` of each kind of evidence, what the features of both sides count.
+        better: ``(R, F)`` of each relation, what the features of the better side count beside that.
+        intercepts: ``(R, E)``.
+    """
+
+    sides: FloatArray
+    better: FloatArray
+    intercepts: FloatArray
+
+    def __call__(
+        self, sides: FloatArray, better: FloatArray, evidence: IntArray, relations: IntArray
+    ) -> FloatArray:
+        """The log odds of triples ``(n,)`` by their scaled features."""
+        found: FloatArray = self.intercepts[relations, evidence] + np.einsum(
+            "nf,nf->n", better, self.better[relations]
+        )
+        for kind, weights in enumerate(self.sides):
+            rows = evidence == kind
+            found[rows] += sides[rows] @ weights
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Likely:
+    """The probability that a candidate is true, known or not.
+
+    Attributes:
+        prior: the share of validation triples among all candidates.
+        labeled: the share of validation among true ones.
+        scale: what features go through before they are weighed.
+        effects: what they count.
+    """
+
+    prior: float
+    labeled: float
+    scale: Scale
+    effects: Effects
+
+    @classmethod
+    def fit(cls, examples: Examples, relations: int, labeled: float) -> Likely:
+        """Fit to examples; ``relations`` is how many there are."""
+        prior = _share(examples)
+        if min(examples.labels.sum(), (~examples.labels).sum()) < LEAST:
+            shape = (relations, len(SIDES), len(FEATURES))
+            scale = Scale(np.zeros(shape), np.ones(shape))
+            _, better = scale(examples.features, examples.relations)
+            return cls(prior, labeled, scale, _by_softmax(better, examples, relations, labeled))
+        scale = Scale.fit(examples, relations)
+        scaled = scale(examples.features, examples.relations)
+        return cls(prior, labeled, scale, _effects(*scaled, examples, relations, labeled))
+
+    def __call__(self, evidence: IntArray, features: FloatArray, relations: IntArray) -> FloatArray:
+        """The probabilities of triples ``(n,)``."""
+        found: FloatArray = expit(self.effects(*self.scale(features, relations), evidence, relations))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """What is kept of it."""
+        kept = {
+            name: {key: np.round(values, 5).tolist() for key, values in vars(part).items()}
+            for name, part in (("scale", self.scale), ("effects", self.effects))
+        }
+        return {"prior": self.prior, "labeled": self.labeled, **kept}
+
+
+def _share(examples: Examples) -> float:
+    """The share of true triples, never 0 nor 1."""
+    true = float(examples.weights[examples.labels].sum())
+    return (true + 0.5) / (float(examples.weights.sum()) + 1)
+
+
+# How strongly each part of the log odds leans on 0: of a part of variance v, by 1 / v. So a relation of which
+# validation has little is an average one.
+_LEANINGS = {
+    "intercept": 0.0,
+    "of_evidence": 1.0,
+    "of_relation": 1.0,
+    "of_both": 1.0,
+    "sides": 1.0,
+    "better": 1.0,
+    "better_of_relation": 3.0,
+}
+
+
+def _effects(
+    sides: FloatArray, better: FloatArray, examples: Examples, relations: int, labeled: float
+) -> Effects:
+    """Logistic regression of which a share is labeled, with effects of relations that lean on 0.
+
+    Args:
+        sides, better: scaled features.
+    """
+    from scipy.optimize import minimize
+
+    labels, weights, relation = examples.labels, examples.weights, examples.relations
+    kinds, columns = len(EVIDENCE), better.shape[1]
+    shapes = {
+        "intercept": (1, 1),
+        "of_evidence": (1, kinds),
+        "of_relation": (relations, 1),
+        "of_both": (relations, kinds),
+        "sides": (kinds, 2 * columns),
+        "better": (1, columns),
+        "better_of_relation": (relations, columns),
+    }
+    ends = np.cumsum([0, *(a * b for a, b in shapes.values())])
+    leaning = np.repeat(list(_LEANINGS.values()), np.diff(ends))
+    cells = relation * kinds + examples.evidence
+    rows = [np.flatnonzero(examples.evidence == kind) for kind in range(kinds)]
+
+    def effects(at: FloatArray) -> Effects:
+        x = {
+            name: at[start:end].reshape(shape)
+            for (name, shape), start, end in zip(shapes.items(), ends, ends[1:], strict=False)
+        }
+        intercepts = x["intercept"] + x["of_evidence"] + x["of_relation"] + x["of_both"]
+        return Effects(x["sides"], x["better"] + x["better_of_relation"], intercepts)
+
+    def loss(at: FloatArray) -> tuple[float, FloatArray]:
+        odds = effects(at)(sides, better, examples.evidence, relation)
+        true = expit(odds)
+        missed = 1 - labeled * true
+        likelihood = np.where(labels, -np.logaddexp(0, -odds), np.log(missed))
+        slope = weights * np.where(labels, 1 - true, -labeled * true * (1 - true) / missed)
+        of_both = np.bincount(cells, slope, relations * kinds).reshape(relations, kinds)
+        of_sides = np.stack([sides[some].T @ slope[some] for some in rows])
+        own = np.stack([np.bincount(relation, slope * column, relations) for column in better.T], axis=1)
+        gradient = np.concatenate(
+            [
+                [slope.sum()],
+                of_both.sum(0),
+                of_both.sum(1),
+                of_both.ravel(),
+                of_sides.ravel(),
+                own.sum(0),
+                own.ravel(),
+            ]
+        )
+        return -float(weights @ likelihood) + 0.5 * float(leaning @ at**2), leaning * at - gradient
+
+    begin = np.zeros(ends[-1])
+    share = min(_share(examples) / labeled, 0.9)
+    begin[0] = np.log(share / (1 - share))
+    return effects(minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x)
+
+
+def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled: float) -> Effects:
+    """Log odds as far above the log-softmax as makes the expected number of true triples what it is."""
+    from scipy.optimize import brentq
+
+    weights = np.zeros(len(FEATURES))
+    weights[FEATURES.index("log_softmax")] = 1.0
+    share, softmax = min(_share(examples) / labeled, 0.9), better @ weights
+    counts = examples.weights / max(1.0, float(examples.weights.sum()))
+
+    def missing(intercept: float) -> float:
+        return float((counts * expit(softmax + intercept)).sum()) - share
+
+    intercept = float(brentq(missing, -1e4, 1e4)) if len(softmax) else 0.0
+    return Effects(
+        np.zeros((len(EVIDENCE), 2 * len(FEATURES))),
+        np.tile(weights, (relations, 1)),
+        np.full((relations, len(EVIDENCE)), intercept),
+    )
+
+
+def held_out(examples: Examples, relations: int, truth: Truth) -> list[dict[str, float]]:
+    """For each probability, how many candidates have it or more, how many of them validation should have, and
+    how many it has; each quarter by what was fitted to the others.
+    """
+    found = np.empty(len(examples.labels))
+    for quarter in range(4):
+        own = examples.folds == quarter
+        likely = Likely.fit(examples[~own], relations, truth.labeled)
+        found[own] = likely(examples.evidence[own], examples.features[own], examples.relations[own])
+    rows = []
+    for least in REPORTED:
+        some = truth.left(found) >= least
+        weights = examples.weights[some]
+        rows.append(
+            {
+                "probability": least,
+                "candidates": round(float(weights.sum())),
+                "expected": round(truth.labeled * float((weights * found[some]).sum()), 1),
+                "validation": round(float(weights[examples.labels[some]].sum())),
+            }
+        )
+    return rows

@@ -1,0 +1,304 @@
+"""Which entities can answer a query at all, learned from a run's training triples.
+
+Always: a query's own entity cannot, in a relation that links no entity to itself in training; text models
+like to copy what they are asked about. If asked for: nor can entities whose types do not fit
+(:class:`Typed`), nor any where a relation has one answer and that is there (:class:`Functional`).
+
+Shapes: B queries, N candidates, R relations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from kgmlm.core.arrays import Array, BoolArray, IntArray, put
+from kgmlm.graphs.graph import ContextGraph
+from kgmlm.graphs.queries import Queries, distinct_triples
+from kgmlm.signals.types import KEPT, EntityTypes, Floats, fills
+
+PLENTY = 10_000  # triples of a relation that are not all the same few
+LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
+EXCEPTIONS = 0.01  # share of entities that may have several answers in a relation that has one; fixed, too
+MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
+IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shortlist misses
+
+
+class Constraint(Protocol):
+    """What entities can answer, and which can be asked about.
+
+    Attributes:
+        name: in reports and in names of files.
+    """
+
+    name: ClassVar[str]
+
+    def allowed(self, queries: Queries) -> BoolArray:
+        """Which entities can answer each query, ``(B, N)``."""
+
+    def askable(self, relation: int, tails: bool) -> BoolArray:
+        """Which entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
+
+    def over(self, context: ContextGraph, relation_rows: IntArray) -> Constraint:
+        """The same for the entities and training triples of another graph."""
+
+    def aided(self, vectors_ND: Callable[[], Floats]) -> Constraint:
+        """The same where entities have vectors."""
+
+    def learned(self) -> Mapping[str, Any]:
+        """What reports say of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Typed:
+    """Entities answer where their types fit.
+
+    A slot (a relation's tails, or heads) takes the entities that fill it in training, those whose other slots
+    and given types go together with it as well as those of its own entities, and those of which nothing is
+    known. A relation with fewer than :data:`LEAST` training triples takes all.
+    """
+
+    name: ClassVar[str] = "typed"
+
+    types: EntityTypes
+    _kept: dict[int, BoolArray] = field(default_factory=dict)
+
+    def _fitting(self, slot: int) -> BoolArray:
+        if slot < 0 or self.types.affinity.triples_S[slot] < LEAST:
+            return np.ones(len(self.types), np.bool_)
+        if slot not in self._kept:
+            if (len(self._kept) + 1) * len(self.types) > 4 * KEPT:  # these have a byte each, scores four
+                self._kept.clear()
+            self._kept[slot] = self.types.fitting(slot)
+        return self._kept[slot]
+
+    def allowed(self, queries: Queries) -> BoolArray:
+        """As of any constraint."""
+        slots, at = np.unique(self.types.slots_of(queries), return_inverse=True)
+        rows = [self._fitting(slot) for slot in slots.tolist()]
+        return np.stack(rows)[at] if rows else np.zeros((0, len(self.types)), np.bool_)
+
+    def askable(self, relation: int, tails: bool) -> BoolArray:
+        """As of any constraint: who is asked for tails fills the heads' slot."""
+        row = int(self.types.relation_rows[relation])
+        return self._fitting(2 * row + tails if row >= 0 else -1)
+
+    def over(self, context: ContextGraph, relation_rows: IntArray) -> Typed:
+        """As of any constraint."""
+        return Typed(self.types.over(context, relation_rows))
+
+    def aided(self, vectors_ND: Callable[[], Floats]) -> Typed:
+        """As of any constraint."""
+        return Typed(self.types.aided(vectors_ND))
+
+    def learned(self) -> Mapping[str, Any]:
+        """As of any constraint."""
+        return {"types_from": self.types.sources()}
+
+
+@dataclass(frozen=True, eq=False)
+class Functional:
+    """What is filled already stays as it is, in relations that have one answer.
+
+    A relation has one tail for each head when it has :data:`LEAST` heads or more in training and at most
+    :data:`EXCEPTIONS` of them have several tails; likewise one head for each tail. Then a query that training
+    answers has no further answer, and an entity that has its own is no answer of another query.
+
+    Attributes:
+        one_R2: whether relation r has one tail for each head, or (column 1) one head for each tail.
+        exceptions_R2: entities that have several in training all the same.
+        context: whose training triples fill.
+    """
+
+    name: ClassVar[str] = "functional"
+
+    one_R2: BoolArray
+    exceptions_R2: IntArray
+    context: ContextGraph
+
+    @classmethod
+    def learn(cls, context: ContextGraph) -> Functional:
+        """From training triples."""
+        counts_NS = fills(context.train, len(context.entities), len(context.relations))
+        having_S = np.diff(sp.csc_array(counts_NS).indptr)
+        several_S = np.diff(sp.csc_array(counts_NS > 1).indptr)
+        one_S = (having_S >= LEAST) & (several_S <= EXCEPTIONS * having_S)
+        by_head = np.arange(len(one_S)).reshape(-1, 2)[:, ::-1]  # a head's tails are counted where heads fill
+        return cls(one_S[by_head], several_S[by_head].astype(np.int64), context)
+
+    @cached_property
+    def _fills(self) -> sp.csr_array:
+        """In how many triples entities fill slots, ``(S, N)``."""
+        counts_NS = fills(self.context.train, len(self.context.entities), len(self.context.relations))
+        return sp.csr_array(counts_NS.T)
+
+    def _filled(self, slot: int) -> BoolArray:
+        filled_N = np.zeros(len(self.context.entities), np.bool_)
+        begin, end = self._fills.indptr[slot : slot + 2]
+        filled_N[self._fills.indices[begin:end]] = True
+        return filled_N
+
+    def allowed(self, queries: Queries) -> BoolArray:
+        """As of any constraint; what training answers stays an answer."""
+        allowed_BN = np.ones((len(queries), len(self.context.entities)), np.bool_)
+        asked_B = 2 * queries.relation_B + queries.side_B
+        for slot in np.unique(asked_B).tolist():
+            relation, side = divmod(slot, 2)
+            rows = np.flatnonzero(asked_B == slot)
+            if self.one_R2[relation, 1 - side]:  # candidates that have theirs
+                allowed_BN[rows] = ~self._filled(slot)
+            if self.one_R2[relation, side]:  # queries that have theirs
+                allowed_BN[rows[self._filled(slot ^ 1)[queries.entity_B[rows]]]] = False
+        allowed_BN[self.context.answers.lookup(queries)] = True
+        return allowed_BN
+
+    def askable(self, relation: int, tails: bool) -> BoolArray:
+        """As of any constraint: who has its only answer need not be asked."""
+        side = 0 if tails else 1
+        if self.one_R2[relation, side]:
+            return ~self._filled(2 * relation + 1 - side)
+        return np.ones(len(self.context.entities), np.bool_)
+
+    def over(self, context: ContextGraph, relation_rows: IntArray) -> Functional:
+        """As of any constraint: relations as the run learned them, filled by the graph's training triples."""
+        one_R2 = np.append(self.one_R2, [[False, False]], axis=0)[relation_rows]
+        exceptions_R2 = np.append(self.exceptions_R2, [[0, 0]], axis=0)[relation_rows]
+        return Functional(one_R2, exceptions_R2, context)
+
+    def aided(self, vectors_ND: Callable[[], Floats]) -> Functional:
+        """As of any constraint: it needs none."""
+        return self
+
+    def learned(self) -> Mapping[str, Any]:
+        """As of any constraint."""
+        return {
+            "one_tail": int(self.one_R2[:, 0].sum()),
+            "one_head": int(self.one_R2[:, 1].sum()),
+            "exceptions": int(self.exceptions_R2[self.one_R2].sum()),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Possible:
+    """Which candidates can answer.
+
+    Attributes:
+        loop_free_R: relations of the graph whose queries their own entity cannot answer.
+        further: what else they must meet.
+    """
+
+    loop_free_R: BoolArray
+    further: tuple[Constraint, ...] = ()
+
+    @classmethod
+    def learn(cls, train: IntArray, relations: int) -> Possible:
+        """From training triples ``(n, 3)`` over so many relations.
+
+        A relation is loop-free when it has :data:`LEAST` distinct training triples or more and none of them
+        is a self-loop. Where it has :data:`PLENTY`, nobody looks whether these are distinct. A relation
+        without triples forbids nothing.
+
+        >>> chain = np.array([[i, 0, i + 1] for i in range(20)])
+        >>> Possible.learn(chain, 2).loop_free_R.tolist()
+        [True, False]
+        """
+        h, r, t = train.T
+        loops_R = np.bincount(r[h == t], minlength=relations)
+        plenty_R = np.bincount(r, minlength=relations) >= PLENTY
+        distinct = distinct_triples(train[~plenty_R[r]])
+        counts_R = np.bincount(distinct[:, 1], minlength=relations)
+        return cls((plenty_R | (counts_R >= LEAST)) & (loops_R == 0))
+
+    @classmethod
+    def anything(cls, relations: int) -> Possible:
+        """No constraint at all."""
+        return cls(np.zeros(relations, np.bool_))
+
+    def allowing_self(self) -> Possible:
+        """The same, but each query's own entity may answer."""
+        return replace(self, loop_free_R=np.zeros_like(self.loop_free_R))
+
+    def met(self, *further: Constraint) -> Possible:
+        """The same with further constraints."""
+        return replace(self, further=(*self.further, *further))
+
+    def over(self, relation_rows: IntArray, context: ContextGraph | None = None) -> Possible:
+        """The same for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1.
+
+        Args:
+            context: that graph, which further constraints look at.
+        """
+        further: tuple[Constraint, ...] = ()
+        if self.further:
+            assert context is not None, "these constraints know entities"
+            further = tuple(c.over(context, relation_rows) for c in self.further)
+        return Possible(np.append(self.loop_free_R, False)[relation_rows], further)
+
+    def aided(self, vectors_ND: Callable[[], Floats]) -> Possible:
+        """The same where entities have vectors."""
+        return replace(self, further=tuple(c.aided(vectors_ND) for c in self.further))
+
+    def own_B(self, queries: Queries) -> BoolArray:
+        """Which of B queries cannot be answered by their own entity."""
+        return self.loop_free_R[queries.relation_B]
+
+    def constrained_B(self, queries: Queries) -> BoolArray:
+        """Which of B queries some entity may be kept from answering."""
+        return self.own_B(queries) | bool(self.further)
+
+    def allowed(self, queries: Queries) -> BoolArray:
+        """Which entities can answer each query, ``(B, N)``, for all constraints that know entities.
+
+        Raises:
+            ValueError: when there is none.
+        """
+        allowed_BN: BoolArray = np.logical_and.reduce([c.allowed(queries) for c in self.further])
+        rows = np.flatnonzero(self.own_B(queries))
+        allowed_BN[rows, queries.entity_B[rows]] = False
+        return allowed_BN
+
+    def askable(self, relation: int, tails: bool, entities: int) -> BoolArray:
+        """Which of so many entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
+        found_N = np.ones(entities, np.bool_)
+        for constraint in self.further:
+            found_N &= constraint.askable(relation, tails)
+        return found_N
+
+    def forbidden(self, queries: Queries, entity_ids: IntArray | None = None) -> tuple[IntArray, IntArray]:
+        """The candidates that cannot answer, as (row, column) pairs.
+
+        Args:
+            entity_ids: candidates, ``(N,)`` or a row for each query, ``(B, N)``; None is every entity.
+        """
+        if self.further:
+            rows, columns = np.nonzero(~self._among(self.allowed(queries), entity_ids))
+            return rows, columns
+        rows = np.flatnonzero(self.own_B(queries))
+        own = queries.entity_B[rows]
+        if entity_ids is None:
+            return rows, own
+        candidates = entity_ids[rows] if entity_ids.ndim == 2 else entity_ids[None]
+        at, columns = np.nonzero(candidates == own[:, None])
+        return rows[at], columns
+
+    @staticmethod
+    def _among(allowed_BN: BoolArray, entity_ids: IntArray | None) -> BoolArray:
+        """Columns of some candidates; a place without one, -1, is allowed."""
+        if entity_ids is None:
+            return allowed_BN
+        if entity_ids.ndim == 1:
+            return allowed_BN[:, entity_ids]
+        return np.take_along_axis(allowed_BN, np.maximum(entity_ids, 0), 1) | (entity_ids < 0)
+
+    def applied(self, scores_BN: Array, queries: Queries, entity_ids: IntArray | None = None) -> Array:
+        """Scores in which what cannot answer has :data:`IMPOSSIBLE`; the others are unchanged."""
+        if self.further:
+            allowed_BN = self._among(self.allowed(queries), entity_ids)
+            return put(scores_BN, ~allowed_BN, IMPOSSIBLE)
+        rows, columns = self.forbidden(queries, entity_ids)
+        return put(scores_BN, (rows, columns), IMPOSSIBLE) if len(rows) else scores_BN

@@ -1,0 +1,329 @@
+"""Top-k tables for people: names, scores, known or new, explanations; and names to entities.
+
+Follows PyKEEN's prediction tables: columns ``tail_id``, ``score``, ``tail_label`` (or ``head_...``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kgmlm.core.arrays import IntArray, numpy, put, top
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import FilterIndex, Queries, Query
+from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.signals.base import Reasoned
+from kgmlm.text.reader import Reading
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.ranking.retrieval import Retrieval
+
+SAMPLE = 2000  # entities that stand for all where an average is asked for
+
+
+class Part(NamedTuple):
+    """What a score is made of: ``weight * value`` of each part, added up.
+
+    The value of reranking is what the reranker says of a candidate beyond the worst that it read; likewise
+    that of asking back ("reverse").
+    """
+
+    weight: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One candidate of one query; ``known`` when some split has the triple.
+
+    Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
+    types, reverse and reranking, those that the run ranks by. The likelihood is told where it counts nothing,
+    too. Where rules count, ``because`` has a sentence for each of the best that predict the candidate.
+    """
+
+    rank: int
+    id: int
+    label: str
+    name: str
+    score: float
+    known: bool
+    tokens: tuple[dict[str, Any], ...] | None = None
+    parts: Mapping[str, Part] | None = None
+    because: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm rank --json`` prints."""
+        row: dict[str, Any] = {
+            "rank": self.rank,
+            "entity": self.label,
+            "name": self.name,
+            "score": self.score,
+            "known": self.known,
+        }
+        if self.parts is not None:
+            row["parts"] = {
+                name: {**part._asdict(), "adds": part.weight * part.value}
+                for name, part in self.parts.items()
+            }
+        if self.because:
+            row["because"] = list(self.because)
+        return row if self.tokens is None else row | {"tokens": list(self.tokens)}
+
+
+class Predictor:
+    """Ranks candidates for queries given as labels or names.
+
+    Args:
+        retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
+
+    Example:
+        >>> predictor = kgmlm.open_run("runs/demo").predictor  # doctest: +SKIP
+        >>> predictor.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
+    """
+
+    def __init__(self, graph: KnowledgeGraph, ranker: Ranker, retrieval: Retrieval | None = None) -> None:
+        self.graph = graph
+        self.ranker = ranker
+        self.retrieval = retrieval
+        self.resolver = Resolver(graph)
+
+    def with_entities(self, more: EntityTable, triples: IntArray | None = None) -> Predictor:
+        """A predictor that knows further entities, as candidates and in queries, by their text.
+
+        Nothing is trained; for the likelihood no entity costs a forward pass, for its vector (in runs that
+        have them) one. Scores of the others do not change, unless triples are given.
+
+        Args:
+            triples: (n, 3) ids, triples of these entities: their neighbors in texts, what rules and types go
+                by, and known answers.
+
+        Raises:
+            DataError: when an entity exists already.
+
+        Example:
+            >>> new = EntityTable(["sars2"], ["coronavirus"], ["an RNA virus"])  # doctest: +SKIP
+            >>> predictor.with_entities(new).rank(head="coronavirus", relation="causes")  # doctest: +SKIP
+        """
+        graph = self.graph.extended(more)
+        if triples is not None and len(triples):
+            graph = graph.with_context(triples)
+        ranker = self.ranker.over(graph.context)
+        retrieval = self.retrieval
+        if retrieval is not None:
+            from kgmlm.ranking.retrieval import added
+
+            new = np.arange(len(self.graph.entities), len(graph.entities))
+            retrieval = retrieval._replace(retriever=added(ranker, retrieval.retriever, new))
+        return Predictor(graph, ranker, retrieval)
+
+    @cached_property
+    def _known(self) -> FilterIndex:
+        return self.graph.filter_index
+
+    def predict(
+        self,
+        queries: Sequence[Query],
+        k: int = 10,
+        *,
+        novel: bool = False,
+        explain: bool = False,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[int, list[Prediction]]]:
+        """The k best candidates of each query, as (position in ``queries``, predictions), batch by batch.
+
+        Equal scores keep the order of the labels and share no rank here; ties matter in evaluation. What
+        cannot answer (``ranker.possible``) is left out.
+
+        Args:
+            novel: leave out triples that the graph has in any split.
+            explain: add each token's log-likelihood and the parts of the score.
+        """
+        table = Queries.of(queries)
+        entities = self.graph.entities
+        for rows, ranked in self._ranked(table, k, novel, batch_size, advance):
+            known_rows, known_ids = self._known.lookup(table[rows])
+            known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
+            for b, row in enumerate(rows.tolist()):
+                chosen = [
+                    (i, score) for i, score in ranked[b] if score > MISSED and not (novel and (b, i) in known)
+                ][:k]
+                predictions = [
+                    Prediction(rank, i, entities[i].label, entities[i].surface, score, (b, i) in known)
+                    for rank, (i, score) in enumerate(chosen, 1)
+                ]
+                yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
+
+    def placed(self, query: Query, ids: IntArray, *, novel: bool = False) -> list[Prediction]:
+        """Some candidates of a query, explained, at the places that they have among all entities.
+
+        Args:
+            novel: as of :meth:`predict`: triples that the graph has take no place.
+        """
+        if not len(ids):
+            return []
+        asked = Queries.of([query])
+        ((_, scores_1N),) = self.ranker.rank(asked)
+        scores_N = numpy(scores_1N[0])
+        known_ids = self._known.lookup(asked)[1]
+        others_N = scores_N.copy()
+        if novel:
+            others_N[known_ids] = float("-inf")
+        known = set(known_ids.tolist())
+        entities = self.graph.entities
+        predictions = [
+            Prediction(
+                1 + int((others_N > scores_N[i]).sum()),
+                i,
+                entities[i].label,
+                entities[i].surface,
+                float(scores_N[i]),
+                i in known,
+            )
+            for i in ids.tolist()
+        ]
+        return self._explained(query, predictions)
+
+    def usual(self, query: Query) -> dict[str, float]:
+        """What each signal adds to the score of an entity on average, of many evenly spaced ones."""
+        asked, count = Queries.of([query]), len(self.graph.entities)
+        pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
+        ((_, _, said),) = self.ranker.said(asked, pool)
+        return {
+            name: self.ranker.mixture.of(name, asked).item() * float(numpy(said_1N).mean())
+            for name, said_1N in said.items()
+        }
+
+    def _ranked(
+        self,
+        queries: Queries,
+        k: int,
+        novel: bool,
+        batch_size: int,
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
+        """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
+        if self.retrieval is not None:
+            from kgmlm.ranking.retrieval import shortlist
+
+            for rows, reading in self.ranker.reader.readings(queries, batch_size, advance):
+                ids_BK, scores_BK = shortlist(self.ranker, reading, self.retrieval, batch_size)
+                pairs = (
+                    zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
+                )
+                yield rows, [[(i, score) for i, score in row if i >= 0] for row in pairs]
+            return
+        for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
+            scores_BN = numpy(scores_BN)
+            ranked = scores_BN
+            if novel:
+                ranked = put(scores_BN, self._known.lookup(queries[rows]), float("-inf"))
+            best = [top(row, k) for row in ranked]
+            yield rows, [[(i, float(row[i])) for i in ids] for ids, row in zip(best, scores_BN, strict=True)]
+
+    def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
+        """The same predictions with what their scores are made of."""
+        ids = np.array([p.id for p in predictions], np.int64)
+        asked, ranker, reader = Queries.of([query]), self.ranker, self.ranker.reader
+        reading = Reading(asked, reader.read)
+        (values,) = ranker.likelihood.explain(reading, ids)
+        combine = sum if reader.settings.scoring.normalization == "sum" else fmean
+        columns = {"likelihood": [combine(of_tokens) for of_tokens in values]}
+        further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
+        for name in further:
+            columns[name] = ranker.says(name, reading, ranker.pool(ids))[0].tolist()
+        weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
+        stages = self._second(asked, ids, [p.score for p in predictions])
+        explained = []
+        for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
+            parts = {name: Part(weights[name], column[n]) for name, column in columns.items()}
+            for name, (weight, scores) in stages.items() if p.score > MISSED else ():
+                before = sum(part.weight * part.value for part in parts.values())
+                parts[name] = Part(weight, (scores[n] - before) / weight)
+            ids_T = reader.names.tokens(p.id).tolist()
+            rows = zip(reader.tokenizer.tokens(ids_T), reader.tokenizer.texts(ids_T), ids_T, strict=True)
+            tokens = tuple(
+                {"token": piece, "text": text, "id": token, "position": position, "log_likelihood": value}
+                for position, ((piece, text, token), value) in enumerate(
+                    zip(rows, log_likelihoods, strict=True)
+                )
+            )
+            told = replace(p, tokens=tokens, parts=parts, because=self._because(query, p.id, further))
+            explained.append(told)
+        return explained
+
+    def _second(
+        self, asked: Queries, ids: IntArray, scores: Sequence[float]
+    ) -> dict[str, tuple[float, Sequence[float]]]:
+        """The weights of asking back and reranking, those that there are, and the candidates' scores after
+        each, of which the last are known.
+        """
+        ranker = self.ranker
+        uses = {"reverse": ranker.reverse, "reranking": ranker.reranking and ranker.reranking.use}
+        found = {name: (use.weight, scores) for name, use in uses.items() if use and use.k}
+        if len(found) > 1:
+            ((_, halfway_1N),) = ranker.but(reranking=None).rank(asked)
+            found["reverse"] = (found["reverse"][0], numpy(halfway_1N)[0, ids].tolist())
+        return found
+
+    def because(self, query: Query, candidate: int) -> tuple[str, ...]:
+        """Sentences on why a candidate scores, by those signals that count and can give reasons."""
+        counting = [name for name in self.ranker.mixture.signals if name in self.ranker.signals]
+        return self._because(query, candidate, counting)
+
+    def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
+        """What those of some signals that can give reasons say for a candidate."""
+        signals = [self.ranker.signals[name] for name in names]
+        reasons = [r for s in signals if isinstance(s, Reasoned) for r in s.reasons(query, candidate)]
+        relations, entities = self.graph.relations, self.graph.entities
+        return tuple(
+            " and ".join(
+                f"{entities[h].surface} {relations[r].name} {entities[t].surface}"
+                for h, r, t in reason.triples
+            )
+            + f" ({reason.correct:,} of {reason.predicted:,})"
+            for reason in reasons
+        )
+
+    def rank(
+        self,
+        head: str | None = None,
+        relation: str = "",
+        tail: str | None = None,
+        k: int = 10,
+        *,
+        novel: bool = False,
+    ) -> pd.DataFrame:
+        """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
+
+        Returns:
+            A table with PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (``head_...`` for heads),
+            then the name, the rank and whether the triple is known, best first.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        import pandas as pd
+
+        query = self.resolver.query(relation, head, tail)
+        ((_, predictions),) = self.predict([query], k, novel=novel)
+        side = query.target
+        return pd.DataFrame(
+            {
+                f"{side}_id": [p.id for p in predictions],
+                "score": [p.score for p in predictions],
+                f"{side}_label": [p.label for p in predictions],
+                f"{side}_name": [p.name for p in predictions],
+                "rank": [p.rank for p in predictions],
+                "known": [p.known for p in predictions],
+            }
+        )

@@ -1,0 +1,542 @@
+"""Retrieval: a FAISS index of entity vectors proposes candidates, which the ranker scores exactly.
+
+FAISS is optional: it is imported where an index is used.
+
+Shapes: B queries, K shortlist, N entities, D or w width of a vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kgmlm.core import digests, files
+from kgmlm.core.arrays import BoolArray, IntArray, check_finite, numpy
+from kgmlm.core.errors import ConfigError, RunError, first_line
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.signals.base import Pool
+from kgmlm.text.reader import Reading
+
+Floats = npt.NDArray[np.float32]
+BUILDS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
+_CHUNK = 2**25  # floats of entity vectors made at once: 128 MB
+_POINTS = 40  # training vectors a cell of an inverted file; FAISS wants 39
+_TRAINING = 2**26  # floats of training vectors at most: 256 MB
+
+
+@cache
+def _installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def require_faiss() -> Any:
+    """The ``faiss`` module.
+
+    Raises:
+        ConfigError: when it is not installed, or twice: its builds share one name and overwrite each other.
+    """
+    builds = [name for name in BUILDS if _installed(name)]
+    if len(builds) > 1:
+        both = " and ".join(builds)
+        raise ConfigError(f"{both} are both installed and overwrite each other; remove all but one")
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            f"an index needs FAISS ({error}): pip install '.[cpu]', or '.[gpu]' for a GPU, not both"
+        ) from None
+    return faiss
+
+
+def cause(error: RuntimeError) -> str:
+    """What FAISS complains of, without where in its source."""
+    last = str(error).strip().splitlines()[-1]
+    return re.sub(r"^.*(\.cpp:\d+|failed): ", "", last)[:160]
+
+
+@dataclass
+class Part:
+    """One FAISS index over vectors of the same width, and the entities that they belong to.
+
+    ``index`` is None where there are no vectors.
+    """
+
+    width: int
+    ids: IntArray
+    index: Any
+
+
+def unwrapped(index: Any) -> Any:
+    """The index behind a transform, as its own class."""
+    faiss = require_faiss()
+    index = faiss.downcast_index(index)
+    return unwrapped(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+
+
+def search_parameters(index: Any, effort: int) -> Any:
+    """Settings of one search, which leave the index as it is: cells to visit, or the width of a graph search.
+
+    An index that searches exhaustively has none.
+    """
+    faiss = require_faiss()
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = search_parameters(index.index, effort)
+        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
+    if isinstance(index, faiss.IndexIVFPQ):
+        return faiss.IVFPQSearchParameters(nprobe=min(effort, index.nlist))
+    if isinstance(index, (faiss.IndexIVF, getattr(faiss, "GpuIndexIVF", faiss.IndexIVF))):
+        return faiss.SearchParametersIVF(nprobe=min(effort, index.nlist))
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(efSearch=max(effort, 1))
+    return None
+
+
+def fitting_factory(factory: str, count: int) -> str:
+    """A factory string as it can be made of few vectors: cells and codes need points."""
+    pieces = []
+    for piece in factory.split(","):
+        if piece.startswith("IVF") and piece[3:].isdigit():
+            cells = min(int(piece[3:]), max(1, count // 39))
+            piece = f"IVF{cells}"
+        pieces.append(piece)
+    quantized = any(p.startswith(("PQ", "OPQ")) for p in pieces)
+    return "Flat" if count < 256 or (quantized and count < 10_000) else ",".join(pieces)
+
+
+def build_part(
+    ids: IntArray,
+    width: int,
+    make: Callable[[IntArray], Floats],
+    factory: str,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Part:
+    """A FAISS index of some entities, whose vectors are made a chunk at a time.
+
+    Args:
+        make: rows of ``ids`` to vectors.
+
+    Raises:
+        ConfigError: when FAISS cannot make the factory string for this width.
+    """
+    faiss = require_faiss()
+    if not len(ids):
+        return Part(width, ids, None)
+    wanted = fitting_factory(factory, len(ids))
+    try:
+        faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
+        index = faiss.index_factory(width, wanted, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ConfigError(f"FAISS cannot make '{factory}' of {width} dimensions: {cause(error)}") from None
+    if not index.is_trained:
+        cells = getattr(unwrapped(index), "nlist", 0)
+        size = min(len(ids), max(_POINTS * cells, 2**14), _TRAINING // width)
+        rng = np.random.default_rng(seed)
+        try:
+            index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
+        except RuntimeError as error:
+            raise ConfigError(f"FAISS cannot train '{wanted}' on {size:,} vectors: {cause(error)}") from None
+    step = max(1, _CHUNK // (4 * width))
+    for start in range(0, len(ids), step):
+        rows = np.arange(start, min(start + step, len(ids)))
+        index.add(make(rows))
+        advance(len(rows))
+    return Part(width, ids, index)
+
+
+def search_part(
+    part: Part, query_Bw: Floats, k: int, effort: int, hidden: frozenset[int]
+) -> tuple[IntArray, Floats]:
+    """Ids and scores of one part; what FAISS did not find, or is hidden, is -1 and -inf."""
+    wanted = min(len(part.ids), k + len(hidden))
+    scores, rows = part.index.search(
+        np.ascontiguousarray(query_Bw), wanted, params=search_parameters(part.index, effort)
+    )
+    ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
+    if hidden:
+        ids[np.isin(ids, list(hidden))] = -1
+    return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
+
+
+def flat_part(width: int, pieces: Sequence[tuple[Part, BoolArray]]) -> Part:
+    """One flat part of what is kept of others."""
+    faiss = require_faiss()
+    ids = np.concatenate([np.zeros(0, np.int64), *(part.ids[keep] for part, keep in pieces)])
+    if not len(ids):
+        return Part(width, ids, None)
+    index = faiss.IndexFlatIP(width)
+    for part, keep in pieces:
+        index.add(part.index.reconstruct_n(0, len(part.ids))[keep])
+    return Part(width, ids, index)
+
+
+def read_index(faiss: Any, path: Path) -> Any:
+    """Memory-mapped where FAISS can do that for the kind of index, else read."""
+    for flag in (faiss.IO_FLAG_MMAP_IFC, faiss.IO_FLAG_MMAP):
+        try:
+            return faiss.read_index(str(path), flag)
+        except RuntimeError:
+            continue
+    return faiss.read_index(str(path))
+
+
+FOLDER = "index/entity"  # of a run
+FORMAT = 1
+FLAT_BELOW = 50_000  # entities: an exact search of so few is quick
+
+
+class Shortlist(NamedTuple):
+    """The K best of an index for each of B queries; where there are fewer, ids are -1 and scores -inf."""
+
+    ids_BK: IntArray
+    scores_BK: Floats
+
+
+def automatic_factory(count: int) -> str:
+    """A FAISS factory string for so many vectors, inner product.
+
+    Few are searched exhaustively. More go into cells, held as one bit per dimension of their difference to
+    the cell's center and two floats (RaBitQ: Gao and Long, 2024): no codebook to train, about 70 bytes for
+    384 dimensions, and faster than codes of as many bytes at the same recall.
+    """
+    return "Flat" if count < FLAT_BELOW else f"IVF{2 ** round(math.log2(2 * math.sqrt(count)))},RaBitQ"
+
+
+@dataclass
+class Retriever:
+    """An index of entity vectors, with entities added and removed since it was built.
+
+    What is built never changes: added entities stand beside it in a list that is searched exhaustively, and
+    removed ones are skipped, so any factory can do both.
+
+    Attributes:
+        part: as it was built.
+        record: factory, effort, FAISS version, fingerprint, and what was measured.
+        added: entities added since.
+        removed: ids that the index was built with and does not find any more.
+    """
+
+    part: Part
+    record: Mapping[str, Any]
+    added: Part | None = None
+    removed: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        added = 0 if self.added is None else len(self.added.ids)
+        return len(self.part.ids) + added - len(self.removed)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it finds by vectors as they are, among all, so that nothing is to be looked at again."""
+        faiss = require_faiss()
+        return self.part.index is None or isinstance(faiss.downcast_index(self.part.index), faiss.IndexFlat)
+
+    @property
+    def effort(self) -> int:
+        """Cells visited, or width of a graph search, unless a search sets another."""
+        return int(self.record["effort"])
+
+    def search(self, vector_BD: Floats, k: int, effort: int | None = None) -> Shortlist:
+        """The k best entities of B queries.
+
+        Args:
+            effort: of this search alone; None is the index's own.
+
+        Raises:
+            ConfigError: when k is not positive, or a query is not finite.
+        """
+        if k < 1:
+            raise ConfigError(f"a shortlist has 1 entity or more, not {k}")
+        if not np.isfinite(vector_BD).all():
+            raise ConfigError("a query's vector is not finite")
+        tried = self.effort if effort is None else effort
+        count = len(vector_BD)
+        ids, scores = [np.full((count, k), -1)], [np.full((count, k), -np.inf, np.float32)]
+        for part, hidden in ((self.part, self.removed), (self.added, frozenset[int]())):
+            if part is not None and part.index is not None:
+                found = search_part(part, vector_BD, k, tried, hidden)
+                ids.insert(-1, found[0])
+                scores.insert(-1, found[1])
+        ids_BM, scores_BM = np.concatenate(ids, 1), np.concatenate(scores, 1)
+        best = np.argsort(-scores_BM, axis=1, kind="stable")[:, :k]
+        rows = np.arange(count)[:, None]
+        return Shortlist(ids_BM[rows, best], scores_BM[rows, best])
+
+    def without(self, ids: IntArray) -> Retriever:
+        """This index with some entities removed; nothing is rebuilt."""
+        added = self.added
+        if added is not None and added.index is not None:
+            added = flat_part(added.width, [(added, ~np.isin(added.ids, ids))])
+        built = self.part.ids[np.isin(self.part.ids, ids)]
+        return replace(self, added=added, removed=self.removed | set(built.tolist()))
+
+    def with_added(self, more: Part) -> Retriever:
+        """This index with further entities, in a flat part; nothing is rebuilt.
+
+        Raises:
+            ConfigError: when an entity is in the index already; it can be removed, then added again.
+        """
+        olds = [part for part in (self.added, more) if part is not None and part.index is not None]
+        there = set(self.part.ids[np.isin(self.part.ids, more.ids)].tolist()) - self.removed
+        if self.added is not None:
+            there |= set(self.added.ids[np.isin(self.added.ids, more.ids)].tolist())
+        if there:
+            raise ConfigError(f"entity {min(there)} is in the index already")
+        whole = [(part, np.ones(len(part.ids), np.bool_)) for part in olds]
+        return replace(self, added=flat_part(more.width, whole))
+
+    def on_gpu(self) -> Retriever:
+        """This index on all GPUs that FAISS has; what FAISS has on CPUs only (RaBitQ, graphs) stays.
+
+        Raises:
+            ConfigError: when a GPU cannot take it for another reason, such as its memory.
+        """
+        faiss = require_faiss()
+        if self.part.index is None or not getattr(faiss, "get_num_gpus", int)():
+            return self
+
+        inner = unwrapped(self.part.index)
+        if isinstance(inner, faiss.IndexIVF):
+            inner.nprobe = min(self.effort, inner.nlist)  # copies on several GPUs take no parameters
+        try:
+            moved = faiss.index_cpu_to_all_gpus(self.part.index)
+        except RuntimeError as error:
+            if "not implemented" in str(error):
+                return self
+            raise ConfigError(f"FAISS cannot search this index on a GPU: {cause(error)}") from None
+        return replace(self, part=replace(self.part, index=moved))
+
+    def save(self, folder: Path) -> Retriever:
+        """Write the index as a folder, whole or not at all; what is returned has its ``bytes`` on record.
+
+        Raises:
+            RunError: when entities were added or removed since: what is saved belongs to a run's own graph.
+        """
+        faiss = require_faiss()
+        if self.added is not None or self.removed:
+            raise RunError("an index with added or removed entities is not saved; build it again")
+        with files.atomic_folder(folder) as temporary:
+            np.save(temporary / "ids-0.npy", self.part.ids)
+            if self.part.index is not None:
+                _write(faiss, self.part.index, temporary / "part-0.faiss")
+            size = sum(path.stat().st_size for path in temporary.iterdir())
+            record = {**self.record, "format": FORMAT, "bytes": size}
+            files.write_json(temporary / "index.json", record)
+            digests.write_manifest(temporary)
+        return replace(self, record=record)
+
+    @classmethod
+    def load(cls, folder: Path) -> Retriever:
+        """Open a saved index; vectors stay on disk until they are searched, where FAISS can.
+
+        Raises:
+            RunError: when it is missing or damaged.
+            ConfigError: when FAISS is not installed.
+        """
+        run = folder.parent.parent
+        if not (folder / "index.json").is_file():
+            raise RunError(f"{run} has no index; `kgmlm index {run}` makes one")
+        faiss = require_faiss()
+        digests.check_folder(folder, remedy="build it again with `kgmlm index`")
+        try:
+            record = files.parse_json((folder / "index.json").read_bytes())
+            if record["format"] > FORMAT:
+                raise RunError(f"{folder} was written by a newer kgmlm; build it again with `kgmlm index`")
+            ids = np.load(folder / "ids-0.npy", mmap_mode="r")
+            if ids.ndim != 1 or ids.dtype != np.int64 or (ids < 0).any() or not len(ids):
+                raise ValueError("it has no list of entities")
+            index = read_index(faiss, folder / "part-0.faiss")
+            if index.ntotal != len(ids):
+                raise ValueError(f"it has {index.ntotal} vectors for {len(ids)} entities")
+            known = [record.get(name, 1) for name in ("entities", "looked_at")]
+            if not all(type(n) is int and n >= 1 for n in (record["format"], record["effort"], *known)):
+                raise ValueError("its record is not that of an index")
+        except RunError:
+            raise
+        except Exception as error:  # whatever damaged files make the libraries raise
+            why = first_line(error)[:120]
+            raise RunError(f"{folder} is damaged ({why}); build it again with `kgmlm index`") from None
+        return cls(Part(int(index.d), ids, index), record)
+
+
+def entity_part(
+    vectors_ND: Floats,
+    ids: IntArray,
+    factory: str,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Part:
+    """A FAISS index of the vectors of some entities.
+
+    Raises:
+        ConfigError: when a vector is not finite.
+    """
+
+    def make(rows: IntArray) -> Floats:
+        vectors = np.ascontiguousarray(vectors_ND[rows])
+        if not np.isfinite(vectors).all():
+            raise ConfigError("an entity's vector is not finite")
+        return vectors
+
+    chosen = automatic_factory(len(ids)) if factory == "auto" else factory
+    return build_part(ids, vectors_ND.shape[1], make, chosen, seed, advance)
+
+
+def fingerprint(*arrays: npt.NDArray[Any]) -> str:
+    """A checksum of what an index was made from."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(str((array.dtype, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _write(faiss: Any, index: Any, path: Path) -> None:
+    """Write an index of FAISS, which says with a RuntimeError of its own that a disk is full."""
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise files.disk_error(RuntimeError(cause(error)), path) from None
+
+
+MORE = 100  # entities that an index is asked for beyond a shortlist
+LOOKED_AT = 1000  # those whose vectors are compared, where the index has but codes of them
+
+
+class Retrieval(NamedTuple):
+    """An index, how many entities it is asked for, and how hard it tries (None: as hard as when built)."""
+
+    retriever: Retriever
+    k: int
+    effort: int | None = None
+
+
+@torch.inference_mode()
+def shortlist(
+    ranker: Ranker, reading: Reading, retrieval: Retrieval, batch_size: int = 64
+) -> tuple[IntArray, torch.Tensor]:
+    """The K best that an index finds, scored exactly: ids and scores ``(B, K)``, best first.
+
+    The index is asked for some more, since its own scores are approximate. It finds by one signal; the others
+    and a reranker only score what it found. Equal scores keep the order of their ids. Where there are fewer
+    than K, ids are -1 and scores :data:`~kgmlm.ranking.constraints.MISSED`.
+
+    Args:
+        batch_size: pairs that a reranker reads at once.
+    """
+    queries = reading.queries
+    ids_BK = _found(ranker, reading, retrieval)
+    ids_BK[ranker.possible.forbidden(queries, ids_BK)] = -1  # what cannot answer takes no place
+    pool = Pool(len(ranker.context.entities), ids_BK)
+    mixture = ranker.mixture
+    said = {n: ranker.says(n, reading, pool) for n in ranker.signals if n in mixture.signals}
+    scores_BK = mixture.combine(said, queries)
+    scores_BK[torch.from_numpy(~pool.there).to(scores_BK.device)] = MISSED
+    ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
+    if not ranker.reranks:
+        return ids_BK, scores_BK
+    scores_BK = ranker.reranked(queries, scores_BK, Pool(pool.count, ids_BK), batch_size)
+    return _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK))
+
+
+def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
+    """Ids ``(B, K)`` that an index finds, -1 where it finds fewer."""
+    retriever, vector_BD = retrieval.retriever, reading.span.vector_BD
+    assert vector_BD is not None
+    check_finite(vector_BD)
+    asked_BD = numpy(vector_BD)
+    count = max(1, len(ranker.context.entities))
+    most = min(retrieval.k + MORE, count)
+    if retriever.exact:
+        return retriever.search(asked_BD, most, retrieval.effort).ids_BK
+    ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
+    pool = Pool(count, ids_BM)
+    cosines_BM = numpy(ranker.says("vector", reading, pool))
+    cosines_BM[~pool.there] = -np.inf
+    return np.take_along_axis(ids_BM, np.argsort(-cosines_BM, 1, kind="stable")[:, :most], 1)
+
+
+def _order(ids_BK: IntArray, scores_BK: torch.Tensor) -> IntArray:
+    """Best first, equal scores by id."""
+    return np.lexsort((ids_BK, -scores_BK.cpu().numpy()))
+
+
+def _taken(ids_BK: IntArray, scores_BK: torch.Tensor, order: IntArray) -> tuple[IntArray, torch.Tensor]:
+    """Ids and scores in an order of each row's own."""
+    return np.take_along_axis(ids_BK, order, 1), scores_BK.gather(
+        1, torch.from_numpy(order).to(scores_BK.device)
+    )
+
+
+def retrieve_and_rank(
+    ranker: Ranker,
+    queries: Queries,
+    retrieval: Retrieval,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    """Scores by shortlist and exactly, from the same forward passes, to compare the two.
+
+    Yields:
+        (rows, scores ``(b, N)`` in which all that the shortlist lacks is
+        :data:`~kgmlm.ranking.constraints.MISSED`, exact scores).
+    """
+    for rows, reading, said in ranker.said(queries, None, batch_size, advance):
+        asked = queries[rows]
+        exact_BN = ranker.reranked(asked, ranker.combined(asked, said), None, batch_size)
+        ids_BK, scores_BK = shortlist(ranker, reading, retrieval, batch_size)
+        scores_BN = torch.full_like(exact_BN, MISSED)
+        found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
+        ids = torch.from_numpy(ids_BK).to(exact_BN.device)
+        where = found.nonzero()[:, 0]
+        scores_BN[where, ids[found]] = scores_BK[found]
+        yield rows, ranker.possible.applied(scores_BN, asked), exact_BN
+
+
+def scores_of(
+    ranker: Scorer,
+    queries: Queries,
+    retrieval: Retrieval | None,
+    others: bool,
+    batch_size: int,
+) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    """Scores of all entities, by shortlist where there is one.
+
+    Yields:
+        (rows, scores ``(b, N)``, if asked for other scores of the same queries: beside those by shortlist the
+        exact ones, else those without constraints on what can answer).
+    """
+    if retrieval is not None:
+        assert isinstance(ranker, Ranker)
+        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size)
+        return
+    if others and ranker.possible.constrained_B(queries).any():
+        yield from ranker.rank_both(queries, batch_size)
+        return
+    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size):
+        yield rows, scores_BN, scores_BN
+
+
+def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
+    """The index with further entities of the ranker's context; nothing is rebuilt."""
+    assert ranker.vectors is not None
+    part = entity_part(numpy(ranker.vectors.of(ids)), np.arange(len(ids)), "Flat")
+    return retriever.with_added(replace(part, ids=ids))

@@ -1,0 +1,507 @@
+"""Report a run on one page of HTML: what it is, what it has learned, and how well it ranks.
+
+Texts of graphs are data: the template escapes whatever it is given. The page runs its own script and style,
+known by their digests, and loads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from kgmlm import __version__
+from kgmlm.core import files
+from kgmlm.core.errors import DataError, RunError, check_numbers, counted
+from kgmlm.core.files import as_path
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.evaluation.compare import compare_ranks
+from kgmlm.evaluation.evaluate import evaluate, ranks_name
+from kgmlm.evaluation.metrics import find_ranks, made_by, read_ranks
+from kgmlm.graphs.checks import check_graph, lines_of
+from kgmlm.reporting.charts import Cell, Chart, Table
+from kgmlm.reporting.figures import Ranked, ShownQuestion
+from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.opened import open_ranker, read_vectors
+from kgmlm.runs.packs import find_pack, is_unpacked
+from kgmlm.runs.record import check_result
+from kgmlm.runs.run import Run, open_run, path_if
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from kgmlm.ranking.ranker import Ranker
+    from kgmlm.reporting.figures import Measured, Question
+
+_FOLDER = Path(__file__).parent / "page"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an evaluation says.
+
+    Attributes:
+        asked, candidates: how many of what, in words.
+        keys: name, value and note of the figures that are seen first.
+        unseen: None where training has all entities.
+    """
+
+    asked: str
+    candidates: str
+    keys: Sequence[tuple[str, str, str]]
+    sides: Table
+    distribution: Chart
+    answers: Chart
+    unseen: Table | None
+    relations: Table
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """How good probabilities are, and what their false triples are."""
+
+    chart: Chart
+    table: Table
+    negatives: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Another run beside this one: its name, the differences, and what both are."""
+
+    name: str
+    chart: Chart
+    facts: Table
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that a page shows. What is None or empty is not there, and sentences say why.
+
+    Attributes:
+        unranked, uncalibrated: why there is no result, and no measured probabilities.
+        example: a question that the introduction shows.
+        moved: a sentence where ranks are no longer what they were when they were evaluated.
+    """
+
+    name: str
+    graph: str
+    made: str
+    version: str
+    command: str
+    facts: Sequence[tuple[str, Sequence[str]]]
+    stages: Table
+    curves: Sequence[Chart]
+    validated: bool
+    weights: Sequence[Table]
+    audit: Sequence[tuple[str, Sequence[str]]]
+    result: Result | None = None
+    unranked: str = ""
+    measured: Probabilities | None = None
+    uncalibrated: str = ""
+    reranked: str = ""
+    worst: Sequence[ShownQuestion] = ()
+    typical: Sequence[ShownQuestion] = ()
+    example: ShownQuestion | None = None
+    moved: str = ""
+    compared: Compared | None = None
+
+    @property
+    def sections(self) -> list[tuple[str, str]]:
+        """The headings of the page, by their anchors."""
+        found = [
+            ("made", "What was trained", True),
+            ("curves", "How it learned", True),
+            ("metrics", "How well it ranks", self.result),
+            ("compared", "Against another run", self.compared),
+            ("relations", "By relation", self.result),
+            ("probabilities", "Probabilities", True),
+            ("weights", "What a score is made of", True),
+            ("questions", "Questions", self.result),
+            ("audit", "The graph, audited", True),
+            ("words", "Words", True),
+        ]
+        return [(anchor, title) for anchor, title, there in found if there]
+
+
+def render(contents: Contents) -> str:
+    """The page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["code"] = _with_code
+    style, script = ((_FOLDER / name).read_text("utf-8") for name in ("style.css", "sort.js"))
+    page = environment.get_template("page.html").render(
+        c=contents,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_digest(style),
+        script_hash=_digest(script),
+    )
+    return page + "\n"
+
+
+def _with_code(sentence: str) -> Markup:
+    """A sentence of ours, in which commands stand between backticks, as HTML."""
+    from markupsafe import Markup
+
+    parts = sentence.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts)
+    )
+
+
+def _digest(text: str) -> str:
+    """What a content security policy knows a script or a style by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+SHOWN = 20  # of the worst questions, and of typical ones
+MEASURED = 500  # true triples on which probabilities are measured
+UNRANKED = (
+    "No triples of the graph were kept back from training, so nothing says how well this run ranks; "
+    "`kgmlm data split` keeps some back."
+)
+NOTES = {
+    "test": "which training has not seen,",
+    "valid": "by which the run was chosen, so figures are a little too good,",
+    "train": "which the run has learned, so figures are too good,",
+}
+
+
+def report(
+    run: Run | str | Path,
+    output: str | Path = "report.html",
+    *,
+    ranks: str | Path | None = None,
+    split: str | None = None,
+    max_triples: int | None = None,
+    compare: Run | str | Path | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Path:
+    """Write a report of a run that anybody can read: one HTML file that loads nothing.
+
+    It shows what was trained on what, learning curves, metrics by side, relation, unseen entities and known
+    answers, calibration, weights, the worst and the typical questions, and the audit of the graph. Ranks that
+    `evaluate` has kept of the run as it is now are used; else the run is evaluated first.
+
+    Args:
+        output: where to write it.
+        ranks: a file of ranks that :func:`kgmlm.evaluate` wrote for this run.
+        split: whose triples to ask; None is test, or validation where there is no test.
+        max_triples: ask a seeded sample of the split.
+        compare: another run on the same graph, evaluated like this one where it was not yet.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        RunError: when training has left no model yet, or ranks are of other weights than the run has.
+        DataError: when the ranks are of another graph, or the other run is.
+    """
+    output, given = as_path(output, "the output"), path_if(ranks, "a file of ranks")
+    if given is not None and (split or max_triples):
+        raise DataError("--ranks says which triples were asked; it goes without --split and --max-triples")
+    check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
+    check_result(output)
+    opened = _opened(run, device)
+    other = None if compare is None else _opened(compare, device)
+    if other is not None and not opened.graph.same(other.graph):
+        raise DataError(
+            f"{opened.path} and {other.path} are runs of different graphs ('{opened.graph.name}' and "
+            f"'{other.graph.name}'), whose ranks do not compare"
+        )
+    watch = watcher_of(progress)
+    work = _Work(opened, max_triples, batch_size, watch)
+    with TemporaryDirectory() as folder:
+        asked = split or next((s for s in ("test", "valid") if opened.graph.has(s)), None)
+        found = None
+        if asked is not None or given is not None:
+            found = work.ranks(opened, given, asked or "", Path(folder) / "a.parquet")
+        with watch:
+            contents = work.contents(found)
+        if other is not None:
+            contents = replace(contents, compared=work.compared(found, other, Path(folder) / "b.parquet"))
+
+    files.write_atomic(output, render(contents), follow=True)
+    return output
+
+
+def _opened(run: Run | str | Path, device: str | None) -> Run:
+    if not isinstance(run, Run):
+        return open_run(run, device=device, runtime="torch")
+    way = run.way.given(device=device, runtime="torch")
+    return run if way == run.way else Run(run.folder, way, run.graph)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What a report is made from."""
+
+    run: Run
+    max_triples: int | None
+    batch_size: int
+    watch: Watcher
+
+    def ranks(self, run: Run, given: Path | None, split: str, spare: Path) -> Path:
+        """A file of ranks of a run: one that is given, or kept in it, or made now.
+
+        Args:
+            spare: where it is written if it is made; the run may be read-only.
+
+        Raises:
+            RunError: when a given file is of other weights than the run has.
+        """
+        now = run.folder.made_by
+        if given is not None:
+            found = find_ranks(given)
+            read_ranks(found)  # says what is wrong with it, first
+            if (weights := made_by(found)) and weights != now:
+                raise RunError(
+                    f"{found} has ranks of other weights than {run.path} has now; "
+                    f"`kgmlm evaluate {run.path}` makes them again"
+                )
+            return found
+        kept = run.path / "ranks" / ranks_name(run.way, split, max_triples=self.max_triples)
+        own = run.further is None
+        if own and now and kept.is_file() and self._is_of(kept, now):
+            self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
+            return kept
+        evaluated = evaluate(
+            run, split=split, max_triples=self.max_triples, batch_size=self.batch_size, progress=self.watch
+        )
+        evaluated.evaluation.write_ranks(spare, now)
+        return spare
+
+    def _is_of(self, kept: Path, weights: str) -> bool:
+        """Whether kept ranks are of these weights; damaged ones are of none, which is told."""
+        try:
+            return made_by(kept) == weights
+        except DataError as error:
+            self.watch.tell(f"{error}; they are made again")
+            return False
+
+    def contents(self, found: Path | None) -> Contents:
+        """All that the page shows of this run."""
+        from kgmlm.reporting import charts, figures
+        from kgmlm.reporting.charts import clipped
+        from kgmlm.reporting.figures import questions
+        from kgmlm.runs.record import command_line
+
+        run, graph = self.run, self.run.graph
+        ranked = None if found is None else Ranked.read(found, graph)
+        ranker = run.open(self.watch, self.batch_size).ranker
+        curves = charts.curves(run.folder)
+        more: dict[str, Any] = {"unranked": UNRANKED}
+        if ranked is not None:
+            chosen = (ranked.worst(SHOWN), ranked.typical(SHOWN))
+            worst, typical = (questions(ranked, ranker, at) for at in chosen)
+            shown = figures.shown(graph, typical)
+            more = {
+                "result": self._result(ranked),
+                "worst": figures.shown(graph, worst),
+                "typical": shown,
+                "example": next((q for q in shown if q.head is not None), shown[0]),
+                "moved": _moved([*worst, *typical]),
+            }
+        probabilities = self._probabilities(ranker, "" if ranked is None else ranked.split)
+        more["uncalibrated" if isinstance(probabilities, str) else "measured"] = probabilities
+        return Contents(
+            name=clipped(_name(run)),
+            graph=clipped(graph.name),
+            made=date.today().isoformat(),
+            version=__version__,
+            command=command_line(),
+            facts=charts.facts(run.folder),
+            stages=charts.stages(run.folder),
+            curves=curves,
+            validated=any(chart.title.startswith("Validation") for chart in curves),
+            weights=figures.weight_tables(ranker.mixture, run.folder.graph),
+            reranked=_reranked(ranker),
+            audit=[
+                (name, [clipped(line, 400) for line in lines])
+                for name, lines in lines_of(check_graph(run.folder.graph)).items()
+            ],
+            **more,
+        )
+
+    def _result(self, ranked: Ranked) -> Result:
+        """The sections that ranks say."""
+        from kgmlm.evaluation.evaluator import Scope
+        from kgmlm.reporting import figures
+
+        run = self.run
+        scope = Scope.of(run.graph, run.folder.past(run.way.reranks)[0])
+        return Result(
+            asked=_asked(ranked),
+            candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
+            keys=figures.key_figures(ranked),
+            sides=figures.side_table(ranked),
+            distribution=figures.rank_chart(ranked),
+            answers=figures.answers_chart(ranked),
+            unseen=figures.unseen_table(ranked, scope),
+            relations=figures.relation_table(ranked),
+        )
+
+    def _probabilities(self, ranker: Ranker, split: str) -> Probabilities | str:
+        """Probabilities measured on the split, or why there are none."""
+        from kgmlm.prediction.calibration import Sample, read_calibration
+        from kgmlm.reporting import figures
+
+        folder = self.run.folder
+        if not split:
+            return "There are no triples kept back from training to measure probabilities on."
+        try:
+            found = read_calibration(folder)
+        except RunError as error:
+            return str(error)
+        if found is None:
+            return _how_to_calibrate(folder)
+        scorer = ranker.unreranked()
+        if not (self.run.way.is_plain and self.run.further is None):  # else by what they were fitted to
+            scorer = open_ranker(folder, self.run.way.plain(), folder.graph)
+            read_vectors(scorer, self.watch, self.batch_size)
+        most = min(self.max_triples or MEASURED, MEASURED)
+        sample = Sample.of(
+            folder.graph, split, scorer, most=most, seed=1, batch_size=self.batch_size, advance=self.watch
+        )
+        measured = self._measured(found, scorer, sample, split) if len(sample.labels) else None
+        if measured is None:
+            return f"The {split} split has no triple that training lacks, to measure probabilities on."
+        drawn = (
+            "corrupted ones"
+            if (sample.kinds >= 0).any()
+            else "those that the files of the graph say are false"
+        )
+        return Probabilities(figures.reliability_chart(measured), figures.reliability_table(measured), drawn)
+
+    def _measured(self, calibration: Any, scorer: Ranker, sample: Any, split: str) -> Measured | None:
+        from kgmlm.prediction.calibration import temperature_of
+        from kgmlm.prediction.features import features
+        from kgmlm.reporting.figures import measured_on
+
+        found = features(
+            scorer,
+            sample.triples,
+            self.run.folder.graph.context.answers,
+            temperature=temperature_of(scorer),
+            batch_size=self.batch_size,
+            advance=partial(self.watch, "measuring probabilities"),
+        )
+        said = calibration.probability(found, sample.triples[:, 1])
+        return measured_on(split, sample.labels, said, sample.groups)
+
+    def compared(self, own: Path | None, other: Run, spare: Path) -> Compared:
+        """Another run beside this one.
+
+        Raises:
+            DataError: when there is nothing to compare them on.
+        """
+        from kgmlm.reporting import figures
+        from kgmlm.reporting.charts import clipped
+
+        if own is None:
+            raise DataError(f"{self.run.path} has no triples kept back from training to compare runs on")
+        split = Ranked.read(own, self.run.graph).split
+        path = self.ranks(other, None, split, spare)
+        tables = (read_ranks(p) for p in (path, own))
+        found = compare_ranks(*tables, sides=("tail", "head", "both"))
+        return Compared(clipped(_name(other)), figures.difference_chart(found), _both(self.run, other))
+
+
+def _name(run: Run) -> str:
+    """What a run is called: as its folder, or its pack before that was unpacked."""
+    name = run.path.resolve().name
+    return name.rpartition("-")[0] if is_unpacked(run.path) else name
+
+
+def _how_to_calibrate(folder: RunFolder) -> str:
+    """A sentence on how probabilities are had."""
+    if not folder.graph.has("valid"):
+        return "This run has no probabilities: they are fitted on validation triples, and the graph has none."
+    path = folder.path
+    if find_pack(path) is not None or is_unpacked(path):
+        return (
+            "This pack has no probabilities: `kgmlm pack PACK --calibrate --output NEW` fits them to what it "
+            "scores, and this section then shows how well they come true."
+        )
+    return (
+        f"This run has no probabilities yet: `kgmlm calibrate {path}` fits them on validation, and this "
+        "section then shows how well they come true."
+    )
+
+
+def _reranked(ranker: Ranker) -> str:
+    """What the second stage does, in sentences; nothing where there is none."""
+    told = []
+    if ranker.reverse is not None:
+        use = ranker.reverse
+        told.append(
+            f"Then the {use.k:,} best answers are asked back: how probable the entity of the question is as "
+            f"their answer is added with a weight of {use.weight:.3g}."
+        )
+    if ranker.reranking is not None:
+        use = ranker.reranking.use
+        told.append(
+            f"Then a second model, the reranker, reads the {use.k:,} best answers together with the "
+            f"question; what it says is added with a weight of {use.weight:.3g}."
+        )
+    return " ".join(told)
+
+
+def _asked(ranked: Ranked) -> str:
+    """Which triples were asked, as the subject of a sentence."""
+    of, found = len(ranked.graph.splits[ranked.split]), len(ranked.triples)
+    sample = f"a sample of {found:,} of the " if found < of else "the "
+    return f"{sample}{counted(of, f'{ranked.split} triple')}, {NOTES[ranked.split]}"
+
+
+def _moved(asked: Sequence[Question]) -> str:
+    moved = sum(q.moved for q in asked)
+    if not moved:
+        return ""
+    return (
+        f"{moved:,} of the {len(asked):,} answers below rank elsewhere when they are asked again: the ranks "
+        "are of an evaluation in another way than the run ranks by default."
+    )
+
+
+def _both(own: Run, other: Run) -> Any:
+    """What two runs are, side by side."""
+    from kgmlm.reporting import charts
+    from kgmlm.reporting.charts import clipped, number
+
+    def column(run: Run) -> list[Cell]:
+        record, chosen = run.folder.record, run.folder.chosen
+        recipe = record.get("recipe") or {}
+        return [
+            Cell(clipped(str(record["model"]))),
+            Cell(str(recipe.get("preset", "none"))),
+            Cell(", ".join(chosen.mixture.signals)),
+            Cell(f"{record['step']:,}"),
+            number(charts.minutes(run.folder), 1),
+            number(record.get("best_valid_mrr")),
+        ]
+
+    names = ("began with", "preset", "signals", "steps", "minutes", "best validation MRR")
+    rows = [(Cell(n), a, b) for n, a, b in zip(names, column(own), column(other), strict=True)]
+    return Table.of(
+        f"This run, {clipped(_name(own))}, and the other, {clipped(_name(other))}",
+        ("", "this run", "the other"),
+        rows,
+    )

@@ -1,0 +1,594 @@
+"""A run folder: its files, made, opened and verified; hands out a ready ranker.
+
+::
+
+    RUN/
+    ├── run.json          format, versions, seed, dataset and its checksums, frozen vocabulary, progress
+    ├── config.toml       the expanded settings
+    ├── graph/            texts and triples of all splits (Arrow): the candidates and the filter; and the
+    │                     tokens of the entities' names
+    ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
+    │                     entity_vectors.safetensors; mixture.json: the tuned weights of all signals
+    ├── signals/          signals trained beside the model, such as kge.safetensors (`kgmlm tune --add kge`)
+    ├── reranker/         a run of its own that reranks this one, where `kgmlm rerank` has trained one
+    ├── checkpoints/      the last resumable state, until training ends
+    └── metrics.jsonl     losses and validations
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kgmlm.core import digests, files
+from kgmlm.core.arrays import Device
+from kgmlm.core.config import Settings, dump_settings
+from kgmlm.core.errors import ModelError, RunError
+from kgmlm.core.files import as_path
+from kgmlm.core.machine import compute_in_forks, installed
+from kgmlm.core.progress import quiet_transformers
+from kgmlm.graphs.cards import card_names
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.graphs.storage import read_graph, write_graph
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.packs import SUFFIX, find_pack, unpack
+from kgmlm.runs.record import (
+    FORMAT,
+    RERANKER,
+    Chosen,
+    accepted,
+    began_from,
+    check_files,
+    check_output,
+    command_line,
+    earlier,
+    hardware,
+    has_reranker,
+    read_record,
+    read_settings,
+    recover,
+    steady,
+    versions,
+)
+from kgmlm.text.onnx_model import OnnxModel
+from kgmlm.text.reader import TextModel
+from kgmlm.text.tokenization import Candidates, SpanTokenizer, Vocabulary, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from kgmlm.ranking.first_stage import Use
+    from kgmlm.ranking.second_stage import Reranker, Reranking
+    from kgmlm.signals.base import Signal
+    from kgmlm.text.torch_model import SpanModel
+
+ONNX = "onnx"  # instead of a device's name: read by ONNX Runtime, scored in NumPy
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device to use; None is a GPU where there is one.
+
+    Raises:
+        RunError: when nothing can be computed there.
+    """
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()  # "meta" is a device that holds nothing
+        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"the device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _loaded(folder: Path, device: Device) -> SpanModel:
+    """A model of torch's on a device, without what its library says while loading."""
+    if not installed("torch"):
+        raise RunError(f"{folder} is opened by torch, which is not installed")
+    from kgmlm.text.torch_model import load_model
+
+    quiet_transformers()
+    model = load_model(folder)
+    return model.to(device_of(device) if device is None or isinstance(device, str) else device)
+
+
+def open_text(
+    run: Path, folder: Path, graph: KnowledgeGraph, vocabulary: Vocabulary, device: str | None
+) -> Ranker:
+    """What ranks by the text alone, as its settings say, each signal as confident as in training.
+
+    Args:
+        run: the run's folder.
+        folder: the model's: the run's best, or a checkpoint's.
+        device: torch's, or :data:`ONNX`.
+
+    Raises:
+        RunError: when there is no model, or something is damaged or does not fit.
+    """
+    compute_in_forks()
+    digests.check_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"{run} has no trained model yet; `kgmlm train --output {run} --resume` continues")
+    record = read_record(run)
+    if record.get("files") and not (folder / digests.MANIFEST).is_file():
+        raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
+    model: TextModel = OnnxModel.open(folder) if device == ONNX else _loaded(folder, device)
+    tokens = vocabulary.softmax_tokens
+    if tokens is not None and tokens[-1] >= len(model.decoder[0]):
+        raise RunError(
+            f"{run / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
+            f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
+        )
+    tokenizer = load_tokenizer(folder)
+    ranker = Ranker.fresh(graph.context, tokenizer, model, read_settings(run), vocabulary)
+    check_vocabulary(model, tokenizer, folder)
+    count, span = len(graph.entities), vocabulary.span_length
+    names = load_names(run / NAMES, count, span, len(tokenizer.tokenizer))
+    if names is not None:
+        ranker.reader.adopt_names(names)
+    return ranker
+
+
+def open_reranker(folder: Path, context: ContextGraph, device: Device) -> Reranker:
+    """The reranker that was trained in a run folder of its own.
+
+    Raises:
+        RunError: when something of it is missing or damaged.
+    """
+    from kgmlm.ranking.second_stage import Reranker
+
+    check_files(folder, read_record(folder), "config.toml")
+    model, tokenizer = _loaded(folder / "model", device), load_tokenizer(folder / "model")
+    check_vocabulary(model, tokenizer, folder / "model")
+    return Reranker(context, tokenizer, model, read_settings(folder))
+
+
+def check_vocabulary(model: TextModel, tokenizer: SpanTokenizer, path: str | Path) -> None:
+    """See that a model has all tokens of its tokenizer.
+
+    Raises:
+        ModelError: when it has not: reading such a token would fail midway.
+    """
+    largest = max(tokenizer.tokenizer.get_vocab().values())
+    if largest >= model.tokens:
+        raise ModelError(
+            f"'{path}' does not fit together: its tokenizer has a token {largest}, its model {model.tokens}"
+        )
+
+
+NAMES = "graph/name_tokens.safetensors"
+
+
+def save_names(names: Candidates, path: Path) -> None:
+    """The tokens of all entities' names, cut to the run's span."""
+    arrays = {
+        "tokens": names.token_ids.astype(np.int32),
+        "offsets": names.offsets,
+        "truncated": names.truncated_N,
+    }
+    files.write_tensors(path, arrays)
+
+
+def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:
+    """What :func:`save_names` saved; None where there is no such file.
+
+    Args:
+        entities, span, tokens: how many entities there are, and what names and token ids must be within.
+
+    Raises:
+        RunError: when the file is damaged or of another graph or model.
+    """
+    from safetensors.numpy import load_file
+
+    if not path.is_file():
+        return None
+    try:
+        found = load_file(path)
+        ids, offsets = found["tokens"].astype(np.int64), found["offsets"].astype(np.int64)
+        names = Candidates(ids, offsets, found["truncated"].astype(np.bool_))
+    except Exception as error:
+        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    lengths = names.lengths_N
+    whole = (
+        (len(offsets), len(names.truncated_N)) == (entities + 1, entities)
+        and (offsets[0], offsets[-1]) == (0, len(ids))
+        and (entities == 0 or (lengths.min() >= 1 and lengths.max() <= span))
+        and (not len(ids) or (ids.min() >= 0 and ids.max() < tokens))
+    )
+    if not whole:
+        raise RunError(f"{path} is damaged, or of another graph or model; {digests.RESTORE}")
+    return names
+
+
+def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
+    """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it.
+
+    The folder has no manifest yet.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        model.save(folder)
+    except SafetensorError as error:
+        raise files.disk_error(error, folder.parent) from None
+    try:
+        tokenizer.tokenizer.save_pretrained(folder)
+    except Exception as error:  # the library raises no other
+        raise files.disk_error(error, folder.parent) from None
+    files.follow_umask(folder)
+
+
+MIXTURE = "model/mixture.json"
+PROBABILITIES = "model/probabilities.json"
+HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
+
+
+@dataclass(frozen=True, eq=False)
+class RunFolder:
+    """An opened run folder. ``record`` is what ``run.json`` says."""
+
+    path: Path
+    graph: KnowledgeGraph
+    settings: Settings
+    record: Mapping[str, Any]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Span length and softmax tokens, frozen when the run began."""
+
+        tokens = self.record["softmax_tokens"]
+        softmax = None if tokens is None else np.array(tokens, np.int64)
+        return Vocabulary(int(self.record["span_length"]), softmax)
+
+    @property
+    def model_folder(self) -> Path:
+        """The best model so far."""
+        return self.path / "model"
+
+    @property
+    def made_by(self) -> str:
+        """A digest of all that the run's scores go by: another one, other scores."""
+        path = self.path / MIXTURE
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+    def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
+        """Graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of those
+        that are gone; a built-in dataset that is the run's own is not missed.
+        """
+        more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
+        graphs, gone = earlier([self.record, *more], self.record.get("command"))
+        return graphs, [name for name in gone if name != self.record["dataset"] or name not in card_names()]
+
+    def update(self, **values: Any) -> RunFolder:
+        """Write values into ``run.json``, beside what others wrote since; the run that has them."""
+        record = {**read_record(self.path), **values}
+        files.write_json(self.path / "run.json", record)
+        return replace(self, record=record)
+
+    def save_model(self, ranker: Ranker, entities: bool = True) -> None:
+        """Replace ``model/`` at once: the old one stays until the new one is whole.
+
+        The mixture that is saved with it is of the signals that come with the model. What is beside it, KGE
+        and reranker, is not used until `kgmlm tune` has chosen how much it counts.
+        """
+
+        own = [s for s in ranker.signals.values() if s.name not in _elsewhere(entities)]
+        with files.atomic_folder(self.model_folder) as folder:
+            for signal in own:
+                signal.save(folder / Path(signal.file).name)
+            save_model(ranker.reader.model, ranker.reader.tokenizer, folder)
+            known = digests.of_folder(folder)
+            of = {signal.name: digests.sha(known, Path(signal.file).name, folder) for signal in own}
+            mixture = folder / Path(MIXTURE).name
+            Chosen(ranker.mixture.without(*_elsewhere()), of=of).save(mixture)
+            digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
+
+    @property
+    def chosen(self) -> Chosen:
+        """What validation chose for the run's signals.
+
+        Raises:
+            RunError: when it is missing or damaged.
+        """
+
+        return Chosen.open(self.path / MIXTURE, len(self.graph.relations))
+
+    def save_chosen(self, chosen: Chosen) -> None:
+        """Keep what was chosen for the signals that there are now."""
+        from kgmlm.runs.record import fingerprints
+
+        whole = replace(chosen, of=fingerprints(self.path))
+        folder = self.model_folder
+        keep = partial(digests.write_manifest, folder)
+        with digests.replacing(self.path / MIXTURE, digests.read_manifest(folder), keep) as temporary:
+            whole.save(temporary)
+
+    def save_signal(self, signal: Signal, **how: Any) -> RunFolder:
+        """Keep a signal beside the model; ``how`` it was trained goes into the record.
+
+        It counts nothing until `kgmlm tune` has chosen how much.
+        """
+
+        def keep(known: digests.Accepted) -> None:
+            self.update(files=digests.as_json(known))
+
+        known = accepted(read_record(self.path))
+        with digests.replacing(self.path / signal.file, known, keep, below=self.path) as temporary:
+            signal.save(temporary)
+        return self.update(signals={**read_record(self.path).get("signals", {}), signal.name: how})
+
+    def has_signal(self, name: str) -> bool:
+        """Whether there is a signal of this name beside the model, or there was and its file is gone."""
+        from kgmlm.signals import beside
+
+        file = beside()[name].file
+        return (self.path / file).is_file() or file in (read_record(self.path).get("files") or {})
+
+    def drop_signal(self, name: str) -> RunFolder:
+        """Remove a signal that is beside the model."""
+        from kgmlm.signals import beside
+
+        record = read_record(self.path)
+        file = beside()[name].file
+        known = {k: v for k, v in (record.get("files") or {}).items() if k != file}
+        how = {k: v for k, v in record.get("signals", {}).items() if k != name}
+        run = self.update(files=known or None, signals=how)
+        (self.path / file).unlink(missing_ok=True)
+        return run
+
+    def lend(self, name: str, graph: KnowledgeGraph) -> tuple[Signal, dict[str, Any]]:
+        """A signal that is beside this run's model, and how that was trained, for another run.
+
+        Raises:
+            RunError: when it has none, or is a run of another graph.
+        """
+        from kgmlm.signals import beside
+
+        kind, how = beside()[name], self.record.get("signals", {}).get(name)
+        file = kind.file
+        self.check(file)
+        if not (self.path / file).is_file():
+            raise RunError(
+                f"{self.path} has no signal '{name}'; `kgmlm tune {self.path} --add {name}` trains one"
+            )
+        if not self.graph.same(graph):
+            raise RunError(f"{self.path} is a run of another graph")
+        return kind.open(self.path / file, self.graph), {key: (how or {}).get(key) for key in HOW}
+
+    def check(self, *names: str) -> None:
+        """See that single files are as they were written.
+
+        Raises:
+            RunError: naming the first that is not.
+        """
+        for name in names:
+            again = f"`kgmlm tune {self.path} --add {Path(name).stem} --overwrite`"
+            remedy = f"restore it from a copy, or make it again: {again}"
+            check_files(self.path, read_record(self.path), name, remedy=remedy)
+
+    def verify(self) -> None:
+        """Read all files of the run and see that they are as they were written.
+
+        Raises:
+            RunError: naming the first that is not; or when no digests were kept.
+        """
+        if not self.record.get("files"):
+            raise RunError(f"{self.path} cannot be verified: its run.json has no digests")
+        check_files(self.path, self.record, *self.record["files"], contents=True)
+        if self.model_folder.is_dir():
+            digests.check_folder(self.model_folder, contents=True)
+        for index in (self.path / "index").glob("*"):
+            digests.check_folder(index, contents=True, remedy="build it again with `kgmlm index`")
+        if has_reranker(self.path):
+            open_folder(self.path / RERANKER, verify=True)
+
+    def text_ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
+        """What ranks by the text of a model alone, each signal as confident as in training.
+
+        Args:
+            folder: another model of this run than its best, such as a checkpoint's.
+
+        Raises:
+            RunError: when training has left no model yet.
+        """
+
+        return open_text(self.path, folder or self.model_folder, self.graph, self.vocabulary, device)
+
+    def untuned(self, device: str | None = None, but: tuple[str, ...] = ()) -> Ranker:
+        """Every signal of the run, whatever weights were chosen for, and no reranker.
+
+        Args:
+            but: signals to leave on disk.
+        """
+        from kgmlm.signals import SIGNALS
+
+        ranker = self.text_ranker(device)
+        for name, kind in SIGNALS.items():
+            self.check(kind.file)
+            if name not in but and (self.path / kind.file).is_file():
+                ranker = ranker.with_signal(kind.open(self.path / kind.file, self.graph, ranker.reader))
+            elif name in ranker.signals and name not in but:
+                raise _missing(self, kind.file)
+        return ranker
+
+    def ranker(
+        self,
+        device: str | None = None,
+        graph: KnowledgeGraph | None = None,
+        scores: str = "all",
+        rerank: bool = True,
+    ) -> Ranker:
+        """A ready ranker with the run's best model.
+
+        Args:
+            device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+            graph: other texts and candidates than the run's own; nothing is trained.
+            scores: what to rank by, as :meth:`kgmlm.ranking.ranker.Ranker.by` has it.
+            rerank: False leaves the second stage out, and the run's reranker on disk, if it has one.
+
+        Raises:
+            RunError: when training has left no model yet, or the run has signals that its weights were not
+                chosen for.
+            ConfigError: when the run has no such scores.
+        """
+        return steady(self.path, partial(self._ranker, device, graph, scores, rerank))
+
+    def _ranker(self, device: str | None, graph: KnowledgeGraph | None, scores: str, rerank: bool) -> Ranker:
+        from kgmlm.runs.record import fingerprints
+        from kgmlm.signals import beside
+
+        others = tuple(name for name in beside() if scores not in ("all", name))
+        ranker, chosen = self.untuned(device, others), self.chosen
+        ranker = ranker.but(mixture=chosen.mixture, reverse=chosen.asked_back if rerank else None).by(scores)
+        if scores in ("all", "text"):
+            chosen.check(fingerprints(self.path), self.path, others if rerank else (*others, RERANKER))
+        else:
+            rerank = False
+        if rerank and chosen.use is not None and chosen.use.k:
+            ranker = ranker.but(reranking=self.reranking(chosen.use, ranker.reader.model.device))
+        return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
+
+    def reranking(self, use: Use, device: torch.device) -> Reranking:
+        """The reranker of this run, used so.
+
+        Raises:
+            RunError: when it is missing or damaged.
+        """
+        from kgmlm.ranking.first_stage import unit
+        from kgmlm.ranking.second_stage import Reranking
+
+        if not has_reranker(self.path):
+            more = "--resume` continues its training" if (self.path / RERANKER).is_dir() else "` trains one"
+            raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
+        reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
+        return Reranking(reranker, use, unit("vector", self.settings))
+
+
+def unread(run: RunFolder) -> bool:
+    """Whether the model's entities are still to be read, since training does not read all of them."""
+    from kgmlm.signals.vector import Vector
+
+    known = digests.read_manifest(run.model_folder)
+    left = known is not None and Path(Vector.file).name not in known
+    return left and run.settings.vector.enabled and not (run.path / Vector.file).is_file()
+
+
+def _missing(run: RunFolder, file: str) -> RunError:
+    """Of a signal that comes with the model: not read yet, or lost."""
+    if unread(run):
+        return RunError(f"{run.path}: its entities are not read yet; `kgmlm tune {run.path}` reads them")
+    return RunError(f"{run.path / file} is missing; it belongs to the model beside it")
+
+
+def _elsewhere(entities: bool = True) -> tuple[str, ...]:
+    """Signals that are not saved with the model; False leaves out its entities' vectors, too."""
+    from kgmlm.signals import beside
+
+    return (*beside(), *(() if entities else ("vector",)))
+
+
+def unfinished(run: RunFolder) -> bool:
+    """Whether a model that was validated among few entities is still to be measured among all."""
+    from kgmlm.runs.record import fingerprints
+    from kgmlm.signals.vector import Vector
+
+    few = run.settings.training.validated(len(run.graph.entities))
+    if not few or not (run.path / MIXTURE).is_file():
+        return False
+    chosen, now = run.chosen, fingerprints(run.path)
+    stale = chosen.of.get(Vector.name) != now.get(Vector.name)
+    return unread(run) or stale or (run.graph.has("valid") and not chosen.by)
+
+
+def create_run(
+    path: Path,
+    graph: KnowledgeGraph,
+    settings: Settings,
+    model_name: str,
+    vocabulary: Vocabulary,
+    *,
+    names: Candidates | None = None,
+    overwrite: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> RunFolder:
+    """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
+
+    Args:
+        names: the tokens of all entities, so that opening the run need not tokenize them again.
+        recipe: what ``settings`` are from, for the record.
+        notes: comments of ``config.toml``.
+    """
+
+    check_output(path, overwrite)
+    tokens = vocabulary.softmax_tokens
+    record = {
+        "format": FORMAT,
+        "dataset": graph.name,
+        "sources": dict(graph.sources),
+        "model": model_name,
+        "began_from": began_from(model_name),
+        "seed": settings.training.seed,
+        "span_length": vocabulary.span_length,
+        "softmax_tokens": None if tokens is None else tokens.tolist(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "command": command_line(),
+        "recipe": recipe,
+        "status": "started",
+        "step": 0,
+        "minutes": 0.0,
+    }
+    with files.atomic_folder(path, follow=True) as folder:
+        write_graph(graph, folder / "graph")
+        if names is not None:
+            save_names(names, folder / NAMES)
+        files.write_atomic(folder / "config.toml", dump_settings(settings, notes))
+        record["files"] = digests.as_json(digests.of_folder(folder))
+        files.write_json(folder / "run.json", record)
+    return RunFolder(path, graph, settings, record)
+
+
+def open_folder(path: str | Path, *, verify: bool = False) -> RunFolder:
+    """Open a run folder, or a pack; it may have been moved here from another machine.
+
+    Args:
+        verify: read all its files and see that they are as they were written; else their sizes must do.
+
+    Raises:
+        RunError: when it is no run, is damaged, or is of a newer format.
+    """
+    path = as_path(path, "the run", RunError)
+    pack = find_pack(path)
+    path = path if pack is None else unpack(pack)
+    recover(path)
+    if not (path / "run.json").is_file():
+        if any(path.glob("train.*")):
+            how = f"`kgmlm train --dataset {path} --output runs/{path.name}`"
+            raise RunError(f"{path} is a dataset, not a run; {how} makes one")
+        if len(path.parts) == 1 and not path.exists():
+            raise RunError(
+                f"{path} does not exist, neither as a run folder nor as {path}.kgmlm in models/ of the "
+                f"repository or in KGMLM_MODELS; `kgmlm train --output {path}` makes a run"
+            )
+        if path.is_file():
+            raise RunError(f"{path} is a file, but no pack by its name, which would end in {SUFFIX}")
+        what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
+        raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
+    record = read_record(path)
+    check_files(path, record, "config.toml", "graph/", contents=verify)
+    settings = read_settings(path)
+    if record["span_length"] >= settings.text.max_length:
+        raise RunError(
+            f"{path / 'run.json'} is damaged: 'span_length' is {record['span_length']}, a text has "
+            f"{settings.text.max_length} tokens; {digests.RESTORE}"
+        )
+    run = RunFolder(path, read_graph(path / "graph", record["dataset"], record["sources"]), settings, record)
+    if verify:
+        run.verify()
+    return run

@@ -1,0 +1,377 @@
+"""A run opened to rank, as its options say: runtime, signals, constraints, index, entity vectors.
+
+Of a graph so large that training reads few of its entities, the vectors of all are read in parts. Each part
+is a file in the run's folder until all are there; after a kill, reading goes on with the next part.
+
+Shapes: N entities, D width.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from kgmlm.core import digests, files, machine
+from kgmlm.core.arrays import numpy
+from kgmlm.core.errors import ConfigError, ModelError, RunError
+from kgmlm.core.progress import Watcher
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.ranking.constraints import Constraint, Functional, Typed
+from kgmlm.ranking.first_stage import Use
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.folder import ONNX, RunFolder, unread
+from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.record import has_reranker, steady, text_fingerprint
+from kgmlm.signals import rows_of
+from kgmlm.signals.types import EntityTypes, Types
+from kgmlm.signals.vector import Vector, read_together
+from kgmlm.text.onnx_model import ONNX_FILE
+
+if TYPE_CHECKING:
+    from kgmlm.ranking.predictor import Predictor
+    from kgmlm.ranking.retrieval import Retrieval, Retriever
+
+
+PARTS_FOLDER = "entities"  # in a run, while its entities are read
+PART = 2**15  # entities
+
+
+def read_entities(
+    run: RunFolder,
+    device: str | None = None,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+    size: int = PART,
+) -> None:
+    """Read the entities of a run's model, and keep their vectors with it; nothing where that is done.
+
+    Args:
+        advance: called with (entities just read, all of them).
+        size: of a part; another one reads all again.
+
+    Raises:
+        RunError: when the run has no model yet.
+    """
+    folder = run.path / PARTS_FOLDER
+    files.refuse_link(folder)
+    if unread(run):
+        parts = _parts(run, folder, size, device, batch_size, advance)
+        file = run.path / Vector.file
+        keep = partial(digests.write_manifest, run.model_folder)
+        with digests.replacing(file, digests.read_manifest(run.model_folder), keep) as temporary:
+            _join(parts, len(run.graph.entities), temporary)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+
+
+def _parts(
+    run: RunFolder,
+    folder: Path,
+    size: int,
+    device: str | None,
+    batch_size: int,
+    advance: Callable[[int, int], None],
+) -> list[Path]:
+    """All parts, in order; those that are missing are made."""
+    about = folder / "about.json"
+    known = digests.read_manifest(run.model_folder) or {}
+    of = {"model": digests.sha(known, "model.safetensors", run.model_folder), "size": size}
+    if folder.is_dir() and _read(about) != of:
+        shutil.rmtree(folder)  # of another model
+    folder.mkdir(exist_ok=True)
+    files.write_json(about, of)
+    vectors = run.text_ranker(device).vectors
+    assert vectors is not None
+    count, found = len(run.graph.entities), []
+    for start in range(0, count, size):
+        ids = np.arange(start, min(start + size, count))
+        path = folder / f"part-{start // size:06}.npy"
+        if not path.is_file():
+            vectors.read(batch_size, lambda n: advance(n, count), ids)
+            with files.atomic_file(path) as temporary, temporary.open("wb") as file:
+                np.save(file, numpy(vectors.of(ids)))
+            vectors.forget()
+        else:
+            advance(len(ids), count)
+        found.append(path)
+    return found
+
+
+def _read(path: Path) -> object:
+    try:
+        return files.parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _join(parts: Sequence[Path], count: int, path: Path) -> None:
+    """Write parts as one tensor of safetensors, one part in memory at a time.
+
+    Raises:
+        RunError: when a part is damaged.
+    """
+    width, done = 0, 0
+    with path.open("wb") as file:
+        for part in parts:
+            try:
+                vectors_ND = np.load(part, allow_pickle=False)
+                width = width or vectors_ND.shape[1]
+                if vectors_ND.dtype != np.float32 or vectors_ND.shape != (len(vectors_ND), width):
+                    raise ValueError("these are no vectors")
+            except (OSError, ValueError, EOFError, IndexError):
+                raise RunError(f"{part} is damaged; remove it, and the same command makes it again") from None
+            if not done:
+                file.write(files.tensors_header({"vectors": ("F32", (count, width))}))
+            file.write(np.ascontiguousarray(vectors_ND).data)
+            done += len(vectors_ND)
+    if done != count:
+        raise RunError(f"{parts[0].parent} has {done:,} of {count:,} entities; remove it to read them again")
+
+
+NO_VECTORS = "the run has no entity vectors to index; train with --set vector.enabled=true"
+FINGERPRINTED = 4096  # entities by whose vectors an index and a run are compared
+
+
+def save_index(run: RunFolder, retriever: Retriever) -> Retriever:
+    """Write the index into the run folder, in place of an older one; its record has its size."""
+    from kgmlm.ranking.retrieval import FOLDER
+
+    (run.path / FOLDER).parent.mkdir(exist_ok=True)
+    return retriever.save(run.path / FOLDER)
+
+
+def open_index(run: RunFolder, ranker: Ranker) -> Retriever:
+    """The saved index of a run; entities that the ranker has beyond the run's own are added to it.
+
+    Raises:
+        RunError: when there is none, it is damaged, or it was made of another model or other entities.
+    """
+    from kgmlm.ranking.retrieval import FOLDER, Retriever, added
+
+    if ranker.vectors is None:
+        raise RunError(f"{run.path}: {NO_VECTORS}")
+    retriever = Retriever.load(run.path / FOLDER)
+    own, record, part = len(run.graph.entities), retriever.record, retriever.part
+    fits = not (part.ids >= own).any() and part.width == ranker.reader.model.decoder[0].shape[1]
+    now = index_fingerprint(ranker, own, record.get("looked_at", own))
+    if (record.get("entities"), record.get("fingerprint")) != (own, now) or not fits:
+        raise RunError(
+            f"{run.path / FOLDER} was made of another model or other entities than the run has now; build it "
+            f"again with `kgmlm index {run.path}`"
+        )
+    if ranker.reader.model.device.type == "cuda":
+        retriever = retriever.on_gpu()
+    new = np.arange(own, len(ranker.context.entities))
+    return added(ranker, retriever, new) if len(new) else retriever
+
+
+def open_retrieval(
+    run: RunFolder, ranker: Ranker, k: int | None, effort: int | None = None
+) -> Retrieval | None:
+    """Shortlists of k entities by the run's index; None without a k.
+
+    Raises:
+        ConfigError: when an effort is given without a k.
+        RunError: as :func:`open_index` says.
+    """
+    if k is None:
+        if effort is not None:
+            raise ConfigError("an effort goes with how many entities to retrieve (--retrieve)")
+        return None
+    from kgmlm.ranking.retrieval import Retrieval
+
+    return Retrieval(open_index(run, ranker), k, effort)
+
+
+def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
+    """Of what an index of the first ``count`` entities is made from.
+
+    Args:
+        looked_at: so many of these entities' vectors, evenly spaced: of another model all are different.
+    """
+    from kgmlm.ranking.retrieval import fingerprint
+
+    assert ranker.vectors is not None
+    rows = np.linspace(0, max(0, count - 1), looked_at).round().astype(np.int64)
+    return fingerprint(numpy(ranker.vectors.of(rows)))
+
+
+def computed_by(run: RunFolder, way: RankingOptions) -> tuple[Literal["torch", "onnx"], str]:
+    """What reads a run's texts, and why that is not what was asked for.
+
+    Raises:
+        ConfigError: when that is torch, which is not installed.
+    """
+    if way.runtime == "torch":
+        return "torch", ""
+    lack = _lack(run, way)
+    if not lack:
+        gpu = (
+            way.runtime == "auto"
+            and way.device is None
+            and machine.installed("torch")
+            and machine.may_have_gpu()
+        )
+        return ("torch", "") if gpu else ("onnx", "")
+    if not machine.installed("torch"):
+        raise ConfigError(f"{lack}, and torch is not installed")
+    return "torch", f"{lack}: torch reads the texts" if way.runtime == "onnx" else ""
+
+
+def _lack(run: RunFolder, way: RankingOptions) -> str:
+    """What keeps ONNX Runtime from reading a run's texts; nothing where it can."""
+    if not (run.model_folder / ONNX_FILE).is_file():
+        return f"{run.path} has no model/{ONNX_FILE} (`kgmlm onnx` writes one)"
+    if not machine.installed("onnxruntime"):
+        return "ONNX Runtime is not installed (pip install onnxruntime)"
+    if way.precision != "fp32":
+        return f"ONNX Runtime computes in fp32, not {way.precision}"
+    if way.device not in (None, "cpu"):
+        return f"ONNX Runtime computes on the CPU here, not on '{way.device}'"
+    if way.reranks and has_reranker(run.path) and (run.chosen.use or Use(0, 0)).k:
+        return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
+    if way.retrieve or (way.retrieve is None and way.scores == "all" and shortlist_of(run)):
+        return "ONNX Runtime asks no index"
+    return ""
+
+
+def open_ranker(
+    run: RunFolder,
+    way: RankingOptions,
+    graph: KnowledgeGraph,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Ranker:
+    """A run's ranker over a graph, by the parts of the score that were asked for.
+
+    Args:
+        tell: called with a sentence where something else computes than was asked for.
+
+    Raises:
+        ConfigError: when the run has no such part, or nothing to rerank with.
+    """
+    ranker = _opened(run, way, graph, tell)
+    if way.rerank:
+        ranker = _reranking(run, way, ranker, way.rerank)
+    ranker.reduce(way.precision == "bf16")
+    return ranker.constrained(*constraints_of(run, way, graph))
+
+
+def _reranking(run: RunFolder, way: RankingOptions, ranker: Ranker, k: int) -> Ranker:
+    """One that reranks so many of the best.
+
+    Raises:
+        ConfigError: when there is nothing to rerank with.
+    """
+    if not way.reranks:
+        raise ConfigError(f"--rerank goes with --scores all or text, not {way.scores}")
+    if not ranker.reranks and not has_reranker(run.path) and run.chosen.reverse is None:
+        raise ConfigError(
+            f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one, and "
+            f"`kgmlm tune {run.path} --add reverse` does without"
+        )
+    if not ranker.reranks:
+        raise ConfigError(
+            f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
+            f"`kgmlm tune {run.path}` chooses again"
+        )
+    again, reverse = ranker.reranking, ranker.reverse
+    return ranker.but(
+        reranking=again and replace(again, use=replace(again.use, k=k)),
+        reverse=reverse and replace(reverse, k=k),
+    )
+
+
+def _opened(
+    run: RunFolder, way: RankingOptions, graph: KnowledgeGraph, tell: Callable[[str], None]
+) -> Ranker:
+    """By the runtime that was asked for, or by torch where that cannot."""
+    runtime, why = computed_by(run, way)
+    if why:
+        tell(why)
+    try:
+        device = ONNX if runtime == "onnx" else way.device
+        return run.ranker(device, graph, way.scores, way.reranks)
+    except ModelError as error:
+        if runtime == "torch" or not machine.installed("torch"):
+            raise
+        tell(f"{error}; torch reads the texts")
+    return run.ranker(way.device, graph, way.scores, way.reranks)
+
+
+def constraints_of(run: RunFolder, way: RankingOptions, graph: KnowledgeGraph) -> list[Constraint]:
+    """What was asked for of a run's training, over a graph."""
+    learned: list[Constraint] = []
+    if way.typed:
+        learned.append(Typed(types_of(run)))
+    if way.functional:
+        learned.append(Functional.learn(run.graph.context))
+    if not learned:
+        return []
+    _, relation_rows = rows_of(graph.context, run.graph.context)
+    return [constraint.over(graph.context, relation_rows) for constraint in learned]
+
+
+def retrieval_of(
+    run: RunFolder, way: RankingOptions, ranker: Ranker, default: int | None = None
+) -> Retrieval | None:
+    """The index that finds candidates, where only some are to be scored.
+
+    Args:
+        default: how many, where it was not said; 0 of ``retrieve`` is all.
+    """
+    k = default if way.retrieve is None and way.scores == "all" else way.retrieve
+    if not k and way.effort is None:
+        return None
+
+    return open_retrieval(run, ranker, k or None, way.effort)
+
+
+def shortlist_of(run: RunFolder) -> int | None:
+    """How many entities are scored unless something else is asked for; None is all.
+
+    A recipe indexes a large graph; once the model has changed, that index no longer counts.
+    """
+    kept = run.record.get("shortlist")
+    return kept["entities"] if kept and kept["of"] == text_fingerprint(run.path) else None
+
+
+def types_of(run: RunFolder) -> EntityTypes:
+    """Types of a run's entities: as its signal knows them, where it has that, else counted by its settings.
+
+    Raises:
+        RunError: when the signal is damaged.
+    """
+    run.check(Types.file)
+    file = run.path / Types.file
+    return (Types.open(file, run.graph) if file.is_file() else Types.fit(run.graph, run.settings.types)).types
+
+
+def read_vectors(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
+    """Read the vectors that are missing and count, each in one of the processes that share the work."""
+    if unread := ranker.unread:
+        assert ranker.vectors is not None
+        read_together(ranker.vectors, batch_size, lambda n: watch("reading entities", n, unread))
+
+
+def opened_by(
+    way: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
+) -> tuple[str, Predictor]:
+    """A run's model, opened, and of which weights it is; reads what vectors are missing.
+
+    Raises:
+        RunError: when training has left no model yet, or weights do not fit the signals.
+    """
+    from kgmlm.ranking.predictor import Predictor
+
+    made_by, ranker = steady(
+        folder.path, lambda: (folder.made_by, open_ranker(folder, way, graph, watch.tell))
+    )
+    ranker = ranker.allowing_self() if way.allow_self else ranker
+    read_vectors(ranker, watch, batch_size)
+    return made_by, Predictor(graph, ranker, retrieval_of(folder, way, ranker, shortlist_of(folder)))

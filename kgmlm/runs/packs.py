@@ -1,0 +1,474 @@
+"""A run in one file: ``kgmlm pack`` writes it, and wherever a command expects a run, it may be a pack.
+
+A pack is a zip of a run folder without what only training needs. Matrices are int8 with a scale per row, the
+rest of the weights float16; texts and triples are Parquet. It is opened by unpacking it once into the cache,
+where it is a run folder like any other. Every file has a checksum; nothing in it is code.
+
+Rounding moves scores, so a run's probabilities are not kept. Those of a pack are fitted to what the pack
+itself scores, and say so by the digests of its files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kgmlm import __version__
+from kgmlm.core import digests, files
+from kgmlm.core.errors import RunError, first_line
+from kgmlm.core.files import locked
+from kgmlm.graphs.storage import portable, read_graph
+from kgmlm.runs.record import RERANKER, has_reranker, steady
+from kgmlm.text.onnx_model import ONNX_FILE as STRUCTURE
+
+SUFFIX = ".kgmlm"
+FORMAT = 1
+CONTENTS = "pack.json"
+_SCALE = ":scale"  # behind the name of a quantized matrix
+_ROWS = 1 << 16  # rows that are made int8 at a time
+
+# Of a run, and of its reranker below it.
+_MODEL = "model/model.safetensors"
+_TENSORS = (_MODEL, "model/entity_vectors.safetensors")
+_KGE = "signals/kge.safetensors"
+_NAMES = "graph/name_tokens.safetensors"
+_CHOSEN = "model/mixture.json"
+_PROBABILITIES = "model/probabilities.json"
+_TEXTS = ("run.json", "config.toml", _CHOSEN, "model/config.json", "model/tokenizer.json",
+          "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
+
+# The files that a pack may have, and what they unpack to at most; real packs take less than twice their size.
+_PLACE = re.compile(r"(reranker/)?(run\.json|config\.toml|(graph|model|signals)/[A-Za-z0-9_.-]*[A-Za-z0-9])")
+_RATIO, _SMALL, _CONTENTS_SIZE = 100, 2**24, 2**22  # times; bytes; bytes
+
+
+class _Contents(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: int
+    kgmlm: str
+    name: str
+    card: dict[str, Any]
+    files: dict[str, digests.Digest] = Field(min_length=1)
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a path is that of a pack."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def is_unpacked(path: Path) -> bool:
+    """Whether a folder is a pack in the cache."""
+    try:
+        return bool(files.parse_json((path / "run.json").read_bytes()).get("unpacked"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def find_pack(name: str | Path) -> Path | None:
+    """The pack that is meant: a file, or one in ``models/`` by its name.
+
+    That is ``$KGMLM_MODELS``, or the folder ``models`` here, or that of the repository kgmlm is used from.
+    """
+    path = Path(name)
+    if is_pack(path):
+        return path
+    if path.exists() or len(path.parts) != 1:
+        return None
+    given = os.environ.get("KGMLM_MODELS")
+    roots = [Path(given)] if given else [Path("models"), Path(__file__).parents[2] / "models"]
+    there = (root / f"{path.name}{SUFFIX}" for root in roots)
+    return next(filter(is_pack, there), None)
+
+
+def write_pack(
+    run: Path,
+    output: Path,
+    *,
+    kge: bool = True,
+    structure: bytes | None = None,
+    card: dict[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None,
+    advance: Callable[[str, int, int], None] = lambda what, n, total: None,
+) -> int:
+    """Write a run as one file without probabilities, whole or not at all; returns its bytes.
+
+    A run that is written meanwhile is read again, so that all of the pack is of one time.
+
+    Args:
+        kge: False leaves out graph embeddings and their weight.
+        structure: of the model, for ONNX Runtime.
+        card: what to say of it: how it was trained, metrics, licenses.
+        check: raises where the run as it is now is not to be packed.
+
+    Raises:
+        RunError: when training has left no model yet.
+    """
+    if not (run / "model" / "config.json").is_file():
+        raise RunError(f"{run} has no trained model to pack")
+
+    def read() -> dict[str, bytes]:
+        check()
+        return _entries(run, kge, advance)
+
+    entries = steady(run, read)
+    if structure is not None:
+        entries[f"model/{STRUCTURE}"] = structure
+    return _write(output, entries, card or {})
+
+
+def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
+    """What a pack of a run has, by the names of its files."""
+    parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if has_reranker(run) else [])]
+    signals = [f"signals/{path.name}" for path in sorted((run / "signals").glob("*.safetensors"))]
+    tensors = [
+        (prefix + name, folder / name)
+        for prefix, folder in parts
+        for name in (*_TENSORS, *([] if prefix else signals))
+        if (folder / name).is_file() and (kge or name != _KGE)
+    ]
+    entries: dict[str, bytes] = {}
+    for prefix, folder in parts:
+        for name in _TEXTS:
+            if (folder / name).is_file():
+                data = (folder / name).read_bytes()
+                entries[prefix + name] = _portable(data) if name == "run.json" else data
+        if not prefix:  # a reranker has the graph of its run
+            for name, table in portable(read_graph(folder / "graph", "", {})).items():
+                entries[f"graph/{name}.parquet"] = _compressed(table)
+            entries[_NAMES] = (folder / _NAMES).read_bytes()
+    for name, path in tensors:
+        entries[name] = _quantized(path)
+        advance("packing", 1, len(tensors))
+    if not kge:
+        entries[_CHOSEN] = _without_kge(entries[_CHOSEN])
+    return entries
+
+
+def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, Any]]) -> int:
+    """Write a pack again, with probabilities in it; returns its bytes.
+
+    Args:
+        output: may be the pack itself.
+        fit: from the folder of the run that the pack holds to its probabilities, as JSON.
+
+    Raises:
+        RunError: when the pack is damaged.
+    """
+    with TemporaryDirectory() as scratch:
+        found = fit(unpack(pack, Path(scratch) / "run"))
+    with _opened(pack) as archive:
+        contents = _contents(pack, archive)
+        names = [name for name in contents.files if name != _PROBABILITIES]
+        entries = {name: b"".join(_read(pack, archive, name)) for name in names}
+    found["chosen_for"] |= _own_signals(contents)
+    entries[_PROBABILITIES] = json.dumps(found, indent=1).encode()
+    return _write(output, entries, contents.card)
+
+
+def _own_signals(contents: _Contents) -> dict[str, str]:
+    """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
+    from kgmlm.signals import SIGNALS
+
+    there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
+    return {name: digest.sha256 for name, digest in there.items() if digest is not None}
+
+
+def _write(output: Path, entries: Mapping[str, bytes], card: Mapping[str, Any]) -> int:
+    """Write a pack of files and the list of them."""
+    with files.atomic_file(output, follow=True) as temporary:
+        known = {}
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name, data in entries.items():
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+                known[name] = digests.Digest.of_bytes(data).model_dump()
+            contents = {"format": FORMAT, "kgmlm": __version__, "name": output.stem, "card": dict(card)}
+            whole = json.dumps(contents | {"files": known}, indent=1)
+            archive.writestr(zipfile.ZipInfo(CONTENTS), whole, zipfile.ZIP_DEFLATED)
+    return output.stat().st_size
+
+
+def read_card(pack: Path) -> dict[str, Any]:
+    """What a pack says of itself.
+
+    Raises:
+        RunError: when it is no pack, or damaged.
+    """
+    with _opened(pack) as archive:
+        return _contents(pack, archive).card
+
+
+def unpack(pack: Path, output: Path | None = None) -> Path:
+    """The run folder of a pack: a new one, or the one in the cache, made when the pack is first opened.
+
+    Raises:
+        RunError: when the pack is damaged, of another format, or the folder is there.
+    """
+    if output is None:
+        return _cached(pack)
+    if output.exists():
+        raise RunError(f"{output} exists; choose another --output")
+    _write_run(pack, output, cached=False)
+    return output
+
+
+def _cached(pack: Path) -> Path:
+    """The run folder in the cache; of several processes that open a pack first, one makes it."""
+    cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
+    output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
+    if (output / "run.json").is_file():
+        return output
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{cache} cannot be written: {error.strerror}; KGMLM_CACHE names another folder"
+        ) from None
+    with locked(output, "unpack", waiting=True):
+        if not (output / "run.json").is_file():
+            _write_run(pack, output, cached=True)
+    return output
+
+
+def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
+    """Write what a pack holds as a run folder."""
+    with _opened(pack) as archive:
+        contents = _contents(pack, archive)
+        with files.atomic_folder(output) if cached else files.new_folder(output) as folder:
+            for name, digest in contents.files.items():
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as written:
+                    written.writelines(_read(pack, archive, name))
+                if digests.Digest.of(target) != digest:
+                    raise _damaged(pack, f"'{name}' is not as it was written")
+                if name.endswith(".safetensors") and name != _NAMES:
+                    _dequantize(pack, target)
+            try:
+                _settle(folder, contents, cached)
+            except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+                raise _damaged(pack, f"{type(error).__name__}: {error}") from None
+
+
+def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
+    """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
+    reranker = folder / RERANKER
+    runs = [folder, *([reranker] if reranker.is_dir() else [])]
+    if reranker.is_dir():
+        shutil.copytree(folder / "graph", reranker / "graph")
+    for run in reversed(runs):
+        record = files.parse_json((run / "run.json").read_bytes())
+        kept = [
+            p
+            for p in run.rglob("*")
+            if p.is_file() and p.parts[len(run.parts)] in ("graph", "signals", "config.toml")
+        ]
+        record["files"] = {
+            p.relative_to(run).as_posix(): [digests.Digest.of(p).model_dump()] for p in sorted(kept)
+        }
+        record["signals"] = {
+            k: v
+            for k, v in (record.get("signals") or {}).items()
+            if (run / f"signals/{k}.safetensors").is_file()
+        }
+        record["recipe"] = None
+        record["unpacked"] = cached  # of the pack that it is, and so not written to
+        files.write_json(run / "run.json", record)
+        digests.write_manifest(run / "model")
+        from kgmlm.runs.record import fingerprints
+
+        now = fingerprints(run)
+        if (run / _CHOSEN).is_file():
+            chosen = files.parse_json((run / _CHOSEN).read_bytes())
+            chosen["chosen_for"] = {k: now[k] for k in chosen["chosen_for"] if k in now}
+            files.write_json(run / _CHOSEN, chosen)
+        _settle_probabilities(run / _PROBABILITIES, _own_signals(contents), now)
+        digests.write_manifest(run / "model")
+
+
+def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Say of which unpacked signals probabilities are; leave out those that were fitted to other scores."""
+    if not file.is_file():
+        return
+    from kgmlm.runs.record import WEIGHTS
+
+    found = files.parse_json(file.read_bytes())
+    fitted = {name: sha for name, sha in found["chosen_for"].items() if name != WEIGHTS}
+    if fitted != packed:
+        file.unlink()
+        return
+    found["chosen_for"] |= {name: now[name] for name in fitted}
+    files.write_json(file, found)
+
+
+def _portable(record: bytes) -> bytes:
+    """``run.json`` with models by their names instead of by paths of one machine."""
+
+    def named(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = {key: named(part) for key, part in value.items()}
+        model = found.get("model")
+        if isinstance(model, str) and Path(model).is_absolute():
+            found["model"] = Path(model).name
+        return found
+
+    return json.dumps(named(files.parse_json(record)), indent=2).encode()
+
+
+def _without_kge(mixture: bytes) -> bytes:
+    """What was chosen, without graph embeddings; their figures on validation are not those of the pack."""
+    chosen = files.parse_json(mixture)
+    chosen["chosen_for"].pop("kge", None)
+    if chosen["signals"].pop("kge", None) is not None:
+        figures = chosen.get("chosen_by", {}).get("valid", {})
+        chosen["chosen_by"] = chosen.get("chosen_by", {}) | {
+            "valid": {stage: of for stage, of in figures.items() if stage == "text"}
+        }
+    return json.dumps(chosen).encode()
+
+
+def _quantized(path: Path) -> bytes:
+    """A file of tensors, float32 matrices as int8 with a scale per row, other float32 as float16."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save
+
+    packed: dict[str, torch.Tensor] = {}
+    with safe_open(path, "pt") as file:  # mapped: what is packed is all that memory holds
+        for name in file.keys():  # noqa: SIM118, it is no dictionary
+            tensor = file.get_tensor(name)
+            if tensor.dtype == torch.float32 and tensor.ndim == 2 and tensor.shape[1] >= 16:
+                rows, scale_R = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
+                for start in range(0, len(tensor), _ROWS):
+                    at = slice(start, start + _ROWS)
+                    scale_R[at] = tensor[at].abs().amax(1).clamp_min(1e-12) / 127
+                    rows[at] = (tensor[at] / scale_R[at, None]).round().to(torch.int8)
+                packed |= {name: rows, name + _SCALE: scale_R}
+            else:
+                packed[name] = tensor.half() if tensor.dtype == torch.float32 else tensor
+        return bytes(save(packed))
+
+
+def _dequantize(pack: Path, path: Path) -> None:
+    """Make what :func:`_quantized` packed float32 again, some rows in memory at a time."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with files.atomic_file(path) as temporary, safe_open(path, "numpy") as file:
+            packed = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+            kinds = {n: tensor.get_dtype() for n, tensor in packed.items() if not n.endswith(_SCALE)}
+            wider = {"I8": "F32", "F16": "F32"}
+            tensors = {n: (wider.get(kind, kind), packed[n].get_shape()) for n, kind in kinds.items()}
+            with temporary.open("wb") as output:
+                output.write(files.tensors_header(tensors))
+                for name, (_, shape) in tensors.items():
+                    if kinds[name] == "I8":
+                        scale_R = _scale(pack, file, name, shape)
+                        for start in range(0, len(scale_R), _ROWS):
+                            at = slice(start, min(start + _ROWS, len(scale_R)))
+                            output.write((packed[name][at] * scale_R[at, None]).tobytes())
+                    else:
+                        tensor = file.get_tensor(name)
+                        output.write((tensor.astype("float32") if kinds[name] == "F16" else tensor).tobytes())
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise _damaged(pack, first_line(error)) from None
+
+
+def _scale(pack: Path, file: Any, name: str, shape: Sequence[int]) -> Any:
+    """The scale of each row of a quantized matrix."""
+    import numpy as np
+
+    if name + _SCALE not in file.keys():  # noqa: SIM118, it is no dictionary
+        raise _damaged(pack, f"'{name}' has no scale")
+    scale_R = file.get_tensor(name + _SCALE)
+    fits = len(shape) == 2 and scale_R.dtype == np.float32 and scale_R.shape == (shape[0],)
+    if not (fits and (np.isfinite(scale_R) & (scale_R > 0)).all()):
+        raise _damaged(pack, f"'{name}' has no scale that fits")
+    return scale_R
+
+
+def _compressed(table: pa.Table) -> bytes:
+    """A table as a Parquet file as small as it gets."""
+    import io
+
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", compression_level=19)
+    return buffer.getvalue()
+
+
+def _opened(pack: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(pack)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _damaged(pack, str(error)) from None
+
+
+def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
+    """A file of a pack, a part at a time."""
+    try:
+        with archive.open(name) as member:
+            while part := member.read(1 << 20):
+                yield part
+    except (KeyError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+        raise _damaged(pack, first_line(error)) from None
+
+
+def _check_members(pack: Path, archive: zipfile.ZipFile) -> dict[str, int]:
+    """The declared sizes of a pack's files, by name, before anything of it is read.
+
+    No more than a declared size is ever unpacked, so these bound what opening takes.
+    """
+    sizes: dict[str, int] = {}
+    for member in archive.infolist():
+        if member.filename in sizes:
+            raise _damaged(pack, f"'{member.filename}' is there twice")
+        if member.filename != CONTENTS and not _PLACE.fullmatch(member.filename):
+            raise _damaged(pack, f"'{member.filename}' is no file of a pack")
+        sizes[member.filename] = member.file_size
+    if sizes.get(CONTENTS, 0) > _CONTENTS_SIZE:
+        raise _damaged(pack, f"its {CONTENTS} is of {sizes[CONTENTS]:,} bytes")
+    if (whole := sum(sizes.values())) > (most := _RATIO * pack.stat().st_size + _SMALL):
+        raise _damaged(pack, f"it would unpack to {whole:,} bytes, a pack of its size to {most:,} at most")
+    return sizes
+
+
+def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
+    sizes = _check_members(pack, archive)
+    data = b"".join(_read(pack, archive, CONTENTS))
+    try:
+        found = files.parse_json(data)
+        version = found.get("format") if isinstance(found, dict) else None
+        if isinstance(version, int) and version != FORMAT:
+            raise RunError(f"{pack} is a pack of format {version}; this kgmlm opens format {FORMAT}")
+        contents = _Contents.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _damaged(pack, f"{CONTENTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except ValueError as error:
+        raise _damaged(pack, str(error).splitlines()[0]) from None
+    if missing := {"run.json", "config.toml", _CHOSEN, _MODEL} - contents.files.keys():
+        raise _damaged(pack, f"it has no {min(missing)}")
+    for name, digest in contents.files.items():
+        if name in sizes and sizes[name] != digest.size:
+            raise _damaged(pack, f"'{name}' is not as it was written")
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
+            raise _damaged(pack, f"'{name}' is outside of it")
+    return contents
+
+
+def _damaged(pack: Path, why: str) -> RunError:
+    return RunError(f"{pack} is damaged: {why}; restore it from a copy")

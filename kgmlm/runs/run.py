@@ -1,0 +1,531 @@
+"""A trained run as Python users hold it: ranks, scores, explains; its model is opened when first asked.
+
+Many queries are ranked by the open run, or by workers that open it themselves.
+"""
+
+from __future__ import annotations
+
+import html
+import platform
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, wraps
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.config import Settings
+from kgmlm.core.errors import QueryError, RunError, check_whole
+from kgmlm.core.files import as_path
+from kgmlm.core.processes import join, main_process, shared_by
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.tables import ENDS
+from kgmlm.core.workers import Crew, Engine, Make, Tick, piece_size
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.names import labeled_entities, labeled_queries, labeled_triples
+from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.opened import opened_by
+from kgmlm.runs.options import RankingOptions, Runtime
+from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
+from kgmlm.runs.record import writing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.graphs.names import AskedQueries, Triples
+    from kgmlm.graphs.queries import Query
+    from kgmlm.ranking.predictor import Prediction, Predictor
+
+Best = list[tuple[int, "list[Prediction]"]]  # by position of the query
+
+
+@dataclass(frozen=True, eq=False)
+class Predicting:
+    """The best candidates of many queries as pieces of work; workers open the run for themselves.
+
+    Attributes:
+        graph: the run's with further entities, where there are any.
+        made_by: of the weights that all workers must have.
+        piece: queries of a piece.
+        options: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
+        opened: it is open here already.
+    """
+
+    path: Path
+    way: RankingOptions
+    graph: KnowledgeGraph | None
+    made_by: str
+    asked: Sequence[Query]
+    piece: int
+    batch_size: int
+    options: Mapping[str, Any]
+    opened: Predictor | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is asked for by name."""
+        return self.way.on_gpu
+
+    def of(self, number: int) -> range:
+        """Positions of the queries of a piece."""
+        return range(len(self.asked))[number * self.piece : (number + 1) * self.piece]
+
+    def size(self, number: int) -> int:
+        """How many queries a piece has."""
+        return len(self.of(number))
+
+    def begin(self, watch: Watcher) -> Make[Best]:
+        """Open the run, where it is not open here.
+
+        Raises:
+            RunError: when this worker sees other weights than who asks it.
+        """
+        if self.opened is not None:
+            made_by, predictor = self.made_by, self.opened
+        else:
+            folder = open_folder(self.path)
+            made_by, predictor = opened_by(
+                self.way, folder, self.graph or folder.graph, watch, self.batch_size
+            )
+        if made_by != self.made_by:
+            raise RunError(
+                f"{self.path} has other weights on {platform.node()}; workers need the run at the same path, "
+                "and nobody may change it meanwhile"
+            )
+
+        def make(number: int, advance: Tick) -> Best:
+            at = self.of(number)
+            queries = [self.asked[i] for i in at]
+            found = predictor.predict(queries, batch_size=self.batch_size, advance=advance, **self.options)
+            return [(at[row], best) for row, best in found]
+
+        return make
+
+    def sent(self, far: bool) -> Predicting:
+        """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
+        graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
+        way = self.way.sent() if far else self.way
+        return replace(self, path=self.path.absolute(), way=way, graph=graph, opened=None)
+
+
+def predicted(
+    run: Run,
+    asked: Sequence[Query],
+    watch: Watcher,
+    batch_size: int = 64,
+    crew: Crew | None = None,
+    **options: Any,
+) -> list[list[Prediction]]:
+    """The best candidates of many queries, in the order of the queries.
+
+    Several processes (``torchrun``) share the queries; each must call this, and gets the answers to all.
+
+    Args:
+        crew: who ranks; workers open the run for themselves.
+        options: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
+
+    Raises:
+        RunError: when the processes were asked different queries, or see another run; or workers end again
+            and again.
+    """
+    crew = crew or Crew()
+    with shared_by(join(run.way.device)) as world:
+        opened = run.open(watch, batch_size) if crew.here else None
+        made_by = run.opened or run.folder.made_by
+        digest = sha256(repr(list(asked)).encode()).hexdigest()
+        world.agree((made_by, len(run.graph.entities), digest), "weights, entities or queries")
+        piece = piece_size(len(asked), batch_size)
+        work = Predicting(run.path, run.way, run.further, made_by, asked, piece, batch_size, options, opened)
+        sizes = np.array([work.size(n) for n in range(-(-len(asked) // piece))], np.int64)
+        mine = world.share(sizes)
+        bar = partial(watch, "ranking", total=int(sizes[mine].sum()))
+        by_query = dict(pair for found in crew.made(work, mine.tolist(), watch, bar) for pair in found)
+    return [by_query[i] for i in range(len(asked))]
+
+
+Labeled = tuple[str, str, str]  # head, relation, tail
+_OPENING = threading.RLock()  # one model is opened at a time, whichever threads ask for it
+_COLUMNS = ("rank", "entity", "name", "score", "known")
+
+
+class Run:
+    """A run, ready to rank. ``kgmlm.train`` and ``kgmlm.open_run`` make one.
+
+    Attributes:
+        folder: the run on disk: its settings, record and files.
+        way: by which parts of the score it ranks, on which device, through which index.
+        graph: its graph, with further entities where there are any.
+
+    Example:
+        >>> run = kgmlm.open_run("runs/demo")  # doctest: +SKIP
+        >>> run.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, folder: RunFolder, way: RankingOptions | None = None, graph: KnowledgeGraph | None = None
+    ) -> None:
+        self.folder = folder
+        self.way = way or RankingOptions()
+        self.graph = graph or folder.graph
+        self.opened = ""  # of what the model that is loaded was made, as of ``RunFolder.made_by``
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder.path
+
+    @property
+    def further(self) -> KnowledgeGraph | None:
+        """The graph, where it has further entities; else None."""
+        return None if self.graph is self.folder.graph else self.graph
+
+    @property
+    def settings(self) -> Settings:
+        """What it was trained with."""
+        return self.folder.settings
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The opened model."""
+        return self.open(Watcher())
+
+    def open(self, watch: Watcher, batch_size: int = 64) -> Predictor:
+        """Open the model, reading what vectors are missing.
+
+        Raises:
+            RunError: when training has left no model yet, or weights do not fit the signals.
+        """
+        with _OPENING:
+            if "predictor" not in vars(self):
+                self.opened, made = opened_by(self.way, self.folder, self.graph, watch, batch_size)
+                vars(self)["predictor"] = made
+            return self.predictor
+
+    def reopen(self) -> None:
+        """Read the folder again, which has changed; the model is loaded when it is asked again."""
+        own = self.further is None
+        self.folder = open_folder(self.path)
+        self.graph = self.folder.graph if own else self.graph
+        vars(self).pop("predictor", None)
+        self.opened = ""
+
+    def with_entities(
+        self, more: EntityTable | pd.DataFrame | str | Path, triples: Triples | str | Path = ()
+    ) -> Run:
+        """The same run that knows further entities, by their text and what is given of them; nothing is
+        trained.
+
+        Args:
+            more: a table, a DataFrame or a file with columns label, name and, if you like, description,
+                surface and types.
+            triples: (head, relation, tail) of the new entities, by labels or names, or a file of them: what
+                training triples are of other entities. Texts tell them as neighbors, rules and types go by
+                them, and they are known answers.
+
+        Raises:
+            DataError: when an entity exists already, or a file is no such table.
+            QueryError: for a triple of no new entity, or with an unknown or ambiguous entity or relation.
+        """
+        from kgmlm.graphs.datasets import read_entities as read_new
+
+        if isinstance(more, str | Path):
+            table = read_new(as_path(more, "the file of entities"), self.graph)
+        else:
+            table = more if isinstance(more, EntityTable) else labeled_entities(more)
+        graph = self.graph.extended(table)
+        given = _given(graph, triples, first=len(self.graph.entities))
+        return Run(self.folder, self.way, graph.with_context(given) if len(given) else graph)
+
+    def rank(
+        self,
+        queries: AskedQueries | None = None,
+        *,
+        head: str | None = None,
+        relation: str = "",
+        tail: str | None = None,
+        k: int = 10,
+        novel: bool = False,
+        workers: int = 1,
+        engine: Engine = "local",
+        address: str | None = None,
+        progress: bool | Watcher | Advance = False,
+    ) -> pd.DataFrame:
+        """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
+
+        Args:
+            queries: many at once, each (head, relation, tail) with None for what is asked; labels or names. A
+                list, or a DataFrame with these columns.
+                Several processes (``torchrun``) share them; each must ask, and gets the whole table.
+            novel: leave out triples that the graph has.
+            workers, engine, address: who ranks many queries, as of :func:`~kgmlm.complete`.
+
+        Returns:
+            A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
+            ``head_...``), then name, rank and whether the triple is known. Of many, the query's ``head``,
+            ``relation`` and ``tail``, then ``rank``, ``entity``, ``name``, ``score`` and ``known``.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        import pandas as pd
+
+        crew = Crew(workers, engine, address)
+        with watcher_of(progress) as watch:
+            check_whole("k", k, 1)
+            if queries is None:
+                return self.open(watch).rank(head, relation, tail, k, novel=novel)
+            if (head, relation, tail) != (None, "", None):
+                raise QueryError("give either queries or one query, not both")
+            find, rows = self.resolver.query, []
+            asked = [find(r, h, t) for h, r, t in labeled_queries(queries)]
+            for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel):
+                rows += [_columns(self.graph, query) | _row(p) for p in found]
+        return pd.DataFrame(rows, columns=[*ENDS, *_COLUMNS])
+
+    def explain(
+        self,
+        queries: AskedQueries | None = None,
+        *,
+        head: str | None = None,
+        relation: str = "",
+        tail: str | None = None,
+        k: int = 10,
+        novel: bool = False,
+        workers: int = 1,
+        engine: Engine = "local",
+        address: str | None = None,
+        progress: bool | Watcher | Advance = False,
+    ) -> pd.DataFrame:
+        """As :meth:`rank` of many queries, with what each score is made of.
+
+        Returns:
+            After the columns of :meth:`rank`, what each signal adds to the score (its weight times what it
+            says), and ``tokens``: the log-likelihood of each token of the name, as a list of pairs. Where
+            rules count, ``because``: the triples that the best of them rest on, and how often each rule is
+            right in training.
+        """
+        import pandas as pd
+
+        crew = Crew(workers, engine, address)
+        given = [(head, relation, tail)] if queries is None else labeled_queries(queries)
+        find, rows = self.resolver.query, []
+        asked = [find(r, h, t) for h, r, t in given]
+        check_whole("k", k, 1)
+        with watcher_of(progress) as watch:
+            for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel, explain=True):
+                for p in found:
+                    parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
+                    tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
+                    why = {"because": list(p.because)} if "rules" in parts else {}
+                    rows.append(_columns(self.graph, query) | _row(p) | parts | {"tokens": tokens} | why)
+        return pd.DataFrame(rows)
+
+    def score(self, triples: Triples, progress: bool | Watcher | Advance = False) -> pd.DataFrame:
+        """How well the run scores given triples: the tail as an answer of (head, relation, ?), and the head.
+
+        Args:
+            triples: (head, relation, tail) by labels or names; a list, an array, or a DataFrame with these
+                columns.
+
+        Returns:
+            The triples by label, with ``tail_score`` and ``head_score``, as :meth:`rank` has them.
+
+        Raises:
+            QueryError: for an unknown or ambiguous entity or relation.
+        """
+        import numpy as np
+        import pandas as pd
+
+        from kgmlm.core.arrays import numpy
+        from kgmlm.graphs.queries import both_sides
+
+        find = self.resolver
+        named = labeled_triples(triples)
+        ids = np.array([(find.entity(h), find.relation(r), find.entity(t)) for h, r, t in named], np.int64)
+        queries, answers = both_sides(ids.reshape(-1, 3))
+        scores_B = np.zeros(len(queries), np.float64)
+        with watcher_of(progress) as watch:
+            ranker = self.open(watch).ranker
+            for rows, scores_bN in ranker.rank(queries, advance=lambda n: watch("scoring", n, len(queries))):
+                scores_B[rows] = numpy(scores_bN)[np.arange(len(rows)), answers[rows]]
+        table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ENDS))
+        heads, tails = np.split(scores_B, 2)
+        return table.assign(tail_score=tails, head_score=heads)
+
+    def rules(self, relation: str | None = None) -> pd.DataFrame:
+        """The rules that are beside the model, the most confident first.
+
+        Args:
+            relation: only those that predict this one; a label or a name.
+
+        Returns:
+            AnyBURL's columns: ``predicted`` and ``correct`` (how often on training triples), ``confidence``
+            (the second by the first) and ``rule``.
+
+        Raises:
+            RunError: when the run has no rules.
+            QueryError: for an unknown or ambiguous relation.
+        """
+        from kgmlm.signals.rule_set import RuleFile
+        from kgmlm.signals.rules import Rules
+
+        file = self.path / Rules.file
+        self.folder.check(Rules.file)
+        if not file.is_file():
+            raise RunError(f"{self.path} has no rules; `kgmlm tune {self.path} --add rules` mines some")
+        found = Rules.open(file, self.folder.graph).applied.rules
+        only = None if relation is None else self.resolver.relation(relation)
+        return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(found, only)
+
+    @cached_property
+    def resolver(self) -> Any:
+        """Names, as people type them, to ids."""
+        from kgmlm.graphs.names import Resolver
+
+        return Resolver(self.graph)
+
+    def _predicted(
+        self, asked: Sequence[Query], watch: Watcher, **options: Any
+    ) -> list[tuple[Query, list[Prediction]]]:
+        return list(zip(asked, predicted(self, asked, watch, **options), strict=True))
+
+    def __repr__(self) -> str:
+        record = self.folder.record
+        return f"<kgmlm run {self.path}: {record['dataset']}, {record['status']} at step {record['step']:,}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html.escape(repr(self))}</code>"
+
+
+def _columns(graph: KnowledgeGraph, query: Query) -> dict[str, str | None]:
+    known: dict[str, str | None] = dict.fromkeys(ENDS)
+    known["head" if query.target == "tail" else "tail"] = graph.entities[query.entity].label
+    known["relation"] = graph.relations[query.relation].label
+    return known
+
+
+def _row(p: Prediction) -> dict[str, Any]:
+    return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known), strict=True))
+
+
+def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> IntArray:
+    """Ids of triples that each have an entity from ``first`` on."""
+    import numpy as np
+
+    from kgmlm.graphs.names import Resolver
+
+    rows: Sequence[Labeled] = []
+    if isinstance(triples, str | Path):
+        rows, where, start = _read(triples)
+    else:
+        rows, where, start = labeled_triples(triples), "triple ", 1
+    find, found = Resolver(graph), []
+    for n, row in enumerate(rows, start):
+        try:
+            head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
+            if max(head, tail) < first:
+                raise QueryError("neither entity is new; only triples of new entities can be given")
+        except QueryError as error:
+            raise QueryError(f"{where}{n}: {error}") from None
+        found.append((head, relation, tail))
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
+    """The triples of a file, with or without a header; the start of errors, and the line of the first."""
+    from kgmlm.core.tables import header_columns, read_triples, rows_of
+
+    path = as_path(file, "the file of triples")
+    rows = [(head, relation, tail) for head, relation, tail in rows_of(read_triples(path))]
+    has_header = path.suffix != ".parquet" and header_columns(rows[0]) == [0, 1, 2]
+    return rows[has_header:], f"{path}:", 1 + has_header
+
+
+def path_of(run: Run | str | Path) -> Path:
+    """Where a run is."""
+    return run.path if isinstance(run, Run) else as_path(run, "the run", RunError)
+
+
+def open_run(
+    path: str | Path,
+    *,
+    scores: str = "all",
+    allow_self: bool = False,
+    typed: bool = False,
+    functional: bool = False,
+    rerank: int | None = None,
+    retrieve: int | None = None,
+    effort: int | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    device: str | None = None,
+    runtime: Runtime = "auto",
+    verify: bool = False,
+) -> Run:
+    """Open a run that was trained before; its model is loaded when it is first asked.
+
+    Args:
+        scores: "all" that it has, its "text", or one signal alone.
+        allow_self: let an entity answer a query about itself where training says that it cannot.
+        typed: leave out entities whose types do not fit, as training has them.
+        functional: leave out what training has filled already, where a relation has one answer.
+        rerank: how many of the best are reranked; None is what validation chose, 0 none.
+        retrieve: score only so many entities per query, found by the index; 0 scores all.
+        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+        runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
+            ready for it, whose scores are NumPy arrays; "auto" takes the latter on a CPU where it can do all
+            that is asked.
+        verify: read all files first and see that none has changed.
+
+    Raises:
+        RunError: when the folder is no run, or is damaged.
+        ConfigError: when there are no such scores.
+    """
+    way = RankingOptions(
+        scores=scores,
+        allow_self=allow_self,
+        typed=typed,
+        functional=functional,
+        rerank=rerank,
+        retrieve=retrieve,
+        effort=effort,
+        precision=precision,
+        device=device,
+        runtime=runtime,
+    )
+    return Run(open_folder(path, verify=verify), way)
+
+
+Job = TypeVar("Job", bound=Callable[..., Any])
+
+
+def writes_run(job: Job) -> Job:
+    """For jobs that write the run that is their first argument: nobody else writes it meanwhile.
+
+    Of several processes the main one holds the lock for all. A :class:`Run` is opened again after it.
+    """
+
+    @wraps(job)
+    def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
+        path = path_of(run)
+        if find_pack(path) is not None or is_unpacked(path):
+            how = f"`kgmlm unpack {path} --output RUN` makes a run of it"
+            if job.__name__ == "calibrate":
+                how = f"`kgmlm pack {path} --calibrate --output NEW{SUFFIX}` writes a pack with probabilities"
+            raise RunError(f"{path} is a pack, which is not written to; {how}")
+        with writing(path, job.__name__) if main_process() else nullcontext():
+            done = job(run, *args, **kwargs)
+        if isinstance(run, Run):
+            run.reopen()
+        return done
+
+    return wrapper  # type: ignore[return-value]
+
+
+def path_if(given: str | Path | None, what: str) -> Path | None:
+    """A path, where one is given; ``what`` as of :func:`~kgmlm.core.files.as_path`."""
+    return None if given is None else as_path(given, what)

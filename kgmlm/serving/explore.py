@@ -1,0 +1,482 @@
+"""What the page asks: search as you type, an entity with its triples, a query explained.
+
+Search finds beginnings in a sorted list. For the rest, texts are bags of pairs of neighboring bytes: those
+that share most with what was typed, by the Dice coefficient, are compared with it letter by letter
+(RapidFuzz).
+
+Shapes: n texts, T pairs of bytes in all texts, N entities, S = 2R slots (sides of R relations), F facts (a
+slot and the other entity there).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from rapidfuzz import fuzz
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.errors import QueryError
+from kgmlm.graphs.cards import card_names, read_card
+from kgmlm.graphs.graph import Edge, EntityTable, KnowledgeGraph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import Queries, Query, distinct_triples
+from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.predictor import Prediction, Predictor
+from kgmlm.signals.types import Floats, fills
+from kgmlm.text.linearization import linearize, neighborhood
+
+COMPARED = 200  # texts that are compared letter by letter
+LEAST = 60.0  # of 100, for a text that does not begin as what was typed
+SCANNED = 2_000_000  # pairs that are counted for one search; the rarest go first
+_PAIRS = 2**16
+
+
+class Hit(NamedTuple):
+    """An entity, and how well it matches, from 0 to 100."""
+
+    entity: int
+    match: float
+
+
+class Search:
+    """Texts of entities, indexed.
+
+    Args:
+        first: the id of the first entity of the table.
+    """
+
+    def __init__(self, entities: EntityTable, first: int = 0) -> None:
+        texts: list[str] = []
+        owners: list[int] = []
+        columns = zip(*(entities.column(c) for c in ("name", "surface", "label")), strict=True)
+        for entity, row in enumerate(columns, first):
+            for text in dict.fromkeys(_plain(x) for x in row):
+                texts.append(text)
+                owners.append(entity)
+        order = sorted(range(len(texts)), key=texts.__getitem__)  # equal texts stay in the order of ids
+        self.texts = [texts[i] for i in order]
+        self.owners = np.array([owners[i] for i in order], np.int64)
+        self.offsets, self.postings, self.sizes = _index(self.texts)
+
+    def find(self, typed: str, k: int) -> list[Hit]:
+        """The k best entities for what was typed: those that are called so, those whose label or name begins
+        so (the shortest first), then those that are like it.
+        """
+        typed = _plain(typed)
+        found: dict[int, float] = {}
+        for row in self._beginning(typed, k):
+            found.setdefault(int(self.owners[row]), 100.0)
+        if len(found) < k:
+            likes = sorted(
+                ((match, -len(self.texts[row]), -row) for row, match in self._like(typed)), reverse=True
+            )
+            for match, _, row in likes:
+                found.setdefault(int(self.owners[-row]), round(match, 1))
+        return [Hit(*pair) for pair in list(found.items())[:k]]
+
+    def _beginning(self, typed: str, k: int) -> list[int]:
+        """Rows of texts that begin so, shortest first; of very many those that come first."""
+        start = bisect_left(self.texts, typed)
+        stop = bisect_left(self.texts, typed + chr(0x10FFFF), start)
+        rows = range(start, min(stop, start + 100 * k))
+        return sorted(rows, key=lambda row: (len(self.texts[row]), row))[: 3 * k]
+
+    def _like(self, typed: str) -> list[tuple[int, float]]:
+        """Rows of texts that share most pairs of bytes, with how alike they are letter by letter."""
+        pairs = np.unique(_pairs(typed.encode()))
+        lengths = self.offsets[pairs + 1] - self.offsets[pairs]
+        pairs = pairs[np.argsort(lengths, kind="stable")]
+        scanned = np.cumsum(np.sort(lengths, kind="stable"))
+        used = pairs[: max(1, int(np.searchsorted(scanned, SCANNED, "right")))]
+        parts = [self.postings[self.offsets[p] : self.offsets[p + 1]] for p in used]
+        if not any(len(part) for part in parts):
+            return []
+        shared = np.zeros(len(self.texts), np.uint16)
+        for part in parts:  # a text has each pair once, so no index repeats
+            shared[part] += 1
+        rows = np.flatnonzero(shared >= max(1, int(shared.max()) // 2))
+        # As if a text ended where what was typed ends: who types is not done yet.
+        sizes = np.minimum(self.sizes[rows], len(pairs) + 2)
+        dice = 2 * shared[rows] / (sizes + len(pairs))
+        if len(rows) > COMPARED:
+            rows = rows[np.argpartition(-dice, COMPARED)[:COMPARED]]
+        scored = ((int(row), _alike(typed, self.texts[row])) for row in rows)
+        return [(row, match) for row, match in scored if match >= LEAST]
+
+
+def _alike(typed: str, text: str) -> float:
+    """From 0 to 99: how like the whole text, its beginning, or one of its words is."""
+    found = max(fuzz.ratio(typed, text), 0.95 * fuzz.ratio(typed, text[: len(typed)]))
+    if len(text) > len(typed):
+        found = max(found, 0.9 * fuzz.partial_ratio(typed, text))
+    return min(99.0, float(found))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().replace("_", " ").split())
+
+
+def _pairs(text: bytes) -> IntArray:
+    """Codes of pairs of neighboring bytes, the beginning of the text counting as one."""
+    bytes_n = np.frombuffer(b"\0" + text, np.uint8).astype(np.int64)
+    found: IntArray = bytes_n[:-1] * 256 + bytes_n[1:]
+    return found
+
+
+def _index(texts: Sequence[str]) -> tuple[IntArray, IntArray, IntArray]:
+    """Which texts have each pair (offsets into postings), and how many pairs each text has.
+
+    Texts are taken a block at a time, so that codes and rows of all are never held at once unsorted.
+    """
+    blocks = [_block(texts[start : start + 100_000], start) for start in range(0, len(texts), 100_000)]
+    counts = np.sum([c for c, _, _ in blocks], axis=0) if blocks else np.zeros(_PAIRS, np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    postings = np.empty(offsets[-1], np.int32)
+    at = offsets[:-1].copy()
+    for counts_p, rows, _ in blocks:  # each block is sorted by pair: copied behind what is there of each
+        starts = np.repeat(at - np.concatenate([[0], np.cumsum(counts_p)[:-1]]), counts_p)
+        postings[starts + np.arange(len(rows))] = rows
+        at += counts_p
+    sizes = np.concatenate([s for _, _, s in blocks]) if blocks else np.zeros(0, np.int64)
+    return offsets, postings, sizes
+
+
+def _block(texts: Sequence[str], first: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Counts by pair, rows sorted by pair, and pairs by text, of some texts."""
+    encoded = [text.encode() for text in texts]
+    lengths = np.array([len(x) for x in encoded], np.int64)
+    joined = np.frombuffer(b"\0" + b"\0".join(encoded), np.uint8).astype(np.int64)
+    rows = np.repeat(np.arange(len(texts)), lengths + 1)  # the zero before a text is its own
+    codes = joined[:-1] * 256 + joined[1:]
+    inside = rows[:-1] == rows[1:]
+    keys = np.unique(codes[inside] * len(texts) + rows[:-1][inside])
+    pairs, rows = np.divmod(keys, max(1, len(texts)))
+    counts = np.bincount(pairs, minlength=_PAIRS)
+    return counts, (rows + first).astype(np.int32), np.bincount(rows, minlength=len(texts))
+
+
+NEAR = 4  # triples of each kind that are told
+ANSWERS = range(2, 9)  # that an example has
+TYPING = frozenset({"isa", "is a", "type", "rdf:type", "instance of", "hypernym"})  # names of relations
+Row = dict[str, Any]
+
+
+class Example(NamedTuple):
+    """A query to begin with, by labels: the tails of a head."""
+
+    head: str
+    relation: str
+
+
+class Explorer:
+    """A graph as somebody walks through it.
+
+    Args:
+        type_relation: the label of a relation whose tails are types of its heads; where it is empty, one
+            that is called so is taken.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, type_relation: str = "") -> None:
+        self.graph = graph
+        self.type_relation = type_relation
+
+    @cached_property
+    def slots_NS(self) -> sp.csr_array:
+        """How often each entity fills each side of each relation in training."""
+        graph = self.graph
+        return fills(graph.splits["train"], len(graph.entities), len(graph.relations))
+
+    @cached_property
+    def _facts_NF(self) -> sp.csr_array:
+        """Which facts each entity has in training."""
+        h, r, t = distinct_triples(self.graph.splits["train"]).T
+        count = len(self.graph.entities)
+        fact = np.concatenate([2 * r * count + h, (2 * r + 1) * count + t])
+        known, column = np.unique(fact, return_inverse=True)
+        rows = np.concatenate([t, h])
+        ones = np.ones(len(rows), np.float32)
+        return sp.csr_array((ones, (rows, column)), shape=(count, len(known)))
+
+    @cached_property
+    def _facts_FN(self) -> sp.csr_array:
+        return sp.csr_array(self._facts_NF.T)
+
+    @cached_property
+    def _sizes_N(self) -> IntArray:
+        """How many facts each entity has."""
+        sizes_N: IntArray = np.diff(self._facts_NF.indptr)
+        return sizes_N
+
+    @cached_property
+    def _filled_NS(self) -> sp.csr_array:
+        """Which sides of relations each entity fills."""
+        return sp.csr_array(self.slots_NS > 0).astype(np.float32)
+
+    def usual(self, entity: int | None, side: str) -> list[tuple[int, float, int]]:
+        """All relations, those first that entities like this one have: (relation, share of what such
+        entities have, the entity's own training triples).
+
+        Entities are alike as far as they fill the same sides of relations. What an entity has counts first;
+        where nothing is known of it, what is frequent does.
+
+        Args:
+            entity: None, or one that the graph has not, is any.
+            side: which one it has in the relation, "head" or "tail".
+        """
+        relations = len(self.graph.relations)
+        at = 2 * np.arange(relations) + (side == "head")
+        counts_S = self.slots_NS.sum(0)
+        own_S = np.zeros(2 * relations)
+        if entity is not None and entity < self.slots_NS.shape[0]:
+            own_S = self.slots_NS[[entity]].toarray()[0]
+        if own_S.any():
+            filled_NS = self._filled_NS
+            width_N = np.maximum(np.diff(filled_NS.indptr), 1)
+            like_N = filled_NS @ (own_S > 0) / np.sqrt(width_N * (own_S > 0).sum())
+            counts_S = (like_N**4) @ filled_NS  # so that those that are most alike say most
+        share_R = counts_S[at] / max(float(counts_S[at].sum()), 1e-9)
+        order = np.lexsort((-share_R, own_S[at] == 0))
+        return [(int(r), float(share_R[r]), int(own_S[at][r])) for r in order]
+
+    def _shared_N(self, entity: int) -> Floats:
+        """How many facts each entity shares with this one."""
+        count = len(self.graph.entities)
+        if entity >= count:
+            return np.zeros(count, np.float32)
+        shared: Floats = np.asarray((self._facts_NF[[entity]] @ self._facts_FN).toarray()[0], np.float32)
+        return shared
+
+    def near(self, query: Query, candidate: int) -> dict[str, list[Row]]:
+        """Training triples that are like an answer.
+
+        Returns:
+            ``same_answer``: of the asked relation with the same answer, those first whose entity shares most
+            facts with the query's; ``same_question``: other answers of the query, those first that share most
+            facts with this one. Each with how many facts are ``shared``, ``of`` those of what it is like.
+        """
+        train = self.graph.splits["train"]
+        train = distinct_triples(train[train[:, 1] == query.relation])
+        asked, given = (train[:, 2], train[:, 0]) if query.target == "tail" else (train[:, 0], train[:, 2])
+        others = given[(asked == candidate) & (given != query.entity)]
+        answers = asked[(given == query.entity) & (asked != candidate)]
+        return {
+            "same_answer": self._nearest(query.entity, others),
+            "same_question": self._nearest(candidate, answers),
+        }
+
+    def _nearest(self, entity: int, others: IntArray) -> list[Row]:
+        """Some of these entities, those first that share most facts with one."""
+        shared = self._shared_N(entity)[others]
+        order = np.lexsort((others, self._sizes_N[others], -shared))[:NEAR]
+        has = int(self._sizes_N[entity]) if entity < len(self._sizes_N) else 0
+        return [self.named(int(others[i])) | {"shared": int(shared[i]), "of": has} for i in order.tolist()]
+
+    def named(self, entity: int) -> Row:
+        """Label and name of an entity."""
+        found = self.graph.entities[entity]
+        return {"label": found.label, "name": found.surface}
+
+    @cached_property
+    def _types(self) -> dict[int, list[str]]:
+        """Types of entities by a relation that gives them."""
+        labels = [r.label for r in self.graph.relations]
+        names = [r.name.casefold() for r in self.graph.relations]
+        asked = [i for i, label in enumerate(labels) if label == self.type_relation]
+        asked = asked or [i for i, name in enumerate(names) if name in TYPING]
+        found: dict[int, list[str]] = {}
+        for relation in asked[:1]:
+            train = self.graph.splits["train"]
+            for h, _, t in distinct_triples(train[train[:, 1] == relation]).tolist():
+                found.setdefault(h, []).append(self.graph.entities[t].surface)
+        return found
+
+    def types(self, entity: int, given: tuple[str, ...]) -> list[str]:
+        """What an entity is: the types that it is given, and those by a relation for that."""
+        return list(dict.fromkeys([*given, *self._types.get(entity, [])]))
+
+    @cached_property
+    def example(self) -> Example | None:
+        """A query to begin with: that of the dataset's card; else, of the most frequent relation, the head
+        with the most training triples among those with a few answers. None without training triples.
+        """
+        graph = self.graph
+        if graph.name in card_names() and (chosen := read_card(graph.name).example):
+            try:
+                query = Resolver(graph).query(chosen["relation"], chosen["head"], None)
+            except QueryError:  # another graph of that name
+                pass
+            else:
+                return Example(graph.entities[query.entity].label, graph.relations[query.relation].label)
+        train = distinct_triples(graph.splits["train"])
+        if not len(train):
+            return None
+        relation = int(np.bincount(train[:, 1]).argmax())
+        heads, answers = np.unique(train[train[:, 1] == relation, 0], return_counts=True)
+        few = np.isin(answers, ANSWERS)
+        heads = heads[few] if few.any() else heads
+        head = int(heads[np.argmax(self._sizes_N[heads])])
+        return Example(graph.entities[head].label, graph.relations[relation].label)
+
+
+ADDED = "added"  # instead of a split: what came with entities that were added
+
+
+class Pages:
+    """The triples of a graph by their entities.
+
+    Args:
+        graph: the run's; what is added later is given with each question.
+    """
+
+    def __init__(self, graph: KnowledgeGraph) -> None:
+        self.graph = graph
+
+    @cached_property
+    def counts_R(self) -> IntArray:
+        """Triples of each relation, in all splits."""
+        return np.bincount(self.graph.all_triples[:, 1], minlength=len(self.graph.relations))
+
+    @cached_property
+    def _places(self) -> tuple[IntArray, IntArray]:
+        """Where each entity's triples are among all: offsets, and rows in order."""
+        triples = self.graph.all_triples
+        loops = triples[:, 0] == triples[:, 2]
+        owners = np.concatenate([triples[:, 0], triples[~loops, 2]])
+        rows = np.concatenate([np.arange(len(triples)), np.flatnonzero(~loops)])
+        order = np.lexsort((rows, owners))
+        counts = np.bincount(owners, minlength=len(self.graph.entities))
+        return np.concatenate([[0], np.cumsum(counts)]), rows[order]
+
+    def page(self, graph: KnowledgeGraph, label: str, offset: int, limit: int) -> Row | None:
+        """An entity and some of its triples, those of training first, those that were added last; None where
+        there is no such label.
+
+        Args:
+            graph: this one, or one with further entities and training triples.
+        """
+        entity = graph.entities.find(label)
+        if entity is None:
+            return None
+        offsets, rows = self._places
+        places = (
+            rows[offsets[entity] : offsets[entity + 1]] if entity < len(self.graph.entities) else rows[:0]
+        )
+        added = graph.splits["train"][len(self.graph.splits["train"]) :]
+        added = added[(added[:, [0, 2]] == entity).any(1)]
+        ends = np.cumsum([len(triples) for triples in self.graph.splits.values()])
+        splits = [*self.graph.splits, ADDED]
+        of = np.append(np.searchsorted(ends, places, "right"), np.full(len(added), len(ends)))
+        triples = np.concatenate([self.graph.all_triples[places], added])
+        shown = slice(offset, offset + limit)
+        found = graph.entities[entity]
+        return {
+            "label": found.label,
+            "name": found.surface,
+            "description": found.description,
+            "types": list(found.types),
+            "total": len(triples),
+            "offset": offset,
+            "triples": [
+                {
+                    "head": named(graph, h),
+                    "relation": named_relation(graph, r),
+                    "tail": named(graph, t),
+                    "split": splits[split],
+                }
+                for (h, r, t), split in zip(triples[shown].tolist(), of[shown].tolist(), strict=True)
+            ],
+        }
+
+
+def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArray) -> Row:
+    """All that the page shows of a query but the probabilities.
+
+    Args:
+        novel: leave out answers that the graph has.
+        also: ids of entities to explain wherever they rank.
+
+    Returns:
+        As :class:`~kgmlm.serving.schema.ExploreResponse`; entities and answers have their ``id``, too.
+    """
+    ((_, predictions),) = predictor.predict([query], k, novel=novel, explain=True)
+    graph = predictor.graph
+    return {
+        "entity": _described(graph, query.entity),
+        "relation": named_relation(graph, query.relation),
+        "target": query.target,
+        "reading": _reading(predictor, query),
+        "usual": predictor.usual(query),
+        "entities": len(graph.entities),
+        "predictions": _rows(graph, predictions),
+        "also": _rows(graph, predictor.placed(query, also, novel=novel)),
+    }
+
+
+def _rows(graph: KnowledgeGraph, predictions: Sequence[Prediction]) -> list[Row]:
+    return [
+        p.as_json() | _described(graph, p.id) | {"possible": p.score > MISSED, "probability": None}
+        for p in predictions
+    ]
+
+
+def _described(graph: KnowledgeGraph, entity: int) -> Row:
+    found = graph.entities[entity]
+    return {
+        "id": entity,
+        "label": found.label,
+        "name": found.surface,
+        "description": found.description,
+        "types": found.types,
+    }
+
+
+def named(graph: KnowledgeGraph, entity: int) -> Row:
+    """An entity's label and name."""
+    found = graph.entities[entity]
+    return {"label": found.label, "name": found.surface}
+
+
+def named_relation(graph: KnowledgeGraph, relation: int) -> Row:
+    """A relation's label and name."""
+    found = graph.relations[relation]
+    return {"label": found.label, "name": found.name}
+
+
+def told(graph: KnowledgeGraph, edges: Sequence[Edge]) -> list[Row]:
+    """Triples as one of their entities has them."""
+    return [
+        {
+            "relation": named_relation(graph, edge.relation),
+            "target": edge.target,
+            "entity": named(graph, edge.other),
+        }
+        for edge in edges
+    ]
+
+
+def _reading(predictor: Predictor, query: Query) -> Row:
+    """The text around the hole, cut as the model reads it, and the neighbors that it tells."""
+    reader, graph = predictor.ranker.reader, predictor.graph
+    text, settings = reader.settings.text, reader.settings
+    (whole,) = linearize(reader.context, Queries.of([query]), text)
+    span = reader.vocabulary.span_length
+    (encoded,) = reader.tokenizer.encode_queries(
+        [whole], span, text.max_length, vector=settings.vector.enabled
+    )
+    mask = str(reader.tokenizer.tokenizer.mask_token)
+    said = reader.tokenizer.render(whole, encoded)
+    hole = " ".join([mask] * (span + encoded.vector))
+    before, _, after = said.rpartition(hole) if not whole.after else said.partition(hole)
+    edges = neighborhood(reader.context, query, text.neighbors) if text.neighbors else []
+    return {
+        "before": before.strip(),
+        "after": after.strip(),
+        "hole": span,
+        "cut": encoded.cut,
+        "neighbors": told(graph, edges),
+    }

@@ -1,0 +1,439 @@
+"""Requests and responses of the service as Pydantic models, and the limits that they hold requests to.
+
+Names and labels are data: they come back as they are, in JSON and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+MOST_QUERIES = 256  # queries, or triples, of one request
+MOST_WORK = 8192  # of one request, in texts that the model reads
+MOST_K = 1000  # candidates of a query, and rows of a page
+MOST_NEW = 100  # new entities of one request
+MOST_GIVEN = 100  # triples of a new entity
+MOST_KEPT = 10_000  # new entities that a process keeps
+MOST_KEPT_TRIPLES = 100_000  # and their triples
+LONGEST_NAME = 1000  # characters
+LONGEST_DESCRIPTION = 10_000
+MOST_BYTES = 2**20  # of a request's body
+MOST_ALSO = 10  # further candidates that are explained
+Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
+K = Annotated[int, Field(strict=True, ge=1, le=MOST_K, description="The most candidates per query.")]
+
+
+class Body(BaseModel):
+    """What comes in: unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class OneSide(Body):
+    """A relation, and a head or a tail, as labels or names."""
+
+    head: Name | None = None
+    relation: Name
+    tail: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Self:
+        if (self.head is None) == (self.tail is None):
+            raise ValueError(self._one())
+        return self
+
+    def _one(self) -> str:
+        return "give either a head (to rank tails) or a tail (to rank heads)"
+
+
+class Asked(OneSide):
+    """One query: a relation, and a head (to rank tails) or a tail (to rank heads), as labels or names."""
+
+
+class Given(OneSide):
+    """A triple of a new entity: its relation, and the other entity as its head or as its tail."""
+
+    def _one(self) -> str:
+        return "give the other entity, as head or as tail; the new entity is the other side"
+
+
+def _one_line(text: str) -> str:
+    if text.splitlines() != [text] or not text.strip():
+        raise ValueError("it is one line, and not of blanks alone")
+    return text
+
+
+NewName = Annotated[Name, AfterValidator(_one_line)]
+
+
+class NewEntity(Body):
+    """An entity that the graph has not; it is read by its text and the triples that it is given."""
+
+    name: NewName = Field(description="What people call it.")
+    description: str = Field("", max_length=LONGEST_DESCRIPTION)
+    label: NewName | None = Field(None, description="Its identifier; by default its name.")
+    triples: list[Given] = Field(
+        [],
+        max_length=MOST_GIVEN,
+        description="What is known of it, as training triples are of others: neighbors in the text, what "
+        "rules and types go by, known answers. The other entity may be new, too.",
+    )
+
+
+NewEntities = Annotated[
+    list[NewEntity],
+    Field(
+        max_length=MOST_NEW,
+        description="Entities for this request alone; they are candidates, and queries may name them.",
+    ),
+]
+
+
+class RankRequest(Body):
+    """Queries whose best answers are asked for."""
+
+    queries: list[Asked] = Field(min_length=1, max_length=MOST_QUERIES)
+    k: K = 10
+    novel: bool = Field(False, description="Leave out triples that the graph has.")
+    entities: NewEntities = []
+
+
+class ExploreRequest(Asked):
+    """One query, for all that the page shows of it."""
+
+    k: K = 10
+    novel: bool = Field(False, description="Leave out triples that the graph has.")
+    entities: NewEntities = []
+    also: list[Name] = Field(
+        [], max_length=MOST_ALSO, description="Candidates to explain wherever they rank, by label or name."
+    )
+
+
+class NearRequest(Asked):
+    """An answer of a query."""
+
+    answer: Name = Field(description="Its label or name.")
+
+
+class Judged(Body):
+    """What somebody says of a triple, by labels."""
+
+    head: Name
+    relation: Name
+    tail: Name
+    label: Literal[0, 1] | None = Field(description="1 accepts it, 0 rejects it, null takes that back.")
+
+
+class Triple(Body):
+    """A triple by labels or names."""
+
+    head: Name
+    relation: Name
+    tail: Name
+
+
+class ClassifyRequest(Body):
+    """Triples whose probability is asked for."""
+
+    triples: list[Triple] = Field(min_length=1, max_length=MOST_QUERIES)
+    prior: float = Field(0.5, gt=0, lt=1, description="The share of true triples among those asked about.")
+    relation_thresholds: bool = Field(
+        False, description="Decide by a threshold of each relation, chosen on validation, instead of by .5."
+    )
+    explain: bool = Field(False, description="Say what each probability is made of.")
+    entities: NewEntities = []
+
+
+class AddRequest(Body):
+    """Entities that this process is to know from now on."""
+
+    entities: list[NewEntity] = Field(min_length=1, max_length=MOST_NEW)
+
+
+class Ranked(BaseModel):
+    """A candidate of a query, as `kgmlm rank --json` has it."""
+
+    rank: int
+    entity: str = Field(description="Its label.")
+    name: str
+    score: float
+    known: bool = Field(description="Whether the graph has the triple, in any split.")
+
+
+class Answer(BaseModel):
+    """The best answers of one query, best first; the query has labels, and null for what is asked."""
+
+    head: str | None
+    relation: str
+    tail: str | None
+    predictions: list[Ranked]
+
+
+class RankResponse(BaseModel):
+    """The answers of queries, in their order."""
+
+    results: list[Answer]
+
+
+class Part(BaseModel):
+    """What a signal adds to a score: ``adds = weight * value``."""
+
+    weight: float
+    value: float
+    adds: float
+
+
+class Token(BaseModel):
+    """A token of a candidate's name."""
+
+    token: str
+    text: str
+    id: int
+    position: int
+    log_likelihood: float
+
+
+class Explained(Ranked):
+    """A candidate with what its score is made of."""
+
+    parts: dict[str, Part]
+    tokens: list[Token]
+    because: list[str] = Field([], description="What rules say for it, the best first.")
+
+
+class ExplainedAnswer(Answer):
+    """The best answers of one query, explained."""
+
+    predictions: list[Explained]  # type: ignore[assignment]  # a list of what is more
+
+
+class ExplainResponse(BaseModel):
+    """The explained answers of queries, in their order."""
+
+    results: list[ExplainedAnswer]
+
+
+class Named(BaseModel):
+    """A label and a name."""
+
+    label: str
+    name: str
+
+
+class Told(BaseModel):
+    """A triple as one of its entities has it: ``entity`` is the other one, the relation's ``target``."""
+
+    relation: Named
+    target: Literal["head", "tail"]
+    entity: Named
+
+
+class Described(Named):
+    """An entity with its texts and types; ``of_graph`` where the graph has it."""
+
+    description: str
+    types: list[str]
+    of_graph: bool = True
+    given: list[Told] = Field([], description="The triples that it has from the request.")
+
+
+class ReadText(BaseModel):
+    """What the model reads of a query."""
+
+    before: str = Field(description="The text before the hole.")
+    after: str
+    hole: int = Field(description="How many mask tokens stand in the hole.")
+    neighbors: list[Told] = Field(description="Training triples that the text tells.")
+    cut: int = Field(description="Tokens that did not fit.")
+
+
+class Explored(Explained):
+    """An explained candidate with its texts, types and probability."""
+
+    description: str
+    types: list[str]
+    possible: bool = Field(description="Whether it can answer at all, as training has it.")
+    probability: float | None = Field(description="null where training has the triple, or nothing is fitted.")
+
+
+class ExploreResponse(BaseModel):
+    """All that the page shows of a query."""
+
+    entity: Described
+    relation: Named
+    target: Literal["head", "tail"]
+    reading: ReadText
+    usual: dict[str, float] = Field(description="What each signal adds to an average entity's score.")
+    entities: int = Field(description="How many candidates there are.")
+    predictions: list[Explored]
+    also: list[Explored]
+
+
+class NearRow(Named):
+    """An entity that is like another one: ``shared`` of whose ``of`` facts it has, too."""
+
+    shared: int
+    of: int
+
+
+class NearResponse(BaseModel):
+    """Training triples that are like an answer, those first that share most facts."""
+
+    same_answer: list[NearRow] = Field(description="Other entities that have the same answer.")
+    same_question: list[NearRow] = Field(description="Other answers of the same query.")
+
+
+class JudgmentRow(BaseModel):
+    """What was last said of a triple."""
+
+    head: str
+    relation: str
+    tail: str
+    label: Literal[0, 1] | None
+    time: str
+
+
+class JudgmentsResponse(BaseModel):
+    """Judgments of triples of one entity."""
+
+    results: list[JudgmentRow]
+
+
+class Classified(BaseModel):
+    """A triple, as `kgmlm classify --json` has it."""
+
+    head: str
+    relation: str
+    tail: str
+    probability: float | None = Field(description="null where training has the triple")
+    true: bool
+    known: bool = Field(description="Whether training has the triple.")
+    parts: dict[str, Any] | None = None
+
+
+class ClassifyResponse(BaseModel):
+    """Triples, in their order."""
+
+    results: list[Classified]
+
+
+class FoundEntity(BaseModel):
+    """An entity that a search has found."""
+
+    label: str
+    name: str
+    description: str
+    match: float = Field(description="From 0 to 100; 100 where the text, or its beginning, is there.")
+
+
+class EntitiesResponse(BaseModel):
+    """What a search has found, the best first."""
+
+    results: list[FoundEntity]
+
+
+class AddResponse(BaseModel):
+    """What was added, and how many of the entities are not of the run."""
+
+    labels: list[str]
+    added: int
+
+
+class RelationRow(BaseModel):
+    """A relation and how many triples it has, in all splits."""
+
+    label: str
+    name: str
+    triples: int
+    share: float | None = Field(
+        None, description="Of what entities like the given one have on the given side, how much it is."
+    )
+    own: int | None = Field(None, description="How many training triples the given entity has there.")
+
+
+class RelationsResponse(BaseModel):
+    """All relations, in the order of the graph; with an entity those first that entities like it have."""
+
+    results: list[RelationRow]
+
+
+class TripleRow(BaseModel):
+    """A triple of the graph, and the split that has it."""
+
+    head: Named
+    relation: Named
+    tail: Named
+    split: str = Field(description='"added" for what came with entities that were added to this process.')
+
+
+class EntityResponse(BaseModel):
+    """An entity and a page of its triples; ``total`` is how many it has."""
+
+    label: str
+    name: str
+    description: str
+    types: list[str]
+    total: int
+    offset: int
+    triples: list[TripleRow]
+
+
+class Limits(BaseModel):
+    """The most that requests may ask for."""
+
+    queries: int = MOST_QUERIES
+    work: int = Field(
+        MOST_WORK,
+        description="Texts to read: a query is one, and one for each candidate that is asked back "
+        "or reranked; ten explained answers are one; a triple is two, a new entity is one.",
+    )
+    k: int = MOST_K
+    entities: int = MOST_NEW
+    triples: int = MOST_GIVEN
+    name_characters: int = LONGEST_NAME
+    description_characters: int = LONGEST_DESCRIPTION
+    body_bytes: int = MOST_BYTES
+
+
+class ExampleQuery(BaseModel):
+    """The tails of a head, by labels."""
+
+    head: str
+    relation: str
+
+
+class InfoResponse(BaseModel):
+    """What is served, as `kgmlm info --json` has it, without what concerns the machine alone."""
+
+    run: str
+    version: str
+    graph: dict[str, Any]
+    model: dict[str, Any]
+    signals: dict[str, Any]
+    reverse: dict[str, Any] | None
+    reranking: dict[str, Any] | None
+    trained: dict[str, Any]
+    validation: dict[str, Any]
+    ranks: dict[str, Any]
+    calibrated: bool = Field(description="Whether /classify answers.")
+    writable: bool = Field(description="Whether POST /entities is allowed.")
+    judging: bool = Field(description="Whether POST /feedback is allowed.")
+    folder: Literal["as opened", "changed", "gone"] = Field(
+        description="What has become of the run's folder since it was opened; answers stay as they were."
+    )
+    example: ExampleQuery | None = Field(description="A query to begin with.")
+    added: int = Field(description="How many entities were added to this process.")
+    limits: Limits
+
+
+class Health(BaseModel):
+    """That the process answers, and its model is loaded."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Problem(BaseModel):
+    """What is wrong with a request, in one sentence."""
+
+    error: str

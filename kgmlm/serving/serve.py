@@ -1,0 +1,335 @@
+"""Serve a run over HTTP: its address, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kgmlm.core.errors import ConfigError, RunError, check_numbers
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.runs.packs import is_unpacked
+from kgmlm.runs.run import Run, open_run, path_of
+from kgmlm.serving.app import PATIENCE
+from kgmlm.sharing.info import info
+
+if TYPE_CHECKING:
+    from kgmlm.prediction.calibration import Calibration
+
+LAST_PORT = 65_535
+ANSWERING, LEAVING = 6, 9  # seconds that open requests, and then connections, have after SIGTERM
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at an address, on which nobody listens yet.
+
+    Raises:
+        ConfigError: when the address is taken, or is not this machine's.
+    """
+    if port > LAST_PORT:
+        raise ConfigError(f"a port is a number up to {LAST_PORT:,}, not {port:,}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigError(f"there is no address {host}: {why}") from None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot serve at {host}:{port}: {why}; --port names another port") from None
+    return made
+
+
+def address(of: socket.socket) -> str:
+    """The address of a socket as a URL."""
+    host, port = of.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Patient(H11Protocol):
+    """Closes a connection whose next request does not begin as a whole in time."""
+
+    late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.late is not None:
+            self.late.cancel()
+
+    def _watch(self) -> None:
+        """Begin to wait for the head of a request, or stop since it is there."""
+        waits = self.conn.their_state is h11.IDLE
+        if waits and self.late is None:
+            self.late = self.loop.call_later(PATIENCE, self.transport.close)
+        elif not waits and self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+
+class Server(uvicorn.Server):
+    """Ends by SIGTERM or Ctrl-C, after what is in flight; that is no error."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take requests, and say so."""
+        await super().startup(sockets)
+        self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is open, in time."""
+        self.config.app.state.end(ANSWERING)  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to :func:`run`."""
+        return nullcontext()
+
+
+@contextmanager
+def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end a server, where this thread is told of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        server.handle_exit(number, frame)
+
+    before = {number: signal.signal(number, end) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def configured(app: FastAPI, log_level: str) -> uvicorn.Config:
+    """The settings of uvicorn for an application."""
+    return uvicorn.Config(
+        app,
+        log_level=log_level,
+        timeout_graceful_shutdown=LEAVING,
+        http=_Patient,
+        server_header=False,
+        ws="none",
+        access_log=log_level in ("info", "debug"),
+    )
+
+
+def run_server(
+    app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning"
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; in a notebook until its kernel is interrupted.
+
+    Args:
+        ready: called when requests are taken.
+    """
+    server = Server(configured(app, log_level), ready)
+    with _ended_by_signals(server):
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            server.run(sockets=[at])
+            return
+        # A notebook runs its cells in a loop of its own, which this cell keeps busy.
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(server.run, sockets=[at])
+            try:
+                served.result()
+            except BaseException:
+                server.should_exit = True
+                raise
+
+
+LONGEST = 1.0  # seconds that the first query of a batch may wait for others
+EXTRA = ("fastapi", "fastapi_offline", "prometheus_client", "rapidfuzz", "uvicorn")
+LOCAL = ("path", "bytes")  # of `info`: what concerns the machine, not the model
+UNTOLD = ("command", "hardware", "earlier")  # of training, of the model and of every signal
+
+
+def service(
+    run: Run | str | Path,
+    *,
+    token: str | None = None,
+    any_host: bool = False,
+    writable: bool = False,
+    batch_size: int = 64,
+    window: float = 0.005,
+    queue: int = 1024,
+    progress: bool | Watcher | Advance = False,
+) -> FastAPI:
+    """A run as an ASGI application, to be served by any server or mounted in another one.
+
+    Args:
+        run: a run, opened in the way in which it is to rank.
+        token: what clients must send, as ``Authorization: Bearer``; None lets everybody in.
+        any_host: answer under whatever name the machine is called by; False answers to its own name alone, so
+            that no page of another site can ask.
+        writable: whether entities may be added to the process, and whether everybody's judgments are kept
+            where there is no token.
+        batch_size: queries per batch.
+        window: seconds that the first query of a batch waits for others.
+        queue: queries that may wait; the next get 503.
+
+    Raises:
+        ConfigError: when what `pip install 'kgmlm[serve]'` installs is not there.
+        RunError: when the run cannot rank.
+    """
+    check_numbers(batch_size=(batch_size, 1), queue=(queue, 1))
+    if not (isinstance(window, int | float) and 0 <= window <= LONGEST):
+        raise ConfigError(f"the window is a time from 0 to {LONGEST:g} second, not {window}")
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"serving needs {', '.join(missing)}; pip install 'kgmlm[serve]' installs all of it"
+        )
+    from kgmlm.serving.app import LOOPBACK, Options, create_app
+    from kgmlm.serving.session import Session
+
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError("a token is of printable ASCII characters without blanks")
+    opened = run if isinstance(run, Run) else open_run(run)
+    if opened.opened not in ("", opened.folder.made_by):  # it was trained further since
+        opened.reopen()
+    with watcher_of(progress) as watch:
+        opened.open(watch)
+        session = Session(opened, _calibration(opened, watch), batch_size)
+        if session.origin.standing != "as opened":  # so nobody knows which model the rest was read for
+            session.calibration = None
+            watch.tell(f"{opened.path} has changed since it was opened: /classify does not answer")
+    options = Options(
+        token,
+        None if any_host or token is not None else LOOPBACK,
+        writable,
+        batch_size,
+        window,
+        queue,
+        _feedback(opened, everybody=any_host and token is None and not writable),
+    )
+    return create_app(session, options, _information(opened))
+
+
+def serve(
+    run: Run | str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    no_token: bool = False,
+    writable: bool = False,
+    batch_size: int = 64,
+    window: float = 0.005,
+    queue: int = 1024,
+    log: bool = False,
+    progress: bool | Watcher | Advance = True,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve a run over HTTP until SIGTERM or Ctrl-C; then what is in flight is finished.
+
+    Args:
+        host: by default only this machine can ask; another one needs a token, or ``no_token``.
+        port: 0 takes a free one.
+        log: print each request.
+        ready: called with the URL once requests are taken.
+
+    Other arguments are those of :func:`service`.
+
+    Raises:
+        ConfigError: for an address that is taken, or open to others without a token.
+        RunError: when the run cannot rank.
+    """
+    path = path_of(run)
+    check_numbers(port=(port, 0))
+    if find_spec("uvicorn") is None or find_spec("fastapi") is None:
+        raise ConfigError("serving needs fastapi and uvicorn; pip install 'kgmlm[serve]' installs them")
+    from kgmlm.serving.app import is_loopback
+
+    local = is_loopback(host)
+    if not local and token is None and not no_token:
+        raise ConfigError(
+            f"at {host} others can ask {path}; give them a --token, or say --no-token to let everybody in"
+        )
+    with bound(host, port) as at:
+        app = service(
+            run,
+            token=token,
+            any_host=not local,
+            writable=writable,
+            batch_size=batch_size,
+            window=window,
+            queue=queue,
+            progress=progress,
+        )
+        run_server(app, at, lambda: ready(address(at)), "info" if log else "warning")
+
+
+def _calibration(run: Run, watch: Watcher) -> Calibration | None:
+    """What probabilities go by, where they were fitted to the run as it is; where not, that is told."""
+    from kgmlm.prediction.calibration import read_calibration
+
+    how = "pack PACK --calibrate --output NEW" if is_unpacked(run.path) else f"calibrate {run.path}"
+    why = f"{run.path} has no probabilities; `kgmlm {how}` fits them"
+    try:
+        found = read_calibration(run.folder)
+    except RunError as error:
+        found, why = None, str(error)
+    if found is None:
+        watch.tell(f"/classify does not answer: {why}")
+    return found
+
+
+def _feedback(run: Run, everybody: bool) -> Path | None:
+    """Where judgments are written; None for packs, for folders that cannot be written, and for everybody."""
+    from kgmlm.serving.feedback import FEEDBACK_FILE
+
+    folder = run.folder.path
+    if everybody or is_unpacked(folder) or not os.access(folder, os.W_OK):
+        return None
+    return folder / FEEDBACK_FILE
+
+
+def _information(run: Run) -> dict[str, Any]:
+    """What `kgmlm info` says, without what concerns the machine alone."""
+    told = {key: _told(value) for key, value in info(run).as_json().items() if key not in LOCAL}
+    return {"run": run.path.resolve().name, **told}
+
+
+def _told(value: Any) -> Any:
+    """The same without what says how and where something was made; files by their names alone."""
+    if isinstance(value, dict):
+        return {key: _told(part) for key, part in value.items() if key not in UNTOLD}
+    if isinstance(value, list):
+        return [_told(part) for part in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

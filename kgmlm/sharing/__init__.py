@@ -1,0 +1,1 @@
+"""A run for others: packs, ONNX Runtime, what it is in one screen."""

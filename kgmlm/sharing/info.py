@@ -1,0 +1,218 @@
+"""What a run is, in one screen."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kgmlm.core import files
+from kgmlm.core.errors import DataError, RunError
+from kgmlm.core.machine import installed
+from kgmlm.evaluation.metrics import Ranks, read_ranks
+from kgmlm.runs.folder import MIXTURE, PROBABILITIES, RunFolder, open_folder
+from kgmlm.runs.record import ancestors, has_reranker
+from kgmlm.runs.run import Run, path_of
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a run is.
+
+    Attributes:
+        graph: its name, and how many entities, relations and triples it has.
+        model: what training began with, the span in tokens, the objective and the text settings.
+        signals: of each that counts, its average weight; and how each was made that is beside the model.
+        reverse: how many of the best are asked back, and how much that counts; None where none are.
+        reranking: how many of the best are reranked, and how much that counts; None where nothing is.
+        trained: status, step, minutes and command; earlier runs, latest first.
+        validation: the best MRR in training, and the figures that the weights were chosen by.
+        probabilities: when and by which command they were fitted, to how many validation triples, and how
+            well each half's come true by what the other half gave (``ece``, ``auc``, ...); only ``refused``,
+            a sentence, where they are damaged or of other scores; None where there are none.
+        ranks: MRR and Hits@10 of each kept file of ranks; nothing of one that is damaged.
+        bytes: on disk.
+    """
+
+    path: str
+    graph: Mapping[str, Any]
+    model: Mapping[str, Any]
+    signals: Mapping[str, Any]
+    reverse: Mapping[str, Any] | None
+    reranking: Mapping[str, Any] | None
+    trained: Mapping[str, Any]
+    validation: Mapping[str, Any]
+    probabilities: Mapping[str, Any] | None
+    ranks: Mapping[str, Mapping[str, float]]
+    bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``kgmlm info --json`` prints."""
+        return asdict(self)
+
+    def lines(self) -> dict[str, list[str]]:
+        """What people read, by heading."""
+        g, m, t = self.graph, self.model, self.trained
+        lines = {
+            "graph": [f"{g['name']}: {g['entities']:,} entities, {g['relations']:,} relations; "
+                      + ", ".join(f"{split} {n:,}" for split, n in g["triples"].items())],
+            "model": [f"{m['began_with']}, span of {m['span_length']} tokens, objective {m['objective']}, "
+                      f"{m['neighbors']} neighbors"],
+            "signals": [f"{name}: weight {of['weight']:.3g}" for name, of in self.signals.items()],
+            "trained": [f"{t['status']} at step {t['step']:,} after {t['minutes']:.1f} minutes",
+                        t["command"]],
+        }  # fmt: skip
+        lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
+        for what, use in (("asked back", self.reverse), ("reranker", self.reranking)):
+            if use is not None:
+                used = f"the {use['k']} best, weight {use['weight']:g}"
+                lines[what] = [used if use["k"] else "not used: no weight improved validation"]
+        best = self.validation["best_mrr"]
+        lines["validation"] = [] if best is None else [f"best MRR in training {best:.4f}"]
+        lines["validation"] += [
+            f"{stage}: MRR {found['mrr']:.4f}" for stage, found in self.validation["chosen"].items() if found
+        ]
+        lines["validation"] = lines["validation"] or ["none"]
+        lines["probabilities"] = [self._said_of_probabilities()]
+        lines["ranks"] = [
+            f"{name}: "
+            + (f"MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}" if found else "damaged")
+            for name, found in self.ranks.items()
+        ] or ["none; `kgmlm evaluate` makes them"]
+        lines["on disk"] = [f"{self.bytes / 2**20:.1f} MiB in {self.path}"]
+        return lines
+
+    def _said_of_probabilities(self) -> str:
+        p = self.probabilities
+        if p is None:
+            return "none; `kgmlm calibrate` fits them"
+        if "refused" in p:
+            return f"refused: {p['refused']}"
+        ece = "unknown" if p["ece"] is None else f"{p['ece']:.3f}"
+        low, high = p["ece_95"] or (None, None)
+        interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
+        when = "" if p["fitted"] is None else f"fitted {datetime.fromisoformat(p['fitted']):%Y-%m-%d %H:%M} "
+        counts = f"{p['positives'] or 0:,} true and {p['negatives'] or 0:,} false"
+        return f"{when}to {counts} triples of validation by {p['method']}; ECE on halves {ece}{interval}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{key}</th><td>{'<br>'.join(map(html.escape, lines))}</td></tr>"
+            for key, lines in self.lines().items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def info(run: Run | str | Path) -> Info:
+    """What a run is: graph, model, signals and their weights, training, last metrics, size.
+
+    No model is loaded.
+
+    Raises:
+        RunError: when it is no run, or damaged.
+    """
+    folder = open_folder(path_of(run))
+    path, record, settings, graph = folder.path, folder.record, folder.settings, folder.graph
+    chosen: dict[str, Any] = {"signals": {}, "reranking": None, "chosen_by": {}}
+    if (path / MIXTURE).is_file():
+        _ = folder.chosen  # says so where it is damaged
+        chosen = files.parse_json((path / MIXTURE).read_bytes())
+    made = record.get("signals", {})
+    signals = {
+        name: {"weight": of["average"], "by_relation": of["weights"] is not None} | {"made": made.get(name)}
+        for name, of in chosen["signals"].items()
+    }
+    keys = ("dataset", "model", "command", "minutes")
+    return Info(
+        path=str(path),
+        graph={
+            "name": graph.name,
+            "entities": len(graph.entities),
+            "relations": len(graph.relations),
+            "triples": {split: len(triples) for split, triples in graph.splits.items()},
+        },
+        model={
+            "began_with": record["model"],
+            "span_length": record["span_length"],
+            "objective": settings.training.objective,
+            "neighbors": settings.text.neighbors,
+        },
+        signals=signals,
+        reverse=chosen.get("reverse"),
+        reranking=chosen["reranking"] if has_reranker(path) else None,
+        trained={
+            **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},
+            "step": record.get("step", 0),
+            "minutes": record.get("minutes", 0),
+            "earlier": [{key: older.get(key) for key in keys} for _, older in ancestors(record)],
+        },
+        validation={
+            "best_mrr": record.get("best_valid_mrr"),
+            "chosen": chosen["chosen_by"].get("valid", {}),
+        },
+        probabilities=_probabilities(folder),
+        ranks=_ranks(path),
+        bytes=files.size_of(path),
+    )
+
+
+_FIGURES = ("positives", "negatives", "ece", "accuracy", "auc", "brier", "log_loss")
+
+
+def _probabilities(folder: RunFolder) -> dict[str, Any] | None:
+    """What a run's probabilities were fitted to, and how well they come true."""
+    if not (folder.path / PROBABILITIES).is_file():
+        return None
+    from kgmlm.prediction.calibration import read_calibration  # it takes seconds
+
+    try:
+        found = read_calibration(folder)
+    except RunError as error:
+        return {"refused": str(error)}
+    if found is None:
+        return None
+    by, valid = found.chosen_by, found.chosen_by.get("valid")
+    valid = valid if isinstance(valid, dict) else {}  # nobody checks what a file says of itself
+    low, high = of if isinstance(of := valid.get("ece_95"), list) and len(of) == 2 else (None, None)
+    return {
+        "fitted": _time(by.get("at")),
+        "command": by["command"] if isinstance(by.get("command"), str) else None,
+        "method": found.model.calibrator.kind,
+        **{key: _number(valid.get(key)) for key in _FIGURES},
+        "ece_95": None if _number(low) is None or _number(high) is None else [low, high],
+    }
+
+
+def _time(value: Any) -> str | None:
+    try:
+        return datetime.fromisoformat(value).isoformat()
+    except (TypeError, ValueError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def _ranks(path: Path) -> dict[str, dict[str, float]]:
+    """MRR and Hits@10 of the files of ranks in a run."""
+    found: dict[str, dict[str, float]] = {}
+    if not installed("pandas"):  # an installation for ranking alone
+        return found
+    for file in sorted((path / "ranks").glob("*.parquet")):
+        try:
+            table = read_ranks(file)
+        except DataError:
+            found[file.stem] = {}
+            continue
+        columns = (table[c].to_numpy() for c in ("optimistic", "pessimistic", "candidates"))
+        realistic = Ranks(*columns).of_type("realistic")
+        found[file.stem] = {
+            "mrr": float((1 / realistic).mean()),
+            "hits_at_10": float((realistic <= 10).mean()),
+        }
+    return found

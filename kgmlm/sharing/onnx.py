@@ -1,0 +1,267 @@
+"""Make a run ready for ONNX Runtime: export the structure of its encoder and head.
+
+Shapes: B texts, T tokens, S positions read per text, D width of the model, H heads of width K.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kgmlm.core import digests, files
+from kgmlm.core.arrays import numpy
+from kgmlm.core.errors import ConfigError, ModelError, RunError
+from kgmlm.core.machine import installed
+from kgmlm.core.progress import quiet_transformers
+from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.run import Run, path_of, writes_run
+from kgmlm.text.onnx_model import KEY, ONNX_FILE, WEIGHTS, Facts, OnnxModel, read_facts
+from kgmlm.text.tokenization import MaskedBatch
+from kgmlm.text.torch_model import FAMILIES, SpanModel
+
+NEEDED = ("onnx", "onnxruntime")
+OPSET = 17  # of ONNX: the first with layer normalization
+TOLERANCE = 1e-4  # between the states of torch and of ONNX Runtime
+
+
+class _Encoder(nn.Module):
+    """The states that enter the decoder, at some positions of each text.
+
+    What :class:`~kgmlm.text.torch_model.PackedEncoder` computes for one batch, with no size fixed.
+    """
+
+    def __init__(self, model: SpanModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, columns_BS: torch.Tensor
+    ) -> torch.Tensor:
+        """``(B, S, D)``."""
+        base = self.model.mlm.base_model
+        states_BTD = base.embeddings(input_ids=input_ids_BT)
+        if (projection := getattr(base, "embeddings_project", None)) is not None:
+            states_BTD = projection(states_BTD)
+        hidden = (1.0 - attention_mask_BT.float())[:, None, None, :] * torch.finfo(torch.float32).min
+        *layers, last = base.encoder.layer
+        for layer in layers:
+            states_BTD = _after(layer, states_BTD, states_BTD, hidden)
+        places = columns_BS[:, :, None].expand(-1, -1, states_BTD.shape[2])
+        states_BSD = _after(last, states_BTD.gather(1, places), states_BTD, hidden)
+        entering: torch.Tensor = self.model.through_head(states_BSD)
+        return entering
+
+
+def _after(layer: Any, asking: torch.Tensor, states: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Some positions behind a layer, which look at all positions of their texts."""
+    attention = layer.attention.self
+    heads = (attention.num_attention_heads, attention.attention_head_size)
+    query, key, value = (
+        linear(x).unflatten(-1, heads).transpose(1, 2)
+        for linear, x in ((attention.query, asking), (attention.key, states), (attention.value, states))
+    )
+    scores = query @ key.transpose(2, 3) * attention.attention_head_size**-0.5 + hidden
+    mixed = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+    attended = layer.attention.output(mixed, asking)
+    forwarded: torch.Tensor = layer.output(layer.intermediate(attended), attended)
+    return forwarded
+
+
+def export(model: SpanModel, folder: Path, path: Path) -> float:
+    """Write the structure of a model that was saved in a folder, and see that it computes the same.
+
+    Args:
+        model: on the CPU, as it is in the folder.
+        folder: its ``config.json`` and ``model.safetensors``.
+        path: the file to write.
+
+    Raises:
+        ConfigError: when what that needs is not installed.
+        ModelError: when the model is of a family that cannot be exported, or it does not compute the same.
+
+    Returns:
+        The greatest difference of its states from torch's.
+    """
+    if not model.packs:
+        raise ModelError(
+            f"{type(model.mlm).__name__} cannot be exported; these families can: {', '.join(FAMILIES)}"
+        )
+    if missing := [name for name in NEEDED if not installed(name)]:
+        raise ConfigError(f"the export needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    model.eval()
+    path.write_bytes(_structure(model, folder))
+    difference = _difference(model, OnnxModel.open(folder, path))
+    if not difference <= TOLERANCE:
+        raise ModelError(f"{folder}: ONNX Runtime computes other states than torch, by {difference:.2g}")
+    return difference
+
+
+def _structure(model: SpanModel, folder: Path) -> bytes:
+    """The encoder and the head without their weights."""
+    import onnx
+    from safetensors import safe_open
+
+    traced = onnx.load_from_string(_traced(model))
+    with safe_open(folder / WEIGHTS, "np") as saved:
+        shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
+    tensors = model.mlm.state_dict(keep_vars=True)
+    saved_as = {id(tensor): name for name, tensor in tensors.items() if name in shapes}  # tied ones once
+    named = {f"model.mlm.{name}": saved_as[id(x)] for name, x in tensors.items() if id(x) in saved_as}
+    # Of weights that are alike, as in a fresh model, torch keeps one; other weights may not be alike.
+    for node in [n for n in traced.graph.node if n.op_type == "Identity" and n.output[0] in named]:
+        name = node.output[0]
+        dims = shapes[named[name]]
+        traced.graph.initializer.add(name=name, dims=dims, data_type=onnx.TensorProto.FLOAT)
+        traced.graph.node.remove(node)
+    for tensor in traced.graph.initializer:
+        if tensor.name not in named or shapes[named[tensor.name]] != tuple(tensor.dims):
+            raise ModelError(f"{folder / WEIGHTS} has no tensor '{tensor.name}' as the model has it")
+        tensor.name = named[tensor.name]
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        place = tensor.external_data.add()
+        place.key, place.value = "location", WEIGHTS
+    for node in traced.graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = named.get(name, name)
+    layer = model.mlm.get_output_embeddings()
+    decoder = [id(tensor) for tensor in (layer.weight, layer.bias) if tensor is not None]
+    facts = Facts(
+        kgmlm_structure=1,
+        config=files.sha256(folder / "config.json"),
+        weights=[tensor.name for tensor in traced.graph.initializer],
+        decoder=[saved_as[tensor] for tensor in decoder],
+        positions=model.positions,
+        tokens=model.tokens,
+    )
+    entry = traced.metadata_props.add()
+    entry.key, entry.value = KEY, facts.model_dump_json()
+    data: bytes = traced.SerializeToString(deterministic=True)
+    if read_facts(data) != facts:
+        raise ModelError(f"{folder}: the structure cannot be read as it was written")
+    return data
+
+
+def _traced(model: SpanModel) -> bytes:
+    """The graph that torch writes, for any number of texts, tokens and positions."""
+    buffer = io.BytesIO()
+    texts = torch.full((2, 9), 5), torch.tensor([[1] * 9, [1] * 6 + [0] * 3]), torch.tensor([[1, 2], [2, 3]])
+    axes = {"input_ids": {0: "B", 1: "T"}, "attention_mask": {0: "B", 1: "T"}, "columns": {0: "B", 1: "S"}}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its deprecation
+        torch.onnx.export(
+            _Encoder(model).eval(),
+            texts,
+            buffer,
+            dynamo=False,  # the newer exporter gives weights other names
+            opset_version=OPSET,
+            do_constant_folding=False,  # it would fold weights
+            input_names=list(axes),
+            output_names=["states"],
+            dynamic_axes={**axes, "states": {0: "B", 1: "S"}},
+        )
+    return buffer.getvalue()
+
+
+def _difference(model: SpanModel, other: OnnxModel) -> float:
+    """The greatest difference of the states of texts of random tokens."""
+    rng = np.random.default_rng(0)
+    greatest = 0.0
+    longest = min(model.positions or 64, 64)
+    for texts, length, span in ((1, longest, 1), (3, longest // 2, 3)):
+        lengths = rng.integers(span + 1, length + 1, texts)
+        lengths[0] = length
+        batch = MaskedBatch(
+            rng.integers(0, model.tokens, (texts, length)),
+            (np.arange(length) < lengths[:, None]).astype(np.int64),
+            rng.integers(0, lengths - span),
+            span,
+            vector=True,
+        )
+        with model.inference():
+            torchs = model(batch.to(model.device))
+        theirs = other(batch)
+        for one, two in ((torchs.hidden_BLD, theirs.hidden_BLD), (torchs.vector_BD, theirs.vector_BD)):
+            greatest = max(greatest, float(np.abs(numpy(one) - two).max()))
+    return greatest
+
+
+CHECKED = 8  # queries that are ranked by both
+
+
+@writes_run
+def onnx(run: Run | str | Path) -> Path:
+    """Write what ONNX Runtime needs to read texts for a run: then it ranks and is served without torch.
+
+    It is the structure of the model alone, some 100 kB; weights stay where they are. It is kept when both
+    give the same scores, to 1e-4. Training the run further removes it.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: when training has left no model yet, or scores differ.
+        ModelError: when the model is of a family that cannot be exported.
+        ConfigError: when `pip install 'kgmlm[onnx-export]'` was not done.
+    """
+    folder = open_folder(path_of(run))
+    model = folder.model_folder
+    if not (model / "config.json").is_file():
+        raise RunError(f"{folder.path} has no trained model yet")
+    keep = partial(digests.write_manifest, model)
+    with digests.replacing(model / ONNX_FILE, digests.read_manifest(model), keep) as temporary:
+        _write(model, temporary)
+        _compare(folder, temporary)
+    return model / ONNX_FILE
+
+
+def _write(folder: Path, path: Path) -> None:
+    """The structure of a folder's model."""
+    from kgmlm.text.torch_model import load_model
+
+    quiet_transformers()
+    export(load_model(folder), folder, path)
+
+
+def _compare(run: RunFolder, file: Path) -> None:
+    """See that torch and ONNX Runtime give the names of entities the same likelihoods.
+
+    Raises:
+        RunError: when they do not.
+    """
+    from kgmlm.ranking.ranker import Ranker
+
+    asked, _ = run.graph.queries("train")
+    some = asked[np.linspace(0, len(asked) - 1, min(CHECKED, len(asked)), dtype=np.int64)]
+    one = run.text_ranker("cpu").by("likelihood")
+    reader = one.reader
+    model = OnnxModel.open(run.model_folder, file)
+    other = Ranker.fresh(reader.context, reader.tokenizer, model, reader.settings, reader.vocabulary)
+    other.reader.adopt_names(reader.names)
+    for (_, first_bN), (_, second_bN) in zip(one.rank(some), other.by("likelihood").rank(some), strict=True):
+        difference = float(np.abs(numpy(first_bN) - second_bN).max())
+        if not difference <= TOLERANCE:
+            raise RunError(f"{run.path}: ONNX Runtime gives other scores than torch, by {difference:.2g}")
+
+
+def structure_of(run: Path) -> bytes:
+    """The structure of a run's model: the run's own, or a new one.
+
+    Raises:
+        ModelError: when the model is of a family that cannot be exported.
+        ConfigError: when what the export needs is not installed.
+    """
+    model = run / "model"
+    if (model / ONNX_FILE).is_file():
+        return (model / ONNX_FILE).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        _write(model, path := Path(folder) / ONNX_FILE)
+        return path.read_bytes()

@@ -1,0 +1,121 @@
+"""The protocol of a signal, and what it scores: a pool of candidates.
+
+Shapes: B queries, N candidates that they share, K candidates of each query's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from kgmlm.core.arrays import Array, BoolArray, IntArray
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Query
+from kgmlm.text.reader import Reader, Reading
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The candidates of some queries.
+
+    Attributes:
+        count: how many entities the graph has.
+        ids: None for all of them, ``(N,)`` for some, or ``(B, K)`` for each query's own, -1 where a query has
+            fewer than K.
+    """
+
+    count: int
+    ids: IntArray | None = None
+
+    @property
+    def width(self) -> int:
+        """How many candidates a query has at most."""
+        return self.count if self.ids is None else self.ids.shape[-1]
+
+    @property
+    def own(self) -> bool:
+        """Whether each query has candidates of its own."""
+        return self.ids is not None and self.ids.ndim == 2
+
+    @cached_property
+    def there(self) -> BoolArray:
+        """Where there is a candidate: the shape of ``ids``."""
+        return np.ones(self.count, np.bool_) if self.ids is None else self.ids >= 0
+
+    @cached_property
+    def filled(self) -> IntArray:
+        """``ids`` with some entity where a query has fewer candidates, to be masked by ``there``."""
+        return np.arange(self.count) if self.ids is None else np.maximum(self.ids, 0)
+
+
+class Reason(NamedTuple):
+    """Why a candidate scores: a rule and what it rests on.
+
+    Attributes:
+        path, constant: which rule of its kind it is; the other is -1.
+        predicted, correct: how often the rule predicts, and how often rightly.
+        triples: training triples (head, relation, tail) that make its body true.
+    """
+
+    path: int
+    constant: int
+    predicted: int
+    correct: int
+    triples: tuple[tuple[int, int, int], ...]
+
+
+@runtime_checkable
+class Signal(Protocol):
+    """What a signal is asked.
+
+    Attributes:
+        name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
+            one.
+        reads: whether it needs the states of the query's text: else it costs no forward pass.
+        file: where a run keeps it, below the run's folder; in ``model/`` where it comes with the model.
+    """
+
+    name: ClassVar[str]
+    reads: ClassVar[bool]
+    file: ClassVar[str]
+
+    def score(self, reading: Reading, pool: Pool) -> Array:
+        """Scores ``(B, N)`` or ``(B, K)``, float32; of places without a candidate anything finite.
+
+        They are on the model's device where the signal computes there, else NumPy's.
+        """
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Signal:
+        """The same for another graph.
+
+        Args:
+            reader: reads that graph.
+            entity_rows, relation_rows: which entity or relation of this graph each of the other's is, or -1.
+        """
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> Signal | None:
+        """The signal of a reader's model, where it comes with that; None of one that is trained beside."""
+
+    def save(self, path: Path) -> None:
+        """Write what it knows beside the model's weights."""
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Signal:
+        """What :meth:`save` wrote in a run of a graph.
+
+        Raises:
+            RunError: when the file is damaged, or of another graph or model.
+        """
+
+
+@runtime_checkable
+class Reasoned(Protocol):
+    """A signal that can say why a candidate scores."""
+
+    def reasons(self, query: Query, candidate: int) -> list[Reason]:
+        """The best rules that predict a candidate, best first, each with triples that it rests on."""

@@ -1,0 +1,270 @@
+"""Training of the KGE model: ComplEx, by a softmax over all entities.
+
+Shapes: B queries, S entities seen in training, R relations, D real numbers per entity, T answers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from itertools import count, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch.nn.functional import cross_entropy
+
+from kgmlm.core.arrays import IntArray, complex_product
+from kgmlm.core.config import KGESettings
+from kgmlm.core.errors import RunError
+from kgmlm.core.files import write_tensors
+from kgmlm.core.machine import keep_memory, reduced
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import GroupedAnswers
+
+DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
+KEPT_EVERY = 120.0  # seconds between states that are kept of training, and at least
+KEPT_SHARE = 20  # times as long as it takes to write one
+INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
+
+
+class Embeddings(NamedTuple):
+    """ComplEx embeddings: real parts, then imaginary parts.
+
+    Attributes:
+        entities_SD: of the entities that training has seen.
+        relations_RD: rows 2r for (head, r, ?) and 2r + 1, the reciprocal relation, for (?, r, tail).
+        rows_N: where each entity of the graph is in ``entities_SD``; -1 where training has not seen it.
+    """
+
+    entities_SD: torch.Tensor
+    relations_RD: torch.Tensor
+    rows_N: torch.Tensor
+
+
+def train_complex(
+    graph: KnowledgeGraph,
+    settings: KGESettings,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+    device: torch.device | None = None,
+    kept: Path | None = None,
+) -> Embeddings:
+    """Train ComplEx with reciprocal relations on the training triples.
+
+    Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
+    no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
+    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say differently. An epoch
+    asks each distinct query once, with all of its answers, in a new order.
+
+    Args:
+        advance: called with (steps that were just done, all steps).
+        kept: a file of the state of unfinished training, written every few minutes and removed at the end.
+            Training that finds one of its own, by the same settings but for how long, continues from there.
+
+    Raises:
+        RunError: when the loss is no longer a number.
+    """
+    keep_memory()
+    seen = np.flatnonzero(graph.seen_N)
+    asked = _Asked.of(graph, seen, settings)
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(settings.seed)
+
+    def fresh(count: int) -> torch.Tensor:
+        table = INITIAL * torch.randn(count, 2 * settings.dimension, generator=generator)
+        return table.to(device).requires_grad_()
+
+    entities_SD, relations_RD = fresh(len(seen)), fresh(2 * len(graph.relations))
+    optimizer = torch.optim.Adagrad([entities_SD, relations_RD], lr=settings.learning_rate)
+    steps = settings.epochs * math.ceil(len(asked.queries_U2) / settings.batch_size)
+    steps = min(steps, settings.max_steps or steps)
+    state = None if kept is None else _Kept(kept, _fingerprint(graph, settings))
+    begin = 0 if state is None else state.restore(optimizer, steps)
+    if begin:
+        advance(begin, steps)
+    for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
+        queries_B2, answers_T, rows_T, weight_T = (part.to(device) for part in asked.batch(chosen))
+        loss = kge_loss(entities_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings)
+        if not loss.isfinite():
+            raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        advance(1, steps)
+        if state is not None:
+            state.keep(optimizer, step + 1)
+    if state is not None:
+        state.remove()
+    entities_SD, relations_RD = (x.detach().cpu() for x in (entities_SD, relations_RD))
+    if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
+        raise RunError("the KGE model has diverged; lower kge.learning_rate")
+    rows_N = np.full(len(graph.entities), -1)
+    rows_N[seen] = np.arange(len(seen))
+    return Embeddings(entities_SD, relations_RD, torch.from_numpy(rows_N))
+
+
+class _Asked(NamedTuple):
+    """The distinct queries of the training triples: entity and reciprocal relation, answers, weights."""
+
+    queries_U2: IntArray
+    answers: GroupedAnswers
+    weight_U: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, graph: KnowledgeGraph, seen: IntArray, settings: KGESettings) -> _Asked:
+        """Of a graph; entities are counted among those that are seen."""
+        queries, answers = graph.unique_queries("train")
+        columns = (np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + queries.side_B)
+        counts_U = np.diff(answers.offsets)
+        # By the average number of answers, not by a batch's own, so that all triples count alike.
+        alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
+        answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
+        return cls(np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32))
+
+    def order(self, settings: KGESettings) -> Iterator[IntArray]:
+        """The queries of each batch, epoch after epoch without end, each epoch in an order of its own."""
+        for epoch in count():
+            order_U = np.random.default_rng((settings.seed, epoch)).permutation(len(self.queries_U2))
+            for start in range(0, len(order_U), settings.batch_size):
+                yield order_U[start : start + settings.batch_size]
+
+    def batch(self, chosen: IntArray) -> list[torch.Tensor]:
+        """Some queries, their answers, which query each answer is of, and how much it counts."""
+        rows_T, answers_T = self.answers.take(chosen)
+        parts = (self.queries_U2[chosen], answers_T, rows_T, self.weight_U[chosen][rows_T])
+        return [torch.from_numpy(x) for x in parts]
+
+
+def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
+    """Of all that a step depends on; how many there are it does not."""
+    as_json = settings.model_dump_json(exclude={"epochs", "max_steps"})
+    counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
+    digest = sha256(as_json.encode() + counts.tobytes())
+    digest.update(np.ascontiguousarray(graph.triples("train")).data)
+    return digest.hexdigest()
+
+
+class _Kept:
+    """The state of unfinished training in a file; where it cannot be written, nothing is kept.
+
+    Args:
+        path: of the file.
+        of: what the training is known by.
+    """
+
+    def __init__(self, path: Path, of: str) -> None:
+        self.path, self.of = path, of
+        self._next = time.monotonic() + KEPT_EVERY
+        self._further = False  # the file has a later step of the same training, which stays
+
+    def restore(self, optimizer: torch.optim.Optimizer, most: int) -> int:
+        """Put back what was kept of this training, and return after which step; 0 where there is nothing.
+
+        Args:
+            most: what was kept of a later step is of no use.
+        """
+        try:
+            with safe_open(self.path, "torch") as opened:
+                about = opened.metadata() or {}
+                if about.get("of") != self.of or (step := int(about["step"])) <= 0:
+                    return 0
+                if step > most:
+                    self._further = True
+                    return 0
+                tables = optimizer.param_groups[0]["params"]
+                found = [(opened.get_tensor(f"table {i}"), opened.get_tensor(f"sum {i}")) for i in range(2)]
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return 0
+        with torch.no_grad():
+            for table, (values, sums) in zip(tables, found, strict=True):
+                table.copy_(values)
+                optimizer.state[table]["sum"].copy_(sums)
+                optimizer.state[table]["step"].fill_(step)
+        return step
+
+    def keep(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Write it, if that is long ago."""
+        began = time.monotonic()
+        if self._further or began < self._next:
+            return
+        tables = optimizer.param_groups[0]["params"]
+        tensors = {f"table {i}": table.detach() for i, table in enumerate(tables)}
+        tensors |= {f"sum {i}": optimizer.state[table]["sum"] for i, table in enumerate(tables)}
+        with suppress(OSError):
+            write_tensors(self.path, tensors, {"of": self.of, "step": str(step)})
+        now = time.monotonic()
+        self._next = now + max(KEPT_EVERY, KEPT_SHARE * (now - began))
+
+    def remove(self) -> None:
+        """Training is done."""
+        if not self._further:
+            self.path.unlink(missing_ok=True)
+
+
+def kge_loss(
+    entities_SD: torch.Tensor,
+    relations_RD: torch.Tensor,
+    queries_B2: torch.Tensor,
+    answers_T: torch.Tensor,
+    rows_T: torch.Tensor,
+    weight_T: torch.Tensor,
+    settings: KGESettings,
+) -> torch.Tensor:
+    """Cross-entropy and penalty of the T answers of B queries, divided by B.
+
+    With ``settings.relation_weight`` also the cross-entropy of the relation, given entity and answer (Chen et
+    al., Relation Prediction as an Auxiliary Training Objective, 2021).
+
+    Args:
+        queries_B2: entity and relation of each query.
+        rows_T: which query each answer is of.
+        weight_T: how much each answer counts.
+    """
+    # One look-up for both, since the gradient of each is as large as the table.
+    rows = torch.cat([queries_B2[:, 0], answers_T])
+    entity_BD, answer_TD = entities_SD[rows].split([len(queries_B2), len(answers_T)])
+    relation_BD = relations_RD[queries_B2[:, 1]]
+    scores_BS = _products(complex_product(entity_BD, relation_BD), entities_SD, settings)
+    loss_T = scores_BS.logsumexp(1)[rows_T] - scores_BS[rows_T, answers_T]
+    penalty = loss_T.new_zeros(())
+    if settings.regularization and settings.penalty == "triples":
+        query_B = _cubes(entity_BD) + _cubes(relation_BD)
+        loss_T = loss_T + settings.regularization * (query_B[rows_T] + _cubes(answer_TD))
+    elif settings.regularization:
+        query_B = (entity_BD.abs() ** 3).sum(1) + (relation_BD.abs() ** 3).sum(1)
+        loss_T = loss_T + settings.regularization * query_B[rows_T]
+        penalty = settings.regularization * (entities_SD.abs() ** 3).sum(1).mean()
+    if settings.relation_weight:
+        pairs_TD = complex_product(_conjugate(entity_BD)[rows_T], answer_TD)
+        scores_TR = _products(pairs_TD, relations_RD, settings)
+        asked_T = queries_B2[rows_T, 1]
+        loss_T = loss_T + settings.relation_weight * cross_entropy(scores_TR, asked_T, reduction="none")
+    loss: torch.Tensor = (weight_T * loss_T).sum() / len(queries_B2) + penalty
+    return loss
+
+
+def _products(some_BD: torch.Tensor, all_SD: torch.Tensor, settings: KGESettings) -> torch.Tensor:
+    """Inner products ``(B, S)``, in the precision of the settings."""
+    if reduced(settings.precision, all_SD.is_cuda):  # converted here, once: torch would do so in each product
+        return (some_BD.bfloat16() @ all_SD.bfloat16().T).float()
+    # This way round, since matrix libraries are slow where the number of columns is odd.
+    return (all_SD @ some_BD.T).T
+
+
+def _cubes(embeddings: torch.Tensor) -> torch.Tensor:
+    """Sum of the third powers of the moduli of complex embeddings ``(..., D)``: ``(...)``."""
+    real, imaginary = embeddings.chunk(2, -1)
+    # The square root has no slope at 0, where an embedding may begin.
+    return (real.square() + imaginary.square() + 1e-20).pow(1.5).sum(-1)
+
+
+def _conjugate(embeddings: torch.Tensor) -> torch.Tensor:
+    """Complex conjugates ``(..., D)``."""
+    real, imaginary = embeddings.chunk(2, -1)
+    return torch.cat([real, -imaginary], -1)

@@ -1,0 +1,1 @@
+"""Queries as text, and the masked language model that reads them."""

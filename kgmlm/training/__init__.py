@@ -1,0 +1,1 @@
+"""A run made: texts trained, signals added, weights chosen on validation."""

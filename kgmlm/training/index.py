@@ -1,0 +1,239 @@
+"""Build and tune the FAISS index of a run's entity vectors.
+
+The automatic choices go by the number of entities and by recall, measured on training queries against exact
+scoring, and the record says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from kgmlm.core.arrays import cosines
+from kgmlm.core.errors import ConfigError, RunError
+from kgmlm.core.processes import join, shared_by, sharing
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.retrieval import (
+    Part,
+    Retrieval,
+    Retriever,
+    entity_part,
+    require_faiss,
+    shortlist,
+    unwrapped,
+)
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import FINGERPRINTED, NO_VECTORS, index_fingerprint
+from kgmlm.runs.run import Run, path_of, writes_run
+from kgmlm.signals.vector import read_together
+from kgmlm.text.reader import Reading
+
+SAMPLE = 200  # training queries that recall is measured on
+SHORTLIST = 100  # reranked, when recall is measured
+_TIED = 1e-4  # scores that close are equal
+EFFORTS = tuple(2**i for i in range(13))
+TIMED = 5  # queries by which exact scoring is timed
+BLOCK = 2**14  # entities whose vectors are scored at once
+T = TypeVar("T")
+
+
+class _Try(NamedTuple):
+    """How well a search of some effort is, and how fast for one query, with exact scores of what it found."""
+
+    effort: int
+    recall_at_10: float
+    ms_a_query: float
+
+
+class _Tuning(NamedTuple):
+    """Efforts tried, the last of them chosen, and what exact scoring takes."""
+
+    tried: list[_Try]
+    exact_ms_a_query: float
+
+
+def build_index(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    *,
+    factory: str = "auto",
+    target: float = 0.99,
+    seed: int = 0,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> Retriever:
+    """Index the vectors of all entities of a ranker's context.
+
+    Where the work is shared (:mod:`kgmlm.core.processes`), each process reads some of the entities. The
+    main process gets the index; what the others get has its record alone.
+
+    Args:
+        factory: a FAISS factory string, or "auto".
+        target: the recall@10 at which search effort is high enough.
+        advance: called with (entities just added, entities in all).
+
+    Raises:
+        ConfigError: when FAISS is missing or cannot make the factory, or the run has no entity vectors.
+    """
+    faiss = require_faiss()
+    started = time.monotonic()
+    count = len(ranker.context.entities)
+    if ranker.vectors is None:
+        raise ConfigError(NO_VECTORS)
+    ids, world = np.arange(count), sharing()
+    read_together(ranker.vectors)
+    if not world.main:
+        return Retriever(Part(0, ids[:0], None), world.from_main())
+    part = entity_part(ranker.vectors.array(), ids, factory, seed, _counted(advance, count))
+    sample = _queries(graph, seed)
+    why = [_why(factory, part)]
+    record: dict[str, Any] = {
+        "factory": factory,
+        "effort": EFFORTS[-1],
+        "entities": count,
+        "seed": seed,
+        "faiss": faiss.__version__,
+        "looked_at": min(FINGERPRINTED, count),
+        "fingerprint": index_fingerprint(ranker, count, min(FINGERPRINTED, count)),
+    }
+    retriever = Retriever(part, record)
+    tuning = _tuned(ranker, retriever, sample, target)
+    best = tuning.tried[-1]
+    less = "".join(f", {t.effort} only {t.recall_at_10:.3f}" for t in tuning.tried[-2:-1])
+    why.append(f"an effort of {best.effort} has recall@10 {best.recall_at_10:.3f}{less}")
+    why.append(f"{best.ms_a_query:.2f} ms per query, {tuning.exact_ms_a_query:.2f} ms by exact scoring")
+    record |= {
+        **best._asdict(),
+        "target": target,
+        "exact_ms_a_query": tuning.exact_ms_a_query,
+        "tried": [t._asdict() for t in tuning.tried],
+        "queries": len(sample),
+        "shortlist": min(SHORTLIST, count),
+        "seconds": round(time.monotonic() - started, 2),
+        "why": "; ".join(why),
+    }
+    return replace(retriever, record=world.from_main(record))
+
+
+def _counted(advance: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    return lambda n: advance(n, total)
+
+
+def _queries(graph: KnowledgeGraph, seed: int) -> Queries:
+    """Training queries to measure recall on."""
+    queries, _ = graph.unique_queries("train")
+    rows = np.random.default_rng(seed).permutation(len(queries))
+    return queries[rows[: min(SAMPLE, max(1, len(rows) // 2))]]
+
+
+def _why(factory: str, part: Part) -> str:
+    faiss = require_faiss()
+    flat = part.index is None or isinstance(faiss.downcast_index(part.index), faiss.IndexFlat)
+    asked = "chosen automatically" if factory == "auto" else f"asked for: {factory}"
+    return f"{asked}; {len(part.ids):,} entities are searched {'exhaustively' if flat else 'approximately'}"
+
+
+@torch.inference_mode()
+def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> _Tuning:
+    """Try efforts, each twice the one before, until reranked shortlists have the target's recall@10."""
+    alone = ranker.by("vector").unconstrained()
+    count = len(ranker.context.entities)
+    k, top = min(SHORTLIST, count), min(10, count)
+    (name,), every = alone.mixture.signals, alone.pool()
+    readings = [reading for _, reading in alone.reader.readings(queries, 1)]
+    singly = [_timed(alone.says, name, reading, every) for reading in readings[:TIMED]]
+    least_Q1 = _tenth(alone, readings, top)
+    tried: list[_Try] = []
+    for effort in EFFORTS:
+        retrieval = Retrieval(retriever, k, effort)
+        made = [_timed(shortlist, alone, reading, retrieval) for reading in readings]
+        found_QK = torch.cat([scores_BK[:, :top] for (_, scores_BK), _ in made])
+        hits = int((found_QK > least_Q1 - _TIED).sum())  # whichever of equals it found
+        tried.append(_Try(effort, hits / (top * len(queries)), _median_ms(made)))
+        if tried[-1].recall_at_10 >= target or _exhausted(retriever, effort):
+            break
+    return _Tuning(tried, _median_ms(singly))
+
+
+def _timed(work: Callable[..., T], *given: Any) -> tuple[T, float]:
+    """What something makes, and in how many seconds."""
+    started = time.perf_counter()
+    return work(*given), time.perf_counter() - started
+
+
+def _median_ms(timed: list[tuple[T, float]]) -> float:
+    return round(1e3 * statistics.median(seconds for _, seconds in timed), 3)
+
+
+def _tenth(alone: Ranker, readings: list[Reading], top: int) -> torch.Tensor:
+    """The worst of the ``top`` best exact scores ``(Q, 1)``; entity vectors are gone through once."""
+    assert alone.vectors is not None
+    vectors = [reading.span.vector_BD for reading in readings]
+    vector_QD = torch.cat([vector_BD for vector_BD in vectors if vector_BD is not None])
+    best_QM = vector_QD[:, :0]
+    count = len(alone.context.entities)
+    for start in range(0, count, BLOCK):
+        block_ND = alone.vectors.of(np.arange(start, min(start + BLOCK, count)))
+        best_QM = torch.cat([best_QM, cosines(vector_QD, block_ND)], 1)
+        best_QM = best_QM.topk(min(top, best_QM.shape[1])).values
+    return best_QM[:, -1:]
+
+
+def _exhausted(retriever: Retriever, effort: int) -> bool:
+    """Whether more effort would find no more."""
+    if retriever.part.index is None:
+        return True
+    index = unwrapped(retriever.part.index)
+    return not (isinstance(index, require_faiss().IndexHNSW) or effort < getattr(index, "nlist", 0))
+
+
+@writes_run
+def index(
+    run: Run | str | Path,
+    *,
+    factory: str = "auto",
+    recall: float = 0.99,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> dict[str, Any]:
+    """Index a run's entity vectors; ``open_run(..., retrieve=100)`` then scores only what the index finds.
+
+    Several processes (``torchrun``) share the reading of entities.
+
+    Args:
+        factory: a FAISS factory string such as "IVF4096,PQ64".
+        recall: search as hard as this recall@10 of exact scoring takes.
+
+    Returns:
+        The record of the index: entities, bytes, seconds, recall, latency, and why it is as it is.
+
+    Raises:
+        RunError: when the run has no entity vectors.
+    """
+    from kgmlm.runs.opened import save_index
+
+    world = join(device)
+    folder = open_folder(path_of(run))
+    if not folder.settings.vector.enabled:
+        raise RunError(f"{folder.path}: {NO_VECTORS}")
+    quiet_transformers()
+    ranker = folder.ranker(device, rerank=False)
+    with watcher_of(progress) as watch, shared_by(world):
+        world.agree(folder.made_by, "weights")
+        made = build_index(
+            ranker,
+            folder.graph,
+            factory=factory,
+            target=recall,
+            advance=lambda n, total: watch("indexing", n, total),
+        )
+    return dict(world.from_main(save_index(folder, made).record if world.main else None))

@@ -1,0 +1,331 @@
+"""The objectives "entity" and "token": queries as ranking asks them, answered by the scores that rank.
+
+Shapes: B queries, N candidates, E entities read in a step, M of them or sampled, D decoder width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kgmlm.core.arrays import FloatArray, IntArray, cosines
+from kgmlm.signals.likelihood_torch import entity_loss, left_out, token_loss
+from kgmlm.text.reader import SpanOutput
+from kgmlm.text.tokenization import Encoded, MaskedBatch
+from kgmlm.text.torch_model import Residuals
+from kgmlm.training.objectives.streams import (
+    Columns,
+    Drawing,
+    Drawn,
+    Objective,
+    QueryStream,
+    Recent,
+    Sampled,
+    Task,
+    interleaved,
+)
+
+ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
+PACKED_BATCHES = 16  # where many cost no more than one
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """A micro-batch: B queries and, where entity vectors are trained, the texts of some of their answers.
+
+    Attributes:
+        rows: of the distinct training queries.
+        all_rows: those of all processes.
+        entity_ids: the entities whose texts are read by all processes; at least one answer of each query.
+            Empty without entity vectors.
+        entities: the texts of this process's share, in batches of like lengths.
+        drawn: which entities are scored; None is all that training has.
+    """
+
+    rows: IntArray
+    all_rows: IntArray
+    queries: MaskedBatch
+    entity_ids: IntArray
+    entities: tuple[MaskedBatch, ...]
+    drawn: Drawn | None = None
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        """The same batch on a device."""
+        entities = tuple(part.to(device) for part in self.entities)
+        return replace(self, queries=self.queries.to(device), entities=entities)
+
+
+class RankingStream(QueryStream[Encoded, TrainingBatch]):
+    """Micro-batches of the training queries and, with entity vectors, of the texts of some answers.
+
+    Attributes:
+        drawing: draws the candidates of each, where not all entities are scored.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        seen = np.flatnonzero(task.graph.seen_N)
+        candidates = task.settings.sampled(len(seen)) if task.settings.objective == "entity" else 0
+        self.drawing = Drawing(seen, candidates) if candidates else None
+
+    def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[Encoded]:
+        return self.ranker.reader.encode(self.queries[rows], rng)
+
+    def _length(self, encoded: Encoded) -> int:
+        return len(encoded.input_ids)
+
+    def _batch(
+        self, rows: IntArray, encoded: list[Encoded], chances: FloatArray, mine: IntArray
+    ) -> TrainingBatch:
+        """Pad queries and, for each, the text of one of its answers, drawn by a number in [0, 1).
+
+        What is drawn is drawn for the queries of all processes: each has the same candidates.
+        """
+        queries = self.ranker.reader.tokenizer.collate([encoded[i] for i in mine])
+        drawn = None
+        if self.drawing is not None:
+            rng = np.random.default_rng((chances * 2**32).astype(np.int64))
+            drawn = self.drawing.draw(self.answers, rows, rng)
+        if not self.ranker.reader.settings.vector.enabled:
+            return TrainingBatch(rows[mine], rows, queries, rows[:0], (), drawn)
+        ids = np.unique(self._drawn(rows, chances))
+        texts = self.ranker.reader.encode_entities(ids)
+        order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
+        # Where there are fewer than processes, one is read for nothing: its gradients are zero.
+        share = order[self.share[0] :: self.share[1]] if self.share[0] < len(order) else order[:1]
+        # A GPU would wait for the launches of so many.
+        packed = self.ranker.reader.model.packs and self.ranker.reader.model.device.type == "cpu"
+        count = PACKED_BATCHES if packed else ENTITY_BATCHES
+        parts = [part for part in np.array_split(share, count) if len(part)]
+        entities = tuple(self.ranker.reader.tokenizer.collate([texts[i] for i in part]) for part in parts)
+        return TrainingBatch(rows[mine], rows, queries, ids[order], entities, drawn)
+
+
+class Joined(NamedTuple):
+    """Candidates of the vectors' loss, and their vectors."""
+
+    columns: Columns
+    vectors_MD: torch.Tensor
+
+
+class Memory:
+    """The latest entity vectors, newest first: further candidates that cost no forward pass.
+
+    They are as old as a few batches and have no gradient; training moves slowly enough.
+
+    Args:
+        size: how many are kept.
+        entities: of the graph.
+    """
+
+    def __init__(self, size: int, entities: int, width: int, device: torch.device) -> None:
+        self.recent = Recent(size, entities)
+        self.vectors_MD = torch.zeros(0, width, device=device)
+
+    def joined(self, entity_ids: IntArray, vectors_ED: torch.Tensor) -> Joined:
+        """A batch's own vectors, then those remembered of other entities."""
+        others = torch.from_numpy(self.recent.others(entity_ids)).to(self.vectors_MD.device)
+        joined_MD = torch.cat([vectors_ED, self.vectors_MD[others]])
+        columns = Columns(self.recent.joined(entity_ids))
+        self.vectors_MD = joined_MD[: self.recent.size].detach()
+        return Joined(columns, joined_MD)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps."""
+        return {"memory.ids": torch.from_numpy(self.recent.ids_M), "memory.vectors": self.vectors_MD.cpu()}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a checkpoint's state.
+
+        Raises:
+            ValueError: when it is not that of the graph.
+        """
+        ids_M, vectors_MD = tensors["memory.ids"], tensors["memory.vectors"]
+        fits = vectors_MD.shape == (*ids_M.shape, self.vectors_MD.shape[1])
+        if not fits or vectors_MD.dtype != torch.float32:
+            raise ValueError("the remembered vectors are not those of the graph's entities")
+        self.recent.restored(ids_M)
+        self.vectors_MD = vectors_MD.to(self.vectors_MD.device, copy=True)
+
+
+class RankingLosses(ABC):
+    """What the scores that rank lose to the true answers; a subclass says it of the likelihood.
+
+    With entity vectors it remembers the latest, and gives the ranker residuals to learn if the run has them.
+
+    Attributes:
+        residuals: the ranker's; in training by several processes, wrapped.
+    """
+
+    def __init__(self, task: Task, stream: RankingStream) -> None:
+        self.ranker = ranker = task.ranker
+        self.settings = task.settings
+        self.queries, self.answers = stream.queries, stream.answers
+        self.share = task.share
+        self.vector = ranker.reader.settings.vector
+        self.memory: Memory | None = None
+        self._residuals: Residuals | None = None
+        if ranker.vectors is not None:
+            count, width = len(task.graph.entities), ranker.reader.model.decoder[0].shape[1]
+            self.memory = Memory(self.vector.memory, count, width, ranker.reader.model.device)
+            if self.vector.residual_rate:
+                self._residuals = Residuals(count, width).to(ranker.reader.model.device)
+                ranker.vectors.residuals = self._residuals
+        self.residuals: torch.nn.Module | None = self._residuals
+
+    def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
+        """The loss of one micro-batch, a scalar."""
+        batch = batch.to(self.ranker.reader.model.device)
+        if not batch.entities:
+            return self._likelihood(model(batch.queries), batch)
+        span = model(batch.queries, batch.entities)
+        return self._likelihood(span, batch) + self.vector.loss_weight * self._vectors(span, batch)
+
+    def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        """Softmax of cosines over the entities just read and those remembered, true answers as targets.
+
+        Residuals have a loss of their own beside it, without gradient to the texts: what is read from a text
+        alone has to do for entities never seen.
+        """
+        assert self.memory is not None
+        assert span.entities_ED is not None
+        assert span.vector_BD is not None
+        vectors_ED = interleaved(span.entities_ED, self.share, len(batch.entity_ids))
+        columns, vectors_MD = self.memory.joined(batch.entity_ids, vectors_ED)
+        targets = self._places(*columns.answers(self.answers, batch.rows))
+        own = self._left_out(batch.rows, columns)
+        temperature = self.vector.temperature
+        loss = self._loss(cosines(span.vector_BD, vectors_MD), targets, temperature, own)
+        if self.residuals is None:
+            return loss
+        ids_M = torch.from_numpy(columns.ids_M).to(vectors_MD.device)
+        moved_BM = cosines(span.vector_BD, self.residuals(ids_M, vectors_MD.detach()))
+        return loss + self._loss(moved_BM, targets, temperature, own)
+
+    def _places(self, rows: IntArray, columns: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places in a matrix of scores."""
+        device = self.ranker.reader.model.device
+        return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+
+    def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Where queries' own entities, which cannot answer, are to have no share of a softmax."""
+        if self.settings.own_entity == "negative":
+            return None
+        at, own = self.ranker.possible.forbidden(self.queries[rows])
+        found = columns.of(own)
+        return self._places(at[found >= 0], found[found >= 0])
+
+    def _loss(
+        self,
+        scores_BN: torch.Tensor,
+        answers: tuple[torch.Tensor, torch.Tensor],
+        temperature: float,
+        own: tuple[torch.Tensor, torch.Tensor] | None,
+        log_weight_BN: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A softmax over entities, true answers as targets, without the (row, column) pairs ``own``; for the
+        weights see :func:`~kgmlm.signals.likelihood_torch.entity_loss`.
+        """
+        if own is not None:
+            scores_BN = left_out(scores_BN, own)
+        return entity_loss(scores_BN, answers, temperature, log_weight_BN)
+
+    @abstractmethod
+    def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        """The loss on mean log-likelihoods."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps."""
+        tensors = self.memory.state() if self.memory else {}
+        if self._residuals is not None:
+            tensors["residuals"] = self._residuals.residual_ND.detach().cpu()
+        return tensors
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a checkpoint's state."""
+        if self.memory:
+            self.memory.restore(tensors)
+        if self._residuals is not None:
+            self._residuals.residual_ND.data.copy_(tensors["residuals"])
+
+
+class EntityLosses(RankingLosses):
+    """The objective "entity": a softmax over all entities that training has, or over a sample of them.
+
+    Attributes:
+        columns: those entities; others are never negatives.
+        recent: answers of earlier steps, where a step has a sample.
+    """
+
+    def __init__(self, task: Task, stream: RankingStream) -> None:
+        super().__init__(task, stream)
+        self.recent: Recent | None = None
+        if stream.drawing is not None:
+            self.recent = Recent(stream.drawing.recent, len(task.graph.entities))
+            self.seen = len(stream.drawing.seen)
+            return
+        self.columns = Columns(np.flatnonzero(task.graph.seen_N))
+        self.table = self.ranker.likelihood.table(self.columns.ids_M)
+
+    def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        if batch.drawn is not None:
+            return self._of_sample(span, batch.rows, batch.all_rows, batch.drawn)
+        scores_BN = self.ranker.likelihood.scores(span, self.table)
+        answers = self._places(*self.columns.answers(self.answers, batch.rows))
+        own = self._left_out(batch.rows, self.columns)
+        return self._loss(scores_BN, answers, self.settings.temperature, own)
+
+    def _of_sample(self, span: SpanOutput, rows: IntArray, all_rows: IntArray, drawn: Drawn) -> torch.Tensor:
+        """The loss over answers, own entities, recent answers and others that were drawn.
+
+        Args:
+            all_rows: of all processes: each has the candidates of the whole batch.
+        """
+        assert self.recent is not None
+        always = np.union1d(self.recent.joined(drawn.answers), self.queries.entity_B[all_rows])
+        sampled = Sampled.of(always, drawn.others, self.seen)
+        columns = sampled.columns
+        at, column = columns.answers(self.answers, rows)
+        log_weight_BM = np.tile(sampled.log_weight_M.astype(np.float32), (len(rows), 1))
+        # Of a hub's answers those that are there stand for all.
+        there_B = np.bincount(at, minlength=len(rows))
+        all_B = self.answers.offsets[rows + 1] - self.answers.offsets[rows]
+        log_weight_BM[at, column] = np.log(all_B / there_B)[at]
+        scores_BM = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(columns.ids_M))
+        return self._loss(
+            scores_BM,
+            self._places(at, column),
+            self.settings.temperature,
+            self._left_out(rows, columns),
+            torch.from_numpy(log_weight_BM).to(scores_BM.device),
+        )
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps."""
+        recent = {} if self.recent is None else {"recent": torch.from_numpy(self.recent.ids_M)}
+        return super().state() | recent
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a checkpoint's state."""
+        super().restore(tensors)
+        if self.recent is not None:
+            self.recent.restored(tensors["recent"])
+
+
+class TokenLosses(RankingLosses):
+    """The objective "token": cross-entropy of the tokens of true answers."""
+
+    def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
+        positions, ids = self.answers.take(batch.rows)
+        distinct, columns = np.unique(ids, return_inverse=True)
+        scores_BN = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(distinct), "mean")
+        return token_loss(scores_BN, self._places(positions, columns))
+
+
+ENTITY = Objective(RankingStream, EntityLosses)
+TOKEN = Objective(RankingStream, TokenLosses)

@@ -1,0 +1,346 @@
+"""Recipes: which stages a run is trained in, and settings that suit the graph's own shape, with reasons.
+
+No rule here knows a benchmark's name. Settings that a user gives, in a file or one by one, are read here,
+too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from kgmlm.core.config import ALL, ASKED, MOST, SAMPLED, Settings, Stage, as_settings, load_settings, override
+from kgmlm.core.errors import ConfigError, RunError, counted
+from kgmlm.graphs.graph import KnowledgeGraph
+
+Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
+PRESETS: tuple[str, ...] = get_args(Preset)
+PLAIN: Preset = "plain"
+LARGE = 200_000  # entities with vectors: above, an index finds those to score
+SMALL = 50_000  # training triples: below, a few epochs take minutes
+STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
+SCRATCH = 8  # times as many for a model that knows no language; its steps are short
+RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
+ASKS_BACK = ("best", "zero-shot")
+ASKING_BACK = 300  # validation triples: some four minutes of a core
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a graph settings go by.
+
+    Attributes:
+        queries: distinct training queries, of both sides.
+        answers: answers per distinct query.
+        degree: of the median entity that training has seen, its triples.
+        described: the share of entities with a description.
+    """
+
+    entities: int
+    triples: int
+    queries: int
+    answers: float
+    degree: float
+    described: float
+
+    @classmethod
+    def of(cls, graph: KnowledgeGraph) -> Shape:
+        """The shape of a graph's training triples and texts."""
+        train = graph.splits["train"]
+        queries = len(graph.unique_queries("train")[0])
+        count = len(graph.entities)
+        heads_N, tails_N = (np.bincount(train[:, end], minlength=count) for end in (0, 2))
+        degrees = (heads_N + tails_N)[graph.seen_N]
+        described = 1 - graph.entities.undescribed / max(1, count)
+        return cls(
+            entities=count,
+            triples=len(train),
+            queries=queries,
+            answers=2 * len(train) / max(1, queries),
+            degree=float(np.median(degrees)) if len(degrees) else 0.0,
+            described=described,
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a run is trained.
+
+    Attributes:
+        settings: of the text model and of what is beside it.
+        stages: in order.
+        reranker_epochs: how long the reranker is trained.
+        reasons: for settings, why they are as they are.
+        weighed: on how many validation triples weights are chosen once all signals are there; 0 is all.
+        asked: on how many it is chosen how to ask back.
+    """
+
+    preset: str
+    settings: Settings
+    stages: tuple[Stage, ...]
+    reranker_epochs: float
+    reasons: Mapping[str, str]
+    weighed: int = 0
+    asked: int = ASKING_BACK
+
+    def trained_for(self, epochs: float, validations: int, why: str) -> Recipe:
+        """The same with the text model trained for other epochs, and validated so often in them.
+
+        Args:
+            validations: 0 leaves ``training.eval_every`` as it is.
+        """
+        every = {"eval_every": max(epochs / validations, 1e-3)} if validations else {}
+        training = self.settings.training.model_copy(update={"epochs": epochs, **every})
+        settings = self.settings.model_copy(update={"training": training})
+        return replace(self, settings=settings, reasons={**self.reasons, "training.epochs": why})
+
+    def as_record(self) -> dict[str, Any]:
+        """For ``run.json``."""
+        return {
+            "preset": self.preset,
+            "stages": list(self.stages),
+            "reranker_epochs": self.reranker_epochs,
+            "weighed": self.weighed,
+            "asked": self.asked,
+        }
+
+    def notes(self) -> list[str]:
+        """What ``config.toml`` says of it."""
+        return [
+            f"preset {self.preset}: {', then '.join(self.stages)}",
+            *(f"{key}: {why}" for key, why in self.reasons.items()),
+        ]
+
+
+def recipe_of(
+    preset: str, graph: KnowledgeGraph, scratch: bool, given: Mapping[str, Any] | None = None
+) -> Recipe:
+    """The recipe of a preset for a graph.
+
+    Args:
+        scratch: whether the model is trained from scratch.
+        given: settings, by section, that go before those of the recipe.
+
+    Raises:
+        ConfigError: when there is no such preset, or a setting is wrong.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"presets are {', '.join(PRESETS[:-1])} or {PRESETS[-1]}, not '{preset}'")
+    shape = Shape.of(graph)
+    values, reasons = _settings(preset, shape, scratch) if preset != PLAIN else ({}, {})
+    for section, more in (given or {}).items():
+        values[section] = {**values.get(section, {}), **more}
+        for key in more:
+            reasons.pop(f"{section}.{key}", None)
+    training = values.get("training", {})
+    if preset != PLAIN and "eval_every" not in (given or {}).get("training", {}):
+        training["eval_every"] = as_settings(values).training.epochs / 3
+    settings = as_settings(values)
+    stages: list[Stage] = ["text"]
+    if preset in ("balanced", "best"):
+        stages.append("kge")
+    else:
+        reasons.pop("kge.penalty", None)  # no KGE model is trained
+    if preset != PLAIN:
+        stages += ["rules", "types"]  # they take seconds
+    if preset in ASKS_BACK and shape.entities <= LARGE:
+        stages.append("reverse")
+    elif preset in ASKS_BACK:
+        reasons["reverse"] = f"none: each candidate asked back is a query among {shape.entities:,} entities"
+    if preset in RERANKER_STEPS and not scratch:
+        stages.append("reranker")
+    if preset in RERANKER_STEPS and scratch:
+        reasons["reranker"] = (
+            "none: a model from scratch is too small to read a query and a candidate together"
+        )
+    if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
+        stages.append("index")
+        reasons["index"] = f"vectors of {shape.entities:,} entities: FAISS finds those that are scored"
+    pairs = shape.queries * (1 + settings.reranking.negatives) / settings.training.batch_size
+    epochs = min(1.0, share_of(RERANKER_STEPS.get(preset, 1), pairs))
+    return Recipe(preset, settings, tuple(stages), epochs, reasons)
+
+
+def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Settings by section, and why."""
+    reasons: dict[str, str] = {}
+
+    def because(key: str, value: Any, why: str) -> Any:
+        reasons[key] = why
+        return value
+
+    hubs = shape.answers > 2.5
+    samples = because(
+        "training.samples",
+        "triples" if hubs else "queries",
+        f"{shape.answers:.1f} answers per distinct query: "
+        + ("hubs are asked as often as they have answers" if hubs else "each query once reads most per hour"),
+    )
+    sparse = shape.degree <= 5
+    penalty = because(
+        "kge.penalty",
+        "entities" if sparse else "triples",
+        f"the median entity has {shape.degree:.0f} training triples"
+        + (": embeddings of those with few are held small" if sparse else ""),
+    )
+    batch = because(
+        "training.batch_size", 64 if shape.triples > 2000 else 16, f"{shape.triples:,} training triples"
+    )
+    per_epoch = max(1, math.ceil((2 * shape.triples if hubs else shape.queries) / batch))
+    least = STEPS[preset] * (SCRATCH if scratch else 1) if preset in STEPS else 0
+    whole = {"quick": 1.0, "balanced": 3.0, "best": 6.0, "zero-shot": 3.0}.get(preset, 10.0)
+    whole = whole if shape.triples < SMALL else whole / 3
+    epochs = because(
+        "training.epochs",
+        round(max(whole, least / per_epoch), 2),
+        f"{counted(per_epoch, 'step')} per epoch; at least {least:,} steps and {whole:g} epochs",
+    )
+    long = because(
+        "text.max_length",
+        64 if shape.described > 0.1 else 48,
+        f"{shape.described:.0%} of the entities have a description",
+    )
+    many: dict[str, int] = {}
+    if shape.entities > ALL:
+        count = f"{shape.entities:,} entities"
+        many["candidates"] = because(
+            "training.candidates", SAMPLED, f"{count}: the softmax of a step goes over a sample of them"
+        )
+        many["eval_candidates"] = because(
+            "training.eval_candidates",
+            ASKED,
+            f"{count}: validation in training ranks among a sample, and all are read once at the end",
+        )
+    return {
+        "text": {"neighbors": 4, "max_length": long},
+        "scoring": {"end_of_name": True},
+        "vector": {"enabled": not scratch, "max_length": 32, "memory": min(16384, shape.entities)},
+        "kge": {
+            "penalty": penalty,
+            "epochs": 30 if shape.triples < SMALL else 10,
+        },
+        "reranking": {"candidates": 20},
+        "training": {
+            "samples": samples,
+            "batch_size": batch,
+            "epochs": epochs,
+            "eval_triples": 1000,
+            **many,
+            **({} if scratch else {"dropout": 0.0}),
+        },
+    }, reasons
+
+
+def epochs_within(seconds: float, per_step: float, per_epoch: float, least: int = 20) -> float:
+    """How many epochs of so many steps fit into a time, at ``least`` so many steps."""
+    return share_of(max(least, math.floor(seconds / max(per_step, 1e-6))), per_epoch)
+
+
+def share_of(steps: float, per_epoch: float) -> float:
+    """So many steps in epochs, to four digits however large an epoch is."""
+    return float(f"{steps / max(1, per_epoch):.4g}")
+
+
+def given_settings(path: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
+    """What a TOML file and ``KEY=VALUE`` settings set, by section, and nothing of the defaults.
+
+    Raises:
+        ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
+    """
+    load_settings(path, assignments)
+    values = tomllib.loads(path.read_text("utf-8")) if path else {}
+    for assignment in assignments:
+        override(values, assignment)
+    return values
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings that were given, in a file or one by one.
+
+    Attributes:
+        settings: with the defaults of all others.
+        values: only what was given, by section.
+        assignments: those given one by one, as "KEY=VALUE".
+    """
+
+    settings: Settings
+    values: Mapping[str, Any]
+    assignments: tuple[str, ...]
+    file: Path | None
+
+    @classmethod
+    def of(cls, file: Path | None, assignments: Sequence[str]) -> Given:
+        """Read them.
+
+        Raises:
+            ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
+        """
+        settings = load_settings(file, assignments)
+        return cls(settings, given_settings(file, assignments), tuple(assignments), file)
+
+    @property
+    def plain(self) -> bool:
+        """Whether they say what a recipe would choose: all settings, or the objective."""
+        return self.file is not None or "objective" in self.values.get("training", {})
+
+    @property
+    def max_steps(self) -> int | None:
+        """Where to stop, where that is given."""
+        return self.settings.training.max_steps
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether settings have what is given; where training stops may be another place."""
+        have = settings.model_dump()
+        mine = self.settings.model_dump()
+        return all(
+            mine[section][key] == have[section][key]
+            for section, values in self.values.items()
+            for key in values
+            if (section, key) != ("training", "max_steps")
+        )
+
+
+def as_assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Settings given by name as "KEY=VALUE".
+
+    >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
+    ['vector.enabled=true', 'training.epochs=5']
+    """
+    sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
+    plain = {k: v for k, v in settings.items() if k not in sections}
+    sections["training"] = {**plain, **sections.get("training", {})}
+    return [
+        f"{section}.{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
+        for section, values in sections.items()
+        for key, value in values.items()
+        if value is not None  # as by default
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's, or a path, as JSON has it."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def settings_of(section: str, given: Sequence[str], others: bool = False) -> list[str]:
+    """Those of the KEY=VALUE settings that are of a section; or of others."""
+    keys = [setting.partition("=")[0].strip() for setting in given]
+    return [key for key in keys if key.startswith(f"{section}.") != others]
+
+
+def check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
+    """Refuse what says in two ways, or in no way, where a training begins and ends."""
+    if resume and overwrite:
+        raise RunError("--resume and --overwrite exclude each other")
+    if decay is not None and not resume:
+        raise RunError("--decay ends a training that is resumed; a new one ends after training.epochs")
+    if decay is not None and not (isinstance(decay, int | float) and 0 <= decay <= MOST):
+        raise RunError(f"--decay takes a number of epochs from 0 on, not {decay}")

@@ -1,0 +1,374 @@
+"""The stages of a recipe: chosen for a graph and a time, done one after the other, each once."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from kgmlm.core.config import Settings, Stage
+from kgmlm.core.errors import NoRulesError, RunError, counted
+from kgmlm.core.processes import in_several_processes
+from kgmlm.core.progress import Watcher
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.opened import shortlist_of
+from kgmlm.runs.record import (
+    ENDED,
+    RERANKER,
+    fingerprints,
+    has_reranker,
+    is_blank,
+    leave_out,
+    read_record,
+    text_fingerprint,
+)
+from kgmlm.signals import beside
+from kgmlm.signals.rules import Rules
+from kgmlm.signals.types import Types
+from kgmlm.training.index import index
+from kgmlm.training.loop import Interrupted
+from kgmlm.training.recipes import ASKING_BACK, PLAIN, Given, Recipe, epochs_within, recipe_of, share_of
+from kgmlm.training.tune import Addition, Figures, add_signal, choose, train_reranker
+
+if TYPE_CHECKING:
+    from kgmlm.ranking.ranker import Ranker
+
+PROBED = 8  # steps by which a stage's time is told
+SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time; the rest validates
+ASKING = 0.08  # of a time, taken off first where it is to be chosen how to ask back
+BACK = 2.5  # a query that is asked back takes so many of the encoder's passes
+READS = 1.5  # a step of the reranker takes so many of the text model's
+VALIDATIONS = 3  # of the text model, where they take no more than this part of its time:
+VALIDATING = 0.2
+WEIGHING = 4e5  # scores of validation triples (one per entity) that weights are chosen on, per minute of all
+LEAST = 300  # validation triples that weights are chosen on
+FEW = 50  # validation triples, of a run that only --max-steps bounds; fewer do not tell how to ask back
+BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
+
+
+def choose_recipe(
+    preset: str,
+    graph: KnowledgeGraph,
+    model: str,
+    given: Given,
+    minutes: float | None,
+    watch: Watcher,
+) -> Recipe | None:
+    """The recipe of a preset for a graph; None of the preset "plain".
+
+    Args:
+        given: settings that go before those of the recipe.
+        minutes: what all stages may take together.
+
+    Raises:
+        ConfigError: when there is no such preset.
+        DataError: when the file of rules cannot be read.
+        RunError: when several processes are to be timed, or the graph has no relation that tells types.
+    """
+    if preset == PLAIN:
+        return None
+    recipe = recipe_of(preset, graph, model == "scratch", given.values)
+    if not graph.has("valid"):
+        watch.tell("no validation triples: no weights are chosen, and the text model ranks alone")
+        recipe = replace(recipe, stages=("text",))
+    if "index" in recipe.stages and find_spec("faiss") is None:
+        watch.tell("no index is built, since FAISS is not installed: pip install '.[cpu]'")
+        recipe = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage != "index"))
+    if minutes is not None:
+        if in_several_processes():
+            raise RunError("--minutes times the steps of one process")
+        recipe = _fitted(recipe, graph, model, 60 * minutes, given, watch)
+    if "types" in recipe.stages:
+        Types.check(graph, recipe.settings.types)
+    if "rules" in recipe.stages:
+        Rules.check(graph, recipe.settings.rules)
+    watch.tell(f"preset {preset}: {', then '.join(recipe.stages)}")
+    for key, why in recipe.reasons.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(recipe.settings, section, None), name, None)
+        watch.tell(f"  {key}{'' if value is None else f' = {value}'}: {why}")
+    return recipe
+
+
+class _Probed(Exception):
+    """Enough steps are timed."""
+
+
+class _Clock(Watcher):
+    """When steps are done."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.times: list[float] = []
+
+    def start(self, total: int, done: int) -> None:
+        self.total = total
+
+    def step(self, step: int, loss: float) -> None:
+        self.times.append(time.monotonic())
+
+    @property
+    def per_step(self) -> float:
+        """Seconds of the median step; the first ones are slower."""
+        return _median_gap(self.times[1:]) or 1.0
+
+
+def _median_gap(times: Sequence[float]) -> float:
+    """Seconds between two steps that were done one after the other; 0 where there are no two."""
+    gaps = [b - a for a, b in pairwise(times)]
+    return median(gaps) if gaps else 0.0
+
+
+def _fitted(
+    recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
+) -> Recipe:
+    """A recipe whose epochs take so many seconds in all, by the time of a few steps of each."""
+    from kgmlm.training.loop import train as train_run
+    from kgmlm.training.start import start_run
+
+    watch.tell("timing a few steps")
+    asking = ASKING * seconds if "reverse" in recipe.stages else 0.0
+    seconds -= asking
+    share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES}
+    scale = (sum(SHARES.values())) / sum(share.values())
+    share = {stage: scale * part for stage, part in share.items()}
+    clock = _Clock()
+
+    def enough(ranker: Ranker) -> Any:
+        raise _Probed
+
+    if "kge" in share:
+        recipe = _fitted_kge(recipe, graph, share["kge"] * seconds, given)
+    settings = recipe.settings
+    if "rules" in share and "seconds" not in given.values.get("rules", {}):
+        rules = settings.rules.model_copy(update={"seconds": max(0.1, round(share["rules"] * seconds, 1))})
+        recipe = replace(recipe, settings=settings.model_copy(update={"rules": rules}))
+    with tempfile.TemporaryDirectory() as folder:
+        epochs = PROBED + 1.0  # an epoch of a tiny graph is a step
+        training = settings.training.model_copy(update={"epochs": epochs, "eval_every": epochs})
+        probed = settings.model_copy(update={"training": training})
+        of = (Path(folder) / "probe", graph, model, probed)
+        run, ranker = start_run(*of)
+        with suppress(_Probed):
+            outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
+            if outcome.signal is not None:
+                watch.tell("stopped while steps were timed; nothing was written")
+                raise Interrupted(outcome.signal)
+    per_epoch = clock.total / epochs
+    if "epochs" not in given.values.get("training", {}):
+        text = share["text"] * seconds
+        count = len(graph.entities)
+        among = settings.training.validated(count)
+        reading = _reading(settings, among or count, clock.per_step)
+        once = _reading(settings, count, clock.per_step) if among else 0.0  # all at the end
+        often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
+        epochs = epochs_within(text - often * reading - once, clock.per_step, per_epoch)
+        why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
+        if reading >= 1:
+            read = f"{among:,}" if among else "all"
+            why += (
+                f", of which {counted(often, 'validation')} take {reading:.0f} s each to read {read} entities"
+            )
+        if once >= 1:
+            why += f", and reading all once takes {once:.0f} s"
+        recipe = recipe.trained_for(
+            epochs, 0 if "eval_every" in given.values.get("training", {}) else often, why
+        )
+    weighed = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
+    if weighed < len(graph.splits.get("valid", ())):
+        why = f"on {weighed:,} validation triples, which the time allows"
+        recipe = replace(recipe, weighed=weighed, reasons={**recipe.reasons, "weights": why})
+    if asking:
+        recipe = _fitted_asking(recipe, asking, clock.per_step)
+    if "reranker" in recipe.stages:
+        reading = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
+        pairs = per_epoch * (1 + recipe.settings.reranking.negatives)
+        recipe = replace(recipe, reranker_epochs=min(1.0, share_of(reading, pairs)))
+    return recipe
+
+
+def _fitted_kge(recipe: Recipe, graph: KnowledgeGraph, seconds: float, given: Given) -> Recipe:
+    """The recipe with as many steps of KGE as take so many seconds, by the time of a few."""
+    from kgmlm.training.start import fit_signal
+
+    settings, times = recipe.settings, list[float]()
+    few = settings.model_copy(update={"kge": settings.kge.model_copy(update={"max_steps": PROBED})})
+    fit_signal("kge", graph, few, lambda n, total: times.append(time.monotonic()))
+    if "epochs" in given.values.get("kge", {}):
+        return recipe
+    per_step = _median_gap(times)
+    asked = -(-len(graph.unique_queries("train")[0]) // settings.kge.batch_size)
+    steps, reasons = max(1, int(seconds / max(per_step, 1e-6))), dict(recipe.reasons)
+    fitted = {"epochs": min(100, -(-steps // asked))}
+    if steps < fitted["epochs"] * asked and settings.kge.max_steps is None:
+        fitted["max_steps"] = steps
+        reasons["kge.max_steps"] = f"{per_step:.2f} s per step; an epoch has {asked:,}"
+    kge = settings.kge.model_copy(update=fitted)
+    settings = settings.model_copy(update={"kge": kge})
+    return replace(recipe, settings=settings, reasons=reasons)
+
+
+def _reading(settings: Settings, entities: int, per_step: float) -> float:
+    """Seconds in which the vectors of so many entities are read once, by the time of a step.
+
+    A step reads a batch of queries and as many entities, and its backward pass takes twice as long.
+    """
+    if not settings.vector.enabled:
+        return 0.0
+    vector = settings.vector.max_length
+    return entities * vector * _per_token(settings, per_step)
+
+
+def _per_token(settings: Settings, per_step: float) -> float:
+    """Seconds in which a token is read, by the time of a step."""
+    vector = settings.vector.max_length if settings.vector.enabled else 0
+    return per_step / (3 * settings.training.batch_size * (settings.text.max_length + vector))
+
+
+def _fitted_asking(recipe: Recipe, seconds: float, per_step: float) -> Recipe:
+    """A recipe that chooses in so many seconds how to ask back, or does not ask back at all."""
+    settings = recipe.settings
+    per_query = BACK * settings.text.max_length * _per_token(settings, per_step)
+    asked = int(seconds / (2 * (1 + settings.reranking.candidates) * per_query))  # of both sides
+    if asked >= FEW:
+        return replace(recipe, asked=min(asked, recipe.asked))
+    why = f"none: the time allows only {counted(asked, 'validation triple')} to choose by"
+    stages = tuple(stage for stage in recipe.stages if stage != "reverse")
+    return replace(recipe, stages=stages, reasons={**recipe.reasons, "reverse": why})
+
+
+def stages_left(run: RunFolder) -> list[Stage]:
+    """The stages of a run's recipe that are still to be done, after its text model."""
+    recipe = run.record.get("recipe")
+    if not recipe:
+        return []
+    now = {name: digest for name, digest in fingerprints(run.path).items() if name != RERANKER}
+    chosen = run.chosen
+    # Text that was trained further after a signal was added is weighed again.
+    weighed = all(chosen.of.get(name) == digest for name, digest in now.items())
+    whole = run.record["status"] in ENDED
+    left: list[Stage] = [
+        stage
+        for stage in recipe["stages"]
+        if stage in BESIDE and not (stage in now and weighed and not (whole and was_cut(run, stage)))
+    ]
+    reranked = has_reranker(run.path) and chosen.use is not None
+    if reranked and whole:
+        reranked = read_record(run.path / RERANKER)["status"] in ENDED
+    if "reverse" in recipe["stages"] and chosen.reverse is None:
+        left.append("reverse")
+    if "reranker" in recipe["stages"] and not reranked:
+        left.append("reranker")
+    if "index" in recipe["stages"] and shortlist_of(run) is None:
+        left.append("index")
+    return left
+
+
+def _bounds(name: str, steps: int) -> dict[str, Any]:
+    """Settings of a signal under ``--max-steps``."""
+    bounds: dict[str, dict[str, Any]] = {
+        "kge": {"max_steps": steps},
+        "rules": {"length": 1, "constants": False},
+    }
+    return bounds.get(name, {})
+
+
+def was_cut(run: RunFolder, name: str) -> bool:
+    """Whether ``--max-steps`` bounded the training of a signal beside a run's model."""
+    return bool(run.record.get("signals", {}).get(name, {}).get("cut"))
+
+
+def further_stages(path: Path, max_steps: int | None, further: str, watch: Watcher) -> None:
+    """Do what is left of a run's recipe after its text model.
+
+    Args:
+        further: the command that continues.
+
+    Raises:
+        Interrupted: when a signal stopped it; ``kgmlm train --resume`` continues.
+    """
+    run = open_folder(path)
+    recipe = run.record.get("recipe")
+    left = stages_left(run)
+    if not recipe or (run.record["status"] == "max steps" and not max_steps):
+        return
+    if left and in_several_processes():
+        watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
+        return
+    few, before = None if max_steps is None else FEW, run.chosen
+
+    def chosen(only: Literal["signals", "reverse", "reranking"], count: int | None) -> Figures:
+        back = True if only == "reverse" else None
+        return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, reverse=back)
+
+    if signals := [stage for stage in left if stage in BESIDE]:
+        for name in signals:
+            _add_stage(open_folder(path), name, max_steps, watch)
+        figures = chosen("signals", recipe.get("weighed", 0) if few is None else few)
+        ladder = [f"{stage} {of['mrr']:.4f}" for stage, of in figures.items()]
+        watch.tell(f"validation MRR: {', with '.join(ladder)}")
+    # What was chosen beside other weights is chosen again.
+    if "reverse" in left or (signals and before.reverse is not None):
+        figures = chosen("reverse", few or recipe.get("asked", ASKING_BACK))
+        _tell_of("asking back", figures["reverse"], watch)
+    if signals and "reranker" not in recipe["stages"] and has_reranker(path):
+        _tell_of("reranker", chosen("reranking", few)["reranking"], watch)
+    if "reranker" in recipe["stages"] and ("reranker" in left or signals):
+        folder = path / RERANKER
+        begun = (folder / "run.json").is_file() and not is_blank(folder)
+        epochs = recipe["reranker_epochs"]
+        settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
+        found = train_reranker(
+            path,
+            [] if begun else settings,
+            further,
+            resume=begun,
+            max_steps=max_steps,
+            max_triples=few,
+            watch=watch,
+        )
+        _tell_of("reranker", found, watch)
+    if "index" in left:
+        _index(path, watch)
+
+
+def _tell_of(stage: str, found: dict[str, float], watch: Watcher) -> None:
+    """Say what validation chose of a second stage."""
+    used = f"used, the {found['k']} best" if found["k"] else "not used"
+    watch.tell(f"{stage} {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
+
+
+def _index(path: Path, watch: Watcher) -> None:
+    """Index a run's entities, through which it is asked from now on."""
+    found = index(path, progress=watch)
+    open_folder(path).update(shortlist={"entities": found["shortlist"], "of": text_fingerprint(path)})
+    watch.tell(
+        f"index of {found['entities']:,} entities: of the 10 best by exact scoring, "
+        f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"
+    )
+
+
+def _add_stage(run: RunFolder, name: str, max_steps: int | None, watch: Watcher) -> None:
+    """Train a signal of a recipe beside the text, if it is not there."""
+    cut = max_steps is None and was_cut(run, name)
+    file = beside()[name].file
+    if (run.path / file).is_file() and not cut:
+        return
+    bounds = {} if max_steps is None else _bounds(name, max_steps)
+    given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
+    marks = {"cut": True} if bounds else {}
+    try:
+        add_signal(run, Addition(name, given=given, marks=marks), None, watch)
+    except NoRulesError as error:  # of a small or odd graph: nothing is wrong
+        watch.tell(str(error))
+        if max_steps is None:
+            leave_out(run.path, name)

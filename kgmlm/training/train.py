@@ -1,0 +1,298 @@
+"""Train a run in the stages of its recipe, or continue one that was interrupted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kgmlm.core.config import MOST, Settings
+from kgmlm.core.errors import ConfigError, RunError, check_whole, counted
+from kgmlm.core.files import as_path
+from kgmlm.core.machine import release_memory
+from kgmlm.core.processes import join, main_process, shared_by
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.graphs.checks import odd_columns
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.storage import TRAINING, check_dataset
+from kgmlm.runs.folder import RunFolder, open_folder, unfinished
+from kgmlm.runs.record import ENDED, check_output, writing
+from kgmlm.runs.run import Run, path_if
+from kgmlm.training.loop import Interrupted, train_watched
+from kgmlm.training.recipes import PLAIN, Given, Preset, Recipe, as_assignments, check_end
+from kgmlm.training.stages import choose_recipe, further_stages, stages_left
+from kgmlm.training.start import ends_by_decay
+from kgmlm.training.tune import complete_text
+
+if TYPE_CHECKING:
+    from kgmlm.ranking.first_stage import Mixture
+    from kgmlm.ranking.ranker import Ranker
+
+
+def train(
+    dataset: KnowledgeGraph | str | Path | None = None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    preset: Preset | None = None,
+    minutes: float | None = None,
+    config: str | Path | None = None,
+    set_: Sequence[str] = (),
+    max_steps: int | None = None,
+    decay: float | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    tracker: str | None = None,
+    skip_header: bool = False,
+    progress: bool | Watcher | Advance = True,
+    **settings: Any,
+) -> Run:
+    """Train a masked LM to rank the entities of a graph, and what a preset puts beside it.
+
+    Args:
+        dataset: a built-in dataset, a folder with train.tsv, or a graph.
+        model: a masked LM by path or hub name, or "scratch" for a small BERT trained on the graph.
+        output: the run folder to write.
+        preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
+            "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
+            ``config`` or an objective is given.
+        minutes: fit epochs to this time, by the time of the first steps.
+        config: settings as TOML; it and other settings go before those of a preset.
+        set_: settings as "KEY=VALUE", such as "training.epochs=5".
+        max_steps: stop there; the schedule stays laid for all epochs.
+        decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
+        resume: continue an interrupted run, to the same losses.
+        overwrite: replace an older run.
+        tracker: an accelerate tracker, such as "tensorboard".
+        settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
+            ``vector={"enabled": True}``.
+
+    Raises:
+        RunError: when the folder is taken, or options do not go together.
+        ConfigError: for an unknown setting or one out of range.
+        Interrupted: when a signal stopped it; ``resume=True`` continues.
+
+    Example:
+        >>> kgmlm.train("mygraph/", model="bert-base-uncased", output="runs/mine", epochs=5)  # doctest: +SKIP
+    """
+    if output is None:
+        raise RunError("--output is missing: the run folder to write")
+    path = as_path(output, "the output")
+    if max_steps is not None:
+        check_whole("--max-steps", max_steps, 1)
+    with writing(path, "train") if main_process() else nullcontext():
+        check_end(decay, resume, overwrite)
+        if not resume:
+            _check_start(path, dataset, model, overwrite)
+        given = Given.of(path_if(config, "a settings file"), [*set_, *as_assignments(settings)])
+        _check_settings(given, resume, preset, minutes)
+        if tracker is not None:
+            _check_tracker(tracker)
+        quiet_transformers()
+        watch = watcher_of(progress) if main_process() else Watcher()
+        max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
+        if resume:
+            run, ranker = _resume(path, dataset, model, given, preset, decay, skip_header, watch)
+        else:
+            assert dataset is not None
+            check_dataset(dataset, TRAINING, watch.tell)
+            of = (dataset, str(model), given, preset, minutes)
+            run, ranker = _begin(path, *of, skip_header, overwrite, watch)
+            release_memory()  # of the graph as it was read: the run has files of it
+        if ranker is not None:
+            options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
+            _train(run, ranker, watch, options)
+        del run, ranker
+        release_memory()
+        if main_process():
+            _further(path, max_steps, watch)
+        return Run(open_folder(path))
+
+
+def _continuing(path: Path) -> str:
+    """The command that continues a run."""
+    return f"kgmlm train --output {shlex.quote(str(path))} --resume"
+
+
+def _further(path: Path, max_steps: int | None, watch: Watcher) -> None:
+    """Do the stages after the text model; where one is interrupted, say how to continue."""
+    try:
+        complete_text(path, watch)
+        further_stages(path, max_steps, _continuing(path), watch)
+    except Interrupted:
+        raise  # it has been said
+    except KeyboardInterrupt:
+        watch.tell(f"continue with: {_continuing(path)}")
+        raise
+
+
+def _check_start(
+    output: Path, dataset: KnowledgeGraph | str | Path | None, model: str | Path | None, overwrite: bool
+) -> None:
+    """Refuse a new run that has nothing to begin with, or no place."""
+    if main_process():
+        check_output(output, overwrite)
+    if dataset is None:
+        raise RunError("--dataset is missing: a built-in dataset (`kgmlm data list`) or a folder")
+    if model is None:
+        raise RunError("--model is missing: `scratch`, a folder, or a Hugging Face name")
+
+
+def _check_settings(
+    given: Given,
+    resume: bool,
+    preset: str | None,
+    minutes: float | None,
+) -> None:
+    """Refuse settings that another command trains with, and options that they do not go with."""
+    if given.settings.training.objective == "rerank":
+        raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
+    if resume and minutes:
+        raise RunError("--minutes is for the start of a run")
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MOST):
+        raise RunError(f"--minutes takes a time above 0, not {minutes}")
+    if minutes is not None and (preset == PLAIN or (preset is None and given.plain)):
+        raise RunError("--minutes goes with a preset that is not plain")
+
+
+def _check_tracker(name: str) -> None:
+    """Refuse a tracker that is not installed before a run is laid."""
+    from accelerate.tracking import get_available_trackers
+
+    there = sorted(str(tracker) for tracker in get_available_trackers())
+    if name not in there:
+        raise ConfigError(f"there is no tracker '{name}' (installed: {', '.join(there) or 'none'})")
+
+
+def _resume(
+    output: Path,
+    dataset: KnowledgeGraph | str | Path | None,
+    model: str | Path | None,
+    given: Given,
+    preset: str | None,
+    decay: float | None,
+    skip_header: bool,
+    watch: Watcher,
+) -> tuple[RunFolder, Ranker | None]:
+    """Open an interrupted run where it stopped; what is given must be what it was begun with.
+
+    There is no ranker where the text model is trained and another stage was interrupted.
+    """
+    from kgmlm.runs.record import model_address
+
+    run = open_folder(output)
+    if model is not None and run.record["model"] not in (str(model), model_address(str(model))):
+        raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
+    begun = (run.record.get("recipe") or {"preset": PLAIN})["preset"]
+    if preset not in (None, begun):
+        raise RunError(f"{output} was begun with the preset '{begun}', not '{preset}'")
+    if not given.fits(run.settings):
+        raise RunError(
+            f"{output} was begun with other settings; see {output}/config.toml, or start a new run"
+        )
+    from kgmlm.training.start import latest_checkpoint, resume_run
+
+    if dataset is not None and not load_graph(dataset, skip_header=skip_header).same(run.graph):
+        raise RunError(f"{output} was begun with another graph than '{dataset}'")
+    if run.record["status"] in ENDED and (unfinished(run) or stages_left(run)):
+        if decay is not None:
+            raise RunError(f"the text model of {output} has finished; --decay would end its training")
+        return run, None
+    run, ranker = resume_run(output)
+    checkpoint = latest_checkpoint(output)
+    watch.tell(f"resuming {output} from {checkpoint.name if checkpoint else 'its start'}")
+    return run, ranker
+
+
+def _begin(
+    output: Path,
+    dataset: KnowledgeGraph | str | Path,
+    model: str,
+    given: Given,
+    preset: Preset | None,
+    minutes: float | None,
+    skip_header: bool,
+    overwrite: bool,
+    watch: Watcher,
+) -> tuple[RunFolder, Ranker]:
+    """Read a graph, choose how it is trained, and lay the run."""
+    graph = load_graph(dataset, skip_header=skip_header)
+    if odd := odd_columns(graph):
+        watch.tell(odd)
+    chosen = preset or (PLAIN if given.plain else "balanced")
+    recipe = choose_recipe(chosen, graph, model, given, minutes, watch)
+    settings = given.settings if recipe is None else recipe.settings
+    return _start(output, graph, model, recipe, settings, overwrite, watch)
+
+
+def _start(
+    output: Path,
+    graph: KnowledgeGraph,
+    model: str,
+    recipe: Recipe | None,
+    settings: Settings,
+    overwrite: bool,
+    watch: Watcher,
+) -> tuple[RunFolder, Ranker]:
+    """Lay a new run, and say what it is about."""
+    from kgmlm.training.start import start_run
+
+    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, recipe=recipe)
+    _tell_start(run, ranker, watch)
+    return run, ranker
+
+
+def _tell_start(run: RunFolder, ranker: Ranker, watch: Watcher) -> None:
+    """Say what a new run is about, and what is odd about its names and triples."""
+    from kgmlm.graphs.queries import repeated
+
+    graph = run.graph
+    watch.tell(
+        f"{graph.name}: {counted(len(graph.entities), 'entity')}, "
+        f"{counted(len(graph.relations), 'relation')}, "
+        f"{counted(len(graph.splits['train']), 'training triple')}; "
+        f"span of {counted(ranker.reader.vocabulary.span_length, 'token')}"
+    )
+    if twice := repeated(graph.splits["train"]):
+        watch.tell(f"{counted(twice, 'duplicate training triple')} count{'s' * (twice == 1)} once")
+    unknown = ranker.reader.tokenizer.unknown(ranker.reader.names)
+    if len(unknown):
+        example = graph.entities[int(unknown[0])].surface
+        watch.tell(
+            f"{len(unknown):,} of {len(ranker.reader.names):,} names have something that the model has "
+            f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
+        )
+
+
+def _train(run: RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:
+    """Train a run with validation, if its graph has a split for it."""
+    from kgmlm.core.config import Protocol
+    from kgmlm.training.weights import weigh
+
+    training = run.settings.training
+    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+    among = training.validated(len(run.graph.entities)) if run.graph.has("valid") else 0
+    world = join()
+
+    def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
+        with shared_by(world):
+            mixture, figures = weigh(current, run.graph, protocol, watch, among=among)
+            return mixture, figures["text"]
+
+    if among:
+        watch.tell(
+            f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
+            "answers; the run is measured among all at the end"
+        )
+    bound = options["max_steps"] or (None if ends_by_decay(run, options["decay"]) else training.max_steps)
+    train_watched(
+        run,
+        ranker,
+        validation if run.graph.has("valid") else None,
+        _continuing(run.path),
+        watch,
+        **options | {"max_steps": bound},
+    )

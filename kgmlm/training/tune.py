@@ -1,0 +1,556 @@
+"""Tune a run: choose weights on validation; add, take over or drop signals and rerankers."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kgmlm.core import files
+from kgmlm.core.config import Protocol, Settings, load_settings
+from kgmlm.core.errors import RunError, check_numbers
+from kgmlm.core.processes import ALONE, World, join, shared_by
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
+from kgmlm.runs.record import (
+    ENDED,
+    RERANKER,
+    REVERSE,
+    TRAINED,
+    has_reranker,
+    is_blank,
+    leave_out,
+    read_record,
+)
+from kgmlm.runs.run import Run, path_if, path_of, writes_run
+from kgmlm.training.loop import train_watched
+from kgmlm.training.recipes import as_assignments, check_end, settings_of
+from kgmlm.training.start import ends_by_decay, keeping
+
+if TYPE_CHECKING:
+    from kgmlm.ranking.first_stage import Mixture
+    from kgmlm.ranking.ranker import Ranker
+    from kgmlm.signals.base import Signal
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What is to be added beside a run's model: a signal, or the reranker of another run.
+
+    Attributes:
+        source: a run to take it from, instead of training it.
+        config, given: settings by which it is trained; by default those of the run.
+        overwrite: whether it replaces an older one.
+        marks: what else is recorded of it.
+    """
+
+    name: str
+    source: Run | str | Path | None = None
+    config: Path | None = None
+    given: Sequence[str] = ()
+    overwrite: bool = False
+    marks: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, run: RunFolder) -> None:
+        """Refuse what cannot be added to a run, before anything of it is changed."""
+        from kgmlm.signals import beside
+
+        if self.name not in (*beside(), RERANKER):
+            raise RunError(
+                f"there is no signal '{self.name}' to add; there are "
+                f"{', '.join([*beside(), RERANKER, REVERSE])}"
+            )
+        if self.source is None and self.name == RERANKER:
+            raise RunError(
+                f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
+            )
+        if self.source is not None and (self.config or self.given):
+            raise RunError("--from trains nothing; --config and --set go without it")
+        if self.source is not None:
+            giver = open_folder(path_of(self.source))
+            if giver.path.resolve() == run.path.resolve() and self.overwrite:
+                raise RunError(f"{run.path} cannot lend {self.name} to itself; --from names another run")
+            if self.name != RERANKER:
+                giver.lend(self.name, run.graph)
+            elif not has_reranker(giver.path):
+                raise RunError(
+                    f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one"
+                )
+            elif not giver.graph.same(run.graph):
+                raise RunError(f"{giver.path} is a run of another graph than {run.path}")
+        if foreign := settings_of(self.name, self.given, others=True):
+            raise RunError(
+                f"--add {self.name} goes by the settings of {self.name} alone, not by {foreign[0]}"
+            )
+        file = run.path / (RERANKER if self.name == RERANKER else beside()[self.name].file)
+        if file.exists() and not self.overwrite:
+            kind = "reranker" if self.name == RERANKER else f"signal '{self.name}'"
+            raise RunError(f"{run.path} has a {kind} already; --overwrite replaces it")
+        if self.name != RERANKER:
+            files.check_writable(file)
+        self.settings(run)
+
+    def settings(self, run: RunFolder) -> Settings:
+        """By which it is trained."""
+        return load_settings(self.config or run.path / "config.toml", self.given, of_run=not self.config)
+
+
+def as_names(given: str | Sequence[str] | None) -> list[str]:
+    """One name, several, or none; each once."""
+    return list(dict.fromkeys([given] if isinstance(given, str) else given or ()))
+
+
+def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
+    """The KEY=VALUE settings of each signal that is to be added; what is of none of them is left to all."""
+    sections = [setting.partition(".")[0].strip() for setting in given]
+    return {
+        name: [
+            s for s, section in zip(given, sections, strict=True) if section == name or section not in names
+        ]
+        for name in names
+    }
+
+
+def asks_back(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> bool:
+    """Whether a run is to ask its best candidates back: it was added, or it is there and not dropped.
+
+    Raises:
+        RunError: when it is to be dropped and is not there.
+    """
+    there = (run.path / MIXTURE).is_file() and run.chosen.reverse is not None
+    if REVERSE in dropping and not there:
+        raise RunError(f"{run.path} does not ask back; there is no '{REVERSE}' to drop")
+    return REVERSE in adding or (there and REVERSE not in dropping)
+
+
+def check_parts(run: RunFolder, names: Sequence[str]) -> None:
+    """Refuse to drop what a run has not beside its model, before anything is dropped."""
+    from kgmlm.signals import beside
+
+    for name in names:
+        if name == REVERSE:
+            continue
+        if name == RERANKER and (run.path / name).is_dir():
+            files.refuse_link(run.path / name)
+        elif name not in beside():
+            there = ", ".join([*beside(), RERANKER, REVERSE])
+            raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
+        elif not run.has_signal(name):
+            raise RunError(f"{run.path} has no signal '{name}'")
+
+
+def drop_part(run: RunFolder, name: str) -> None:
+    """Remove a signal that is beside the model, or the reranker, where there is one."""
+    if name == RERANKER:
+        shutil.rmtree(run.path / name)
+    elif name != REVERSE:  # which has no file
+        run.drop_signal(name)
+    leave_out(run.path, name)
+
+
+def take_reranker(run: RunFolder, source: Run | str | Path) -> None:
+    """Copy the reranker of another run."""
+    files.refuse_link(run.path / RERANKER)
+    with files.atomic_folder(run.path / RERANKER) as folder:
+        shutil.copytree(open_folder(path_of(source)).path / RERANKER, folder, dirs_exist_ok=True)
+
+
+def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watcher) -> None:
+    """Train a signal beside a run's model, or take it from another run, and keep it.
+
+    It counts nothing until :func:`kgmlm.training.tune.choose` has chosen how much.
+    """
+    from kgmlm.runs.folder import device_of
+    from kgmlm.training.start import fit_signal
+
+    made: tuple[Signal, dict[str, Any]]
+    if added.source is not None:
+        made = open_folder(path_of(added.source)).lend(added.name, run.graph)
+    else:
+        with watch:
+            bar = partial(watch, f"training {added.name}")
+            with keeping(run.path, added.name, watch) as kept:
+                made = fit_signal(added.name, run.graph, added.settings(run), bar, device_of(device), kept)
+    run.save_signal(made[0], **made[1], **added.marks)
+
+
+Figures = dict[str, dict[str, float]]  # on validation, by stage
+Stage = Literal["", "signals", "reverse", "reranking"]
+
+
+@writes_run
+def tune(
+    run: Run | str | Path,
+    *,
+    add: str | Sequence[str] | None = None,
+    drop: str | Sequence[str] | None = None,
+    source: Run | str | Path | None = None,
+    config: str | Path | None = None,
+    set_: Sequence[str] = (),
+    overwrite: bool = False,
+    candidates: int | None = None,
+    max_triples: int | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+    **settings: Any,
+) -> Figures:
+    """Choose on validation how much each signal of a run counts, for each relation and side.
+
+    Then how many of the best are asked back, if that was added, and how many a reranker reads again, if the
+    run has one, and how much these count. Several processes (``torchrun``) share the queries; the main one
+    adds and drops signals, and writes.
+
+    Args:
+        add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
+            ``source``; "reverse" asks the best candidates back, which takes no training: where it alone is
+            added or dropped, the weights of the signals stay.
+        drop: first remove a signal or several, the reranker, or "reverse".
+        source: the run of the same graph to take what is added from, instead of training it.
+        config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
+        overwrite: replace an older one.
+        candidates: how many are asked back or reranked at most; None is reranking.candidates.
+        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
+
+    Returns:
+        The figures of each stage on validation, as of :func:`kgmlm.training.weights.tune`.
+
+    Raises:
+        RunError: when there is nothing to choose on, or options do not go together.
+    """
+    check_numbers(candidates=(candidates, 1), max_triples=(max_triples, 0), batch_size=(batch_size, 1))
+    world = join(device)
+    folder = open_folder(path_of(run))
+    if world.main:
+        files.check_writable(folder.path / MIXTURE)
+    assignments = [*set_, *as_assignments(settings)]
+    adding, dropping = as_names(add), as_names(drop)
+    reverse = asks_back(folder, adding, dropping)
+    adding = [name for name in adding if name != REVERSE]  # it is not trained
+    if not adding and (source or config or assignments or overwrite):
+        raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
+    if not folder.graph.has("valid"):
+        raise RunError(f"{folder.path} has no validation triples to choose weights on")
+    additions = [
+        Addition(name, source, path_if(config, "a settings file"), given, overwrite or name in dropping)
+        for name, given in shared_out(adding, assignments).items()
+    ]
+    for added in additions:
+        added.check(folder)
+    quiet_transformers()
+    watch = watcher_of(progress)
+    if world.main:
+        _change(folder, dropping, additions, device, watch)
+    world.wait()
+    folder = open_folder(folder.path)
+    if candidates is not None and not reverse and not has_reranker(folder.path):
+        raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
+
+    def chosen(only: Stage) -> Figures:
+        run = open_folder(folder.path)
+        return choose(
+            run, max_triples, candidates, precision, batch_size, device, watch, only, world, reverse
+        )
+
+    if {*as_names(add), *dropping} != {REVERSE}:
+        return chosen("")
+    return chosen("reverse") | (chosen("reranking") if has_reranker(folder.path) else {})
+
+
+def _change(
+    run: RunFolder,
+    dropping: Sequence[str],
+    additions: Sequence[Addition],
+    device: str | None,
+    watch: Watcher,
+) -> None:
+    """Drop what is beside a run's model, then add."""
+    check_parts(run, dropping)
+    for name in dropping:
+        drop_part(run, name)
+    for added in additions:
+        if added.name == RERANKER and added.source is not None:
+            take_reranker(run, added.source)
+        else:
+            add_signal(run, added, device, watch)
+
+
+@writes_run
+def rerank(
+    run: Run | str | Path,
+    *,
+    config: str | Path | None = None,
+    set_: Sequence[str] = (),
+    model: str | Path | None = None,
+    max_steps: int | None = None,
+    decay: float | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    candidates: int | None = None,
+    max_triples: int | None = None,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+    **settings: Any,
+) -> dict[str, float]:
+    """Train a second model that reads the best candidates of a run again, and choose how it is used.
+
+    Args:
+        config, set_, settings: as of :func:`~kgmlm.training.train.train`; by default those of the run, for
+            one epoch.
+        model: begin with another masked LM than the run's own.
+        max_steps, decay, resume, overwrite: as of :func:`~kgmlm.training.train.train`.
+        candidates, max_triples: as of :func:`tune`.
+
+    Returns:
+        ``mrr``, ``hits_at_1`` and ``hits_at_10`` on validation, ``k`` and ``weight`` that were chosen, and
+        ``mrr_first`` without reranking.
+
+    Raises:
+        RunError: when there is nothing to choose on, or a reranker already.
+        Interrupted: when a signal stopped it; ``resume=True`` continues.
+    """
+    check_numbers(max_steps=(max_steps, 1), candidates=(candidates, 1), max_triples=(max_triples, 0))
+    check_end(decay, resume, overwrite)
+    if resume and model is not None:
+        raise RunError("--model begins a reranker; --resume continues the one that is there")
+    return train_reranker(
+        path_of(run),
+        [*set_, *as_assignments(settings)],
+        f"kgmlm rerank {shlex.quote(str(path_of(run)))} --resume",
+        config=path_if(config, "a settings file"),
+        model=model,
+        max_steps=max_steps,
+        decay=decay,
+        resume=resume,
+        overwrite=overwrite,
+        candidates=candidates,
+        max_triples=max_triples,
+        device=device,
+        watch=watcher_of(progress),
+    )
+
+
+def train_reranker(
+    path: Path,
+    assignments: Sequence[str],
+    further: str,
+    *,
+    config: Path | None = None,
+    model: str | Path | None = None,
+    max_steps: int | None = None,
+    decay: float | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    candidates: int | None = None,
+    max_triples: int | None = None,
+    device: str | None = None,
+    watch: Watcher,
+) -> dict[str, float]:
+    """:func:`rerank` as a part of any job that writes the run; ``further`` is the command that continues."""
+    folder = open_folder(path)
+    _check_reranker(folder, resume, overwrite)
+    trained_by = _reranker_settings(folder, config, assignments, resume)
+    quiet_transformers()
+    if config or assignments:  # what is given now goes before what it was begun with
+        max_steps = max_steps or trained_by.training.max_steps
+    if decay is not None and _is_trained(folder):
+        raise RunError(f"the reranker of {path} has finished; --decay would end its training")
+    # What was killed between training and choosing continues with choosing.
+    if not (resume and _is_trained(folder) and folder.chosen.use is None):
+        options = {"max_steps": max_steps, "decay": decay, "resume": resume, "device": device}
+        _train_reranker(folder, trained_by, model, overwrite, further, watch, options)
+    precision = open_folder(folder.path / RERANKER).settings.training.precision
+    reduced = "bf16" if precision == "bf16" else "fp32"
+    found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only="reranking")
+    return found["reranking"]
+
+
+def choose(
+    run: RunFolder,
+    max_triples: int | None,
+    candidates: int | None,
+    precision: str,
+    batch_size: int,
+    device: str | None,
+    watch: Watcher,
+    only: Stage = "",
+    world: World = ALONE,
+    reverse: bool | None = None,
+) -> Figures:
+    """Choose all weights of a run on validation, keep them, and return the figures of each stage.
+
+    Args:
+        only: choose nothing else. Beside "signals", their weights stay as they are; with it, the run has no
+            second stage until that is chosen again.
+        world: the processes that share the queries.
+        reverse: whether the best are asked back, if that helps; None is as the run does now.
+    """
+    from kgmlm.ranking.first_stage import Use
+    from kgmlm.runs.opened import read_entities
+    from kgmlm.runs.record import Chosen, command_line, fingerprints
+    from kgmlm.training.weights import Tuned, choose_reranking, choose_reverse
+    from kgmlm.training.weights import tune as tune_all
+
+    weighs = only in ("", "signals")
+    if weighs:
+        if world.main:
+            with watch:
+                read_entities(run, device, batch_size, partial(watch, "reading entities"))
+        world.wait()
+    ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
+    before = run.chosen if (run.path / MIXTURE).is_file() else None
+    back = before.reverse if before else None
+    if reverse is not None:
+        back = (back or Use(0, 0.0)) if reverse else None
+    if back is not None and only != "signals":
+        ranker = ranker.but(reverse=back)
+    read_again = has_reranker(run.path) and only in ("", "reranking")
+    if read_again:
+        ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
+    training = (open_folder(run.path / RERANKER) if read_again else run).settings.training
+    few = training.eval_triples if max_triples is None else max_triples
+    protocol = Protocol(split="valid", max_triples=max_triples or 0)
+    again = Protocol(split="valid", max_triples=few, seed=training.seed)
+    ranker.reduce(precision == "bf16")
+    with watch, shared_by(world):
+        world.agree(fingerprints(run.path), "weights")
+        if only == "reranking":
+            use, found = choose_reranking(ranker, run.graph, again, watch, candidates, batch_size)
+            tuned = Tuned(ranker.mixture, use, back, {only: found})
+        elif only == "reverse":
+            figures: Figures = {}
+            if back is not None:
+                back, figures[only] = choose_reverse(ranker, run.graph, again, watch, candidates, batch_size)
+            tuned = Tuned(ranker.mixture, before.use if before else None, back, figures)
+        else:
+            tuned = tune_all(
+                ranker,
+                run.graph,
+                protocol,
+                watch,
+                reranking=again,
+                candidates=candidates,
+                batch_size=batch_size,
+            )
+    known = before.by.get("valid", {}) if before and not weighs else {}
+    known = {stage: of for stage, of in known.items() if stage != only}
+    by = {"command": command_line(), "precision": precision, "valid": {**known, **tuned.figures}}
+    if world.main:
+        run.save_chosen(Chosen(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
+    world.wait()
+    return tuned.figures or known
+
+
+def complete_text(path: Path, watch: Watcher) -> None:
+    """Read all entities of a model that was validated among few, and choose and measure among all.
+
+    Args:
+        path: of a run that has been trained, or interrupted.
+    """
+    from kgmlm.runs.opened import read_entities
+
+    run = open_folder(path)
+    training = run.settings.training
+    trained = run.record["status"] in TRAINED and (run.path / MIXTURE).is_file()
+    if not trained or not training.validated(len(run.graph.entities)):
+        return
+    if not run.graph.has("valid"):
+        with watch:
+            read_entities(run, advance=partial(watch, "reading entities"))
+        run.save_chosen(run.chosen)
+        return
+    if unfinished(run):
+        found = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
+        watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
+    run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
+
+
+def _check_reranker(run: RunFolder, resumed: bool, overwrite: bool) -> None:
+    """Refuse to rerank what cannot be, and to replace unasked a reranker that is there."""
+    files.check_writable(run.path / "run.json")
+    if not run.graph.has("valid"):
+        raise RunError(f"{run.path} has no validation triples to choose candidates and weight on")
+    folder = run.path / RERANKER
+    files.refuse_link(folder)
+    if resumed and not (folder / "run.json").is_file():
+        raise RunError(f"{run.path} has no reranker to resume; `kgmlm rerank {run.path}` trains one")
+    if not (resumed or overwrite) and (folder / "run.json").is_file() and not is_blank(folder):
+        raise RunError(
+            f"{run.path} has a reranker already; --resume trains it further, --overwrite replaces it, and "
+            f"`kgmlm tune {run.path}` chooses again how it is used"
+        )
+
+
+def _is_trained(run: RunFolder) -> bool:
+    """Whether there is nothing more to train."""
+    return has_reranker(run.path) and read_record(run.path / RERANKER)["status"] in ENDED
+
+
+def _reranker_settings(run: RunFolder, config: Path | None, given: Sequence[str], resume: bool) -> Settings:
+    """What a reranker is trained by: given settings over those of its run, for one epoch.
+
+    Raises:
+        RunError: when one that is continued was begun with others.
+    """
+    short = [] if config else ["training.epochs=1", "training.eval_every=1"]
+    settings = load_settings(config or run.path / "config.toml", [*short, *given], of_run=not config)
+    settings = settings.for_reranking()
+    if not config and "training.max_steps" not in settings_of("training", given):
+        settings = settings.without_max_steps()  # that of the run was for the run
+    if resume and (config or given):
+        folder = run.path / RERANKER
+        begun = open_folder(folder).settings
+        if settings.without_max_steps() != begun.without_max_steps():
+            raise RunError(f"{folder} was begun with other settings; see {folder}/config.toml")
+    return settings
+
+
+def _train_reranker(
+    opened: RunFolder,
+    settings: Settings,
+    model: str | Path | None,
+    overwrite: bool,
+    further: str,
+    watch: Watcher,
+    options: dict[str, Any],
+) -> None:
+    """Train the reranker of a run, in a run folder of its own.
+
+    Args:
+        further: the command that continues.
+        options: of :func:`kgmlm.training.loop.train`.
+    """
+    from kgmlm.ranking.first_stage import Use, unit
+    from kgmlm.ranking.second_stage import Reranker, Reranking
+    from kgmlm.training.start import resume_run, start_run
+    from kgmlm.training.weights import choose_reranking
+
+    folder = opened.path / RERANKER
+    first = opened.ranker(options["device"], rerank=False)
+    if options["resume"]:
+        trained, ranker = resume_run(folder, options["device"])
+    else:
+        if overwrite and folder.is_dir() and not (folder / "run.json").is_file():
+            shutil.rmtree(folder)  # what is left of an older one
+        trained, ranker = start_run(
+            folder, opened.graph, str(model or opened.model_folder), settings, overwrite=overwrite
+        )
+    opened.save_chosen(replace(opened.chosen, use=None))  # until it is chosen how the new one is used
+    training = trained.settings.training
+    first.reduce(training.precision == "bf16")
+    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+
+    def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
+        reranker = Reranker.of(current.reader)
+        reranking = Reranking(reranker, Use(0, 0.0), unit("vector", opened.settings))
+        reranker.model.reduce(training.precision == "bf16")
+        _, found = choose_reranking(first.but(reranking=reranking), opened.graph, protocol, watch)
+        return current.mixture, found
+
+    bound = options["max_steps"] or (None if ends_by_decay(trained, options["decay"]) else training.max_steps)
+    train_watched(trained, ranker, validation, further, watch, first=first, **options | {"max_steps": bound})

@@ -1,0 +1,563 @@
+"""Weights chosen on validation: of all signals at once, and of the second stage.
+
+The weighted sum of S signal scores of a query's candidates goes through a softmax over those that no known
+triple has; the weights maximize the likelihood of validation's answers. Weights are positive, so their
+logarithms are fitted: one for each signal, and an addition per relation and side, shrunk to 0. Reciprocal
+ranks are steps, and what they choose on a few hundred triples is mostly chance (eval/LOG.md); likelihoods are
+smooth, and weights that maximize them rank better. The weight of a second stage is fitted the same way.
+
+Shapes: B queries, all heads and then all tails; C candidates (the answer and those that some signal ranks
+best); S signals, R relations; d distinct queries, b queries with an answer each; N candidates, K of them the
+best.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, spreads
+from kgmlm.core.config import Protocol
+from kgmlm.core.errors import ConfigError
+from kgmlm.core.processes import sharing
+from kgmlm.core.progress import Advance, Watcher
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.first_stage import BEST, Mixture, Said, Use
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.second_stage import Best, Floats, asked_back, best_of
+from kgmlm.runs.record import REVERSE
+from kgmlm.signals import SIGNALS
+from kgmlm.signals.vector import read_together
+from kgmlm.training.validation import Contest, Group, contest_of, crossed, figures_of, halved, odd, ranked_by
+
+SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in nats per squared logarithm
+LEAN = 1.0  # how strongly weights are drawn to those under which all signals vary alike
+FAR = 10.0  # no weight is farther from that than this, as a logarithm
+_CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
+_Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What signals say of the best candidates of some queries.
+
+    Attributes:
+        names: of the S signals.
+        scores_BCS: the first candidate is the answer.
+        there_BC: which candidates there are; none of a query whose answer is impossible.
+        confident: by how much scores are divided in training, and weights multiplied here.
+    """
+
+    names: tuple[str, ...]
+    queries: Queries
+    scores_BCS: _Floats
+    there_BC: BoolArray
+    relations: int
+    confident: float
+
+    @classmethod
+    def drawn(
+        cls, ranker: Ranker, contest: Contest, names: Sequence[str], advance: Advance, batch_size: int = 64
+    ) -> Sample:
+        """Of a contest's queries, in one pass, which several processes share."""
+        asked, pool, world = contest.asked, ranker.pool(contest.ids), sharing()
+        share = asked.share(world)
+        distinct = asked.distinct[share]
+        tell = partial(advance, "choosing weights")
+        found = []
+        for own, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=tuple(names)):
+            groups = contest.groups(share[own])
+            found += [(group.at, *_best(ranker, contest, group, said)) for group in groups]
+            tell(len(own), len(distinct))
+        parts = [part for of_one in world.gathered(found) for part in of_one]
+        confident = ranker.reader.settings.training.temperature
+        return cls.joined(names, asked.queries, parts, len(ranker.context.relations), confident)
+
+    @classmethod
+    def joined(
+        cls,
+        names: Sequence[str],
+        queries: Queries,
+        parts: Iterable[tuple[IntArray, _Floats, BoolArray]],
+        relations: int,
+        confident: float = 1.0,
+    ) -> Sample:
+        """Of parts: which queries, what signals say of their candidates, and which candidates there are."""
+        parts = list(parts)
+        width = max((there.shape[1] for _, _, there in parts), default=1)
+        scores_BCS = np.zeros((len(queries), width, len(names)), np.float32)
+        there_BC = np.zeros(scores_BCS.shape[:2], np.bool_)
+        for at, scores_bCS, there_bC in parts:
+            scores_BCS[at, : there_bC.shape[1]] = scores_bCS
+            there_BC[at, : there_bC.shape[1]] = there_bC
+        return cls(tuple(names), queries, scores_BCS, there_BC, relations, confident)
+
+    def summed(self, name: str, parts: Mixture) -> Sample:
+        """The same with one signal more, the weighted sum of others."""
+        columns = [self.names.index(part) for part in parts.signals]
+        weight_BS = np.stack([parts.of(part, self.queries) for part in parts.signals], 1)
+        sum_BC = np.einsum("bcs,bs->bc", self.scores_BCS[:, :, columns], weight_BS)
+        scores_BCS = np.concatenate([self.scores_BCS, sum_BC[:, :, None]], 2)
+        return replace(self, names=(*self.names, name), scores_BCS=scores_BCS)
+
+    def fitted(self, names: Sequence[str], of_B: BoolArray, *, by_relation: bool = True) -> Mixture:
+        """The weights of some signals that make the answers of some queries most likely.
+
+        Args:
+            by_relation: else one weight per signal.
+        """
+        rows = np.flatnonzero(of_B & self.there_BC[:, 0])
+        queries = self.queries[rows]
+        kinds_G, kind_B = np.unique(2 * queries.relation_B + queries.side_B, return_inverse=True)
+        columns = [self.names.index(name) for name in names]
+        scores_BCS, there_BC = self.scores_BCS[rows][:, :, columns], self.there_BC[rows]
+        spread_S = spreads(scores_BCS[there_BC])
+        log_S, own_GS = _most_likely(
+            (scores_BCS / spread_S).astype(np.float32), there_BC, kind_B, len(kinds_G) if by_relation else 0
+        )
+        average_S = self.confident * np.exp(log_S) / spread_S
+        table_R2S = np.broadcast_to(average_S, (self.relations, 2, len(names))).copy()
+        if by_relation:
+            table_R2S[kinds_G // 2, kinds_G % 2] *= np.exp(own_GS)
+        tables = {name: table_R2S[:, :, s].astype(np.float32) for s, name in enumerate(names)}
+        return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
+
+
+def _best(ranker: Ranker, contest: Contest, group: Group, said: Said) -> tuple[_Floats, BoolArray]:
+    """What signals say ``(b, C, S)`` of the answers and of the best other candidates, and which there are."""
+    device = ranker.reader.model.device
+    source, answer_b1, rows, columns = (
+        torch.from_numpy(x).to(device)
+        for x in (group.group, group.answers[:, None], *group.known)
+    )  # fmt: skip
+    queries = contest.asked.queries[group.at]
+    said_SbN = [torch.as_tensor(x, device=device)[source].float() for x in said.values()]
+    blocked_bN = ranker.possible.applied(torch.zeros_like(said_SbN[0]), queries, contest.ids) < 0
+    if contest.ids is None:
+        blocked_bN |= torch.from_numpy(~contest.member_N).to(device)
+    impossible_b1 = blocked_bN.gather(1, answer_b1)
+    blocked_bN[rows, columns] = True
+    blocked_bN.scatter_(1, answer_b1, True)
+    most = min(BEST, blocked_bN.shape[1])
+    best_bC = torch.cat([x.masked_fill(blocked_bN, -torch.inf).topk(most).indices for x in said_SbN], 1)
+    best_bC = best_bC.sort(1).values
+    there_bC = ~blocked_bN.gather(1, best_bC)
+    there_bC[:, 1:] &= best_bC[:, 1:] != best_bC[:, :-1]
+    there_bC = torch.cat([torch.ones_like(impossible_b1), there_bC], 1) & ~impossible_b1
+    best_bC = torch.cat([answer_b1, best_bC], 1)
+    scores_bCS = torch.stack([x.gather(1, best_bC) for x in said_SbN], 2)
+    return scores_bCS.masked_fill(~there_bC[..., None], 0.0).cpu().numpy(), there_bC.cpu().numpy()
+
+
+def _most_likely(
+    scores_BCS: _Floats, there_BC: BoolArray, kind_B: IntArray, kinds: int
+) -> tuple[FloatArray, FloatArray]:
+    """Logarithms of weights ``(S,)`` and what each of G kinds of queries adds ``(G, S)``, by L-BFGS.
+
+    Args:
+        kinds: how many there are; 0 is one weight for all.
+    """
+    from scipy.optimize import minimize
+
+    signals = scores_BCS.shape[2]
+    # By kind, so that one block of candidates has the same weights; without those that are not there.
+    order_B = np.argsort(kind_B, kind="stable") if kinds else np.arange(len(kind_B))
+    if not len(order_B):
+        return np.zeros(signals), np.zeros((kinds, signals))
+    there_BC = there_BC[order_B]
+    scores_TS = scores_BCS[order_B][there_BC].astype(np.float64)
+    count_B = there_BC.sum(1)
+    first_B = np.cumsum(count_B) - count_B  # the answers
+    starts = np.searchsorted(kind_B[order_B], np.arange(kinds)) if kinds else np.zeros(1, np.int64)
+    bounds = [*first_B[starts].tolist(), len(scores_TS)]
+    blocks = [slice(*bound) for bound in itertools.pairwise(bounds)]
+
+    def cost(flat: FloatArray) -> tuple[float, FloatArray]:
+        log_S, own_GS = flat[:signals], flat[signals:].reshape(kinds, signals)
+        weight_GS = np.exp(log_S + own_GS if kinds else log_S[None])
+        logits_T = np.concatenate([scores_TS[at] @ w_S for at, w_S in zip(blocks, weight_GS, strict=True)])
+        top_B = np.maximum.reduceat(logits_T, first_B)
+        share_T = np.exp(logits_T - np.repeat(top_B, count_B))
+        sum_B = np.add.reduceat(share_T, first_B)
+        value = SHRINK * (own_GS**2).sum() + LEAN * (log_S**2).sum()
+        value += float((np.log(sum_B) + top_B - logits_T[first_B]).sum())
+        share_T /= np.repeat(sum_B, count_B)
+        share_T[first_B] -= 1
+        slope_GS = weight_GS * np.stack([share_T[at] @ scores_TS[at] for at in blocks])
+        own_slope_GS = 2 * SHRINK * own_GS + (slope_GS if kinds else 0)
+        return value, np.concatenate([slope_GS.sum(0) + 2 * LEAN * log_S, own_slope_GS.ravel()])
+
+    count = signals * (1 + kinds)
+    # To the end, so that the weights hardly depend on how queries were batched.
+    found = minimize(
+        cost, np.zeros(count), jac=True, method="L-BFGS-B", bounds=[(-FAR, FAR)] * count, options=_CLOSELY
+    )
+    return found.x[:signals], found.x[signals:].reshape(kinds, signals)
+
+
+SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
+WEIGHTS_TRIED = tuple(2 ** (i / 2) for i in range(-6, 5))  # 1: as much as the first stage
+STAGES = ("first", "second")
+silent = Watcher()
+
+
+def choose_reranking(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance = silent,
+    candidates: int | None = None,
+    batch_size: int = 64,
+) -> tuple[Use, dict[str, float]]:
+    """Choose how many of the best are read again and how much that counts; not reranking is a choice.
+
+    Of the weights that are tried it is the one by which the answers are most likely; how many is chosen by
+    MRR. Where what each half of the triples chose is no better for the other half, nothing is reranked.
+
+    Args:
+        ranker: where it asks back, that comes first.
+        candidates: how many are tried at most; None is as many as the reranker's settings say.
+
+    Raises:
+        ConfigError: when the protocol asks or filters test triples, or there is no reranker.
+
+    Returns:
+        The choice, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` with it (each half of the triples by what
+        was chosen on the other; the weights of the signals stay), ``k`` and ``weight``, ``mrr_first`` without
+        reranking, and ``held``, the share of answers that the most candidates hold.
+    """
+    reranking = ranker.reranking
+    if reranking is None:
+        raise ConfigError("the ranker has no reranker to weigh")
+    most = candidates or reranking.reranker.reranking.candidates
+    confident = ranker.reader.settings.training.temperature  # both as in training
+    weights = [confident * x for x in WEIGHTS_TRIED]
+    told = partial(advance, "reranking")
+
+    def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
+        return reranking.read(queries, ids_dK, ranker.mixture, batch_size)
+
+    return _choose_use(ranker, contest_of(graph, protocol), told, most, weights, read, batch_size)
+
+
+def choose_reverse(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance = silent,
+    candidates: int | None = None,
+    batch_size: int = 64,
+) -> tuple[Use, dict[str, float]]:
+    """The same of asking back.
+
+    Args:
+        candidates: None is as many as the settings of the run say.
+    """
+    first, contest = ranker.unreranked(), contest_of(graph, protocol)
+    most = min(candidates or ranker.reader.settings.reranking.candidates, len(graph.entities))
+    back_DK = _all_asked_back(first, contest, most, partial(advance, "asking back"), batch_size)
+    told = partial(advance, "validating")
+
+    def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
+        return back_DK[rows]
+
+    return _choose_use(first, contest, told, most, WEIGHTS_TRIED, read, batch_size)
+
+
+def _all_asked_back(
+    ranker: Ranker, contest: Contest, most: int, advance: Callable[[int, int], None], batch_size: int
+) -> Floats:
+    """What asking back says of the best candidates ``(D, K)`` of all distinct queries at once, so that those
+    that share a candidate ask it once. Of several processes each has its own share of the queries.
+    """
+    share = contest.asked.share(sharing())
+    queries = contest.asked.distinct[share]
+    ids_SK = np.full((len(share), most), -1)
+    for rows, _, said in ranker.said(queries, batch_size=batch_size):
+        asked = queries[rows]
+        best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
+        ids_SK[rows] = best.to_read(ids_dK)
+    back_DK = np.zeros((len(contest.asked.groups), most), np.float32)
+    back_DK[share] = asked_back(ranker, queries, ids_SK, batch_size, advance)
+    return back_DK
+
+
+def _choose_use(
+    ranker: Ranker,
+    contest: Contest,
+    advance: Callable[[int, int], None],
+    most: int,
+    weights: Sequence[float],
+    read: Callable[[Queries, IntArray, IntArray], Floats],
+    batch_size: int,
+) -> tuple[Use, dict[str, float]]:
+    """Choose how a second stage is used.
+
+    Args:
+        most: candidates that are tried at most.
+        read: what it says of candidates ``(d, K)`` of some queries, and which of all these are.
+    """
+    most = min(most, len(contest.member_N))
+    sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
+    tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
+    found: list[_Part] = []
+    first = ranker.but(reranking=None)
+
+    def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
+        scores_dN = first.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
+        best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
+        read_dK = read(queries, rows, best.to_read(ids_dK))
+        found.extend(_parts(contest, rows, best, ids_dK, read_dK))
+        yield scores_dN
+        for use in tried[1:]:
+            yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
+
+    asked, ranks = ranked_by(ranker, contest, len(tried), score, advance, batch_size)
+    parts = [part for of_one in sharing().gathered(found) for part in of_one]
+    sample = Sample.joined(STAGES, asked.queries, [p[:3] for p in parts], len(ranker.context.relations))
+    held = sum(int(part.held_b.sum()) for part in parts) / len(asked.queries)
+    reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
+
+    def choose(of_B: BoolArray) -> int:
+        fitted = sample.fitted(STAGES, of_B, by_relation=False).averages
+        fits = fitted["second"] / fitted["first"]
+        near = min(weights, key=lambda weight: abs(math.log(weight / fits)))
+        mean_W = reciprocal_WB[:, of_B].mean(1)
+        return max(
+            (w for w, use in enumerate(tried) if use.weight in (0, near)), key=lambda w: float(mean_W[w])
+        )
+
+    mean_W, crossed_B = reciprocal_WB.mean(1), halved(reciprocal_WB, choose)
+    use = tried[choose(np.ones(len(asked.queries), np.bool_))]
+    if crossed_B.mean() <= mean_W[0]:
+        use, crossed_B = tried[0], reciprocal_WB[0]
+    return use, {
+        **figures_of(crossed_B),
+        "k": use.k,
+        "weight": use.weight,
+        "mrr_first": float(mean_W[0]),
+        "held": held,
+    }
+
+
+class _Part(NamedTuple):
+    """Of some queries what both stages say of the candidates ``(b, 1 + K, 2)``, as :class:`Sample` has it.
+
+    Attributes:
+        at: which queries.
+        held_b: whether the answer is one of the K best.
+    """
+
+    at: IntArray
+    scores_bCS: Floats
+    there_bC: BoolArray
+    held_b: BoolArray
+
+
+def _parts(
+    contest: Contest, rows: IntArray, best: Best, ids_dK: IntArray, read_dK: Floats
+) -> Iterator[_Part]:
+    """What both stages say of the best candidates of some distinct queries, for each of their answers."""
+    said_dKS, count = np.stack([best.scores_BK, read_dK], 2), len(contest.member_N)
+    for group in contest.groups(rows):
+        ids_bK, said_bKS = ids_dK[group.group], said_dKS[group.group]
+        own_bK = ids_bK == group.answers[:, None]
+        chosen_bK = best.chosen_BK[group.group]
+        known = group.known[0] * count + group.known[1]
+        others_bK = chosen_bK & ~own_bK & contest.member_N[ids_bK]
+        others_bK &= ~np.isin(np.arange(len(ids_bK))[:, None] * count + ids_bK, known)
+        there_bC = np.concatenate([(own_bK & chosen_bK).any(1, keepdims=True), others_bK], 1)
+        answer_b1S = np.where(own_bK[..., None], said_bKS, 0).sum(1, keepdims=True)
+        scores_bCS = np.where(there_bC[..., None], np.concatenate([answer_b1S, said_bKS], 1), 0)
+        yield _Part(group.at, scores_bCS.astype(np.float32), there_bC, own_bK.any(1))
+
+
+TEXT = ("likelihood", "vector")  # signals of the text model, which training weighs
+
+
+class Folds(NamedTuple):
+    """Weights fitted on all triples, and on every other one, by which those between are measured."""
+
+    whole: Mixture
+    odd: Mixture
+    even: Mixture
+
+    @classmethod
+    def same(cls, mixture: Mixture) -> Folds:
+        """Weights that no triple has chosen."""
+        return cls(mixture, mixture, mixture)
+
+    @classmethod
+    def fitted(
+        cls,
+        sample: Sample,
+        names: Sequence[str],
+        tell: Callable[[], None] = lambda: None,
+        *,
+        by_relation: bool = True,
+    ) -> Folds:
+        """The weights of some signals; ``tell`` is called after each fit.
+
+        Those of the text are fitted without the others, which are then fitted beside their sum: so a run's
+        text ranks as well alone as it can, whatever is beside it.
+        """
+        count = len(sample.queries)
+        odd_B, every_B = odd(count), np.ones(count, np.bool_)
+        text, beside = ([n for n in names if (n in TEXT) == own] for own in (True, False))
+
+        def of(of_B: BoolArray) -> Mixture:
+            if not (len(text) > 1 and beside):
+                return sample.fitted(names, of_B, by_relation=by_relation)
+            parts = sample.fitted(text, of_B, by_relation=by_relation)
+            whole = sample.summed("text", parts).fitted(["text", *beside], of_B, by_relation=by_relation)
+            return whole.opened("text", parts)
+
+        found = []
+        for of_B in (every_B, odd_B, ~odd_B) if count > 2 else 3 * (every_B,):
+            found.append(of(of_B))
+            tell()
+        return cls(*found)
+
+
+def weigh(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance = silent,
+    batch_size: int = 64,
+    *,
+    among: int = 0,
+) -> tuple[Mixture, dict[str, dict[str, float]]]:
+    """Choose how much each signal counts, for each relation and side, and measure it.
+
+    Args:
+        advance: called with (what is being done, how many just were, how many there are).
+        among: rank among the answers and so many other entities, and read no others; 0 is all.
+
+    Raises:
+        ConfigError: when the protocol asks or filters test triples.
+
+    Returns:
+        The mixture of all signals; and by stage, the text first and then each signal beside those before it,
+        ``mrr``, ``hits_at_1`` and ``hits_at_10``, each half of the triples by weights that were fitted on the
+        other; ``mrr_one_weight`` with the same weights for all relations; ``mrr_`` and its name by a signal
+        alone; ``mrr_text`` without the stage's signal, of all but the text; ``weight_...`` of the text's.
+    """
+    contest, stages = contest_of(graph, protocol, among), _stages(ranker)
+    *_, (last, names) = stages.items()
+    if ranker.vectors is not None:
+        unread = ranker.vectors.unread_of(contest.ids)
+        read_together(
+            ranker.vectors, advance=lambda n: advance("reading entities", n, unread), ids=contest.ids
+        )
+    if len(names) > 1:
+        sample = Sample.drawn(ranker, contest, names, advance, batch_size)
+    ways: dict[str, Folds] = {f"{name} alone": Folds.same(ranker.mixture.only(name)) for name in names}
+    fits = 6 * sum(len(of) > 1 for of in stages.values())
+    tell = partial(advance, "fitting weights", 1, fits)
+    for stage, of in stages.items():
+        fitted = len(of) > 1
+        ways[stage] = Folds.fitted(sample, of, tell) if fitted else ways[f"{of[0]} alone"]
+        ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
+    measured = _measured(ranker, contest, ways, advance, batch_size)
+    mrr = {name: float(found_B.mean()) for name, found_B in measured.items()}
+    figures = {stage: figures_of(measured[stage]) for stage in stages}
+    for before, (stage, of) in zip([None, *stages], stages.items(), strict=False):
+        new = of if before is None else [stage]
+        if len(of) > 1:
+            figures[stage]["mrr_one_weight"] = mrr[f"{stage} one"]
+            figures[stage] |= {f"mrr_{name}": mrr[f"{name} alone"] for name in new}
+        if before is not None:
+            figures[stage]["mrr_text"] = mrr[before]
+    if "text" in stages and len(stages["text"]) > 1:
+        figures["text"] |= {f"weight_{n}": w for n, w in ways["text"].whole.averages.items()}
+    if contest.ids is not None:
+        figures[last]["candidates"] = float(contest.width)
+    return ways[last].whole, figures
+
+
+def _stages(ranker: Ranker) -> dict[str, list[str]]:
+    """Which signals are weighed together: those of the text, then one more each time."""
+    text = [name for name in TEXT if name in ranker.signals]
+    beside = [name for name in SIGNALS if name in ranker.signals and name not in TEXT]
+    stages = {"text": text} if text else {}
+    return stages | {name: [*text, *beside[: i + 1]] for i, name in enumerate(beside)}
+
+
+def _measured(
+    ranker: Ranker, contest: Contest, ways: Mapping[str, Folds], advance: Advance, batch_size: int
+) -> dict[str, FloatArray]:
+    """Reciprocal ranks ``(B,)`` by name, those of each half of the triples by what the other half chose.
+
+    So no triple is measured by weights that were fitted on it.
+    """
+    tried = {id(mixture): mixture for way in ways.values() for mixture in (way.odd, way.even)}
+    pool = ranker.pool(contest.ids)
+    _, ranks = ranked_by(
+        ranker,
+        contest,
+        len(tried),
+        lambda queries, rows, said: (ranker.combined(queries, said, pool, m) for m in tried.values()),
+        partial(advance, "validating"),
+        batch_size,
+        tuple(dict.fromkeys(name for mixture in tried.values() for name in mixture.signals)),
+    )
+    by = {key: 1 / of.of_type("realistic") for key, of in zip(tried, ranks, strict=True)}
+    return {name: crossed(by[id(way.odd)], by[id(way.even)]) for name, way in ways.items()}
+
+
+class Tuned(NamedTuple):
+    """All that validation chose for a ranker.
+
+    Attributes:
+        use: of the reranker, where there is one.
+        reverse: of asking back, where it was to be chosen.
+        figures: of each stage on validation, by its name.
+    """
+
+    mixture: Mixture
+    use: Use | None
+    reverse: Use | None
+    figures: dict[str, dict[str, float]]
+
+
+def tune(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance = silent,
+    *,
+    reranking: Protocol | None = None,
+    candidates: int | None = None,
+    batch_size: int = 64,
+) -> Tuned:
+    """Choose all weights of a ranker: those of its signals at once, then how it asks back, then its
+    reranker's, if it has them.
+
+    Args:
+        protocol: on which triples of the run's own graph.
+        reranking: on which triples it is chosen how candidates are asked back and reranked, at a forward pass
+            per candidate; None is all of the same.
+        candidates: as of :func:`choose_reranking`.
+
+    Raises:
+        ConfigError: when a protocol asks or filters test triples.
+    """
+    mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
+    first, few = ranker.but(mixture=mixture), reranking or protocol
+    use = reverse = None
+    if ranker.reverse is not None:
+        reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates, batch_size)
+        first = first.but(reverse=reverse)
+    if ranker.reranking is not None:
+        use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates, batch_size)
+    return Tuned(mixture, use, reverse, figures)

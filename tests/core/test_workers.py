@@ -1,0 +1,163 @@
+"""Pieces of work, made here, in processes and by Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Cli, refused
+from raying import ASKED, EVALUATED, LISTED, Files, nodes, report_of
+
+import kgmlm
+from kgmlm.core import workers
+from kgmlm.core.errors import ConfigError, DataError, RunError
+from kgmlm.core.progress import Watcher
+from kgmlm.core.workers import check_engine, made_here, made_in_processes
+
+
+class Told(Watcher):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.slow
+def test_pieces_are_made_here_and_in_processes(tmp_path: Path) -> None:
+    work = Files(tmp_path)
+    assert list(made_here(work, [3, 1], Watcher())) == [30, 10]
+    done: list[int] = []
+    assert sorted(made_in_processes(work, [4, 5, 6], 2, Watcher(), done.append)) == [40, 50, 60]
+    assert sorted(done) == [5, 6, 7], "the sizes of the pieces"
+    assert work.made() == {f"made-{n}": "x" for n in (1, 3, 4, 5, 6)}
+    with pytest.raises(DataError, match="7 cannot be made"):
+        list(made_in_processes(Files(tmp_path, refused=(7,)), [7, 8], 2, Watcher()))
+    with pytest.raises(DataError, match="nothing can be made"):
+        list(made_in_processes(Files(tmp_path, mistaken=True), [7, 8], 2, Watcher()))
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_was_to_make_others_make(tmp_path: Path) -> None:
+    work, told = Files(tmp_path, ending=(2, 5)), Told()
+    assert sorted(made_in_processes(work, range(7), 2, told)) == [n * 10 for n in range(7)]
+    assert {"made-2": "x", "made-5": "x"}.items() <= work.made().items()
+    assert all("a worker process ended" in message for message in told.messages)
+    assert told.messages
+    with pytest.raises(RunError, match=r"end again and again, .*; try again with fewer --workers"):
+        list(made_in_processes(Files(tmp_path, ending=(9,), always=True), [8, 9], 2, Watcher()))
+
+
+def test_what_no_engine_can_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="local or ray, not spark"):
+        check_engine("spark", None)
+    with pytest.raises(ConfigError, match="goes with --engine ray"):
+        check_engine("local", "here:1")
+    monkeypatch.setattr(workers, "find_spec", lambda name: object())
+    check_engine("ray", "10.0.0.1:6379")
+    check_engine("ray", "[::1]:6379")
+    for address in ("here", "here:", ":1", "here:0", "here:99999", "here:x", "ray://here:10001"):
+        with pytest.raises(ConfigError, match="is given as HOST:PORT"):
+            check_engine("ray", address)
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'kgmlm\[ray\]'"):
+        check_engine("ray", None)
+
+
+def test_an_address_where_no_cluster_is_is_a_sentence(
+    cli: Cli, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("ray") is None:
+        pytest.skip("the engine is installed by kgmlm[ray]")
+    monkeypatch.setattr(workers, "PATIENCE", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        asked = (
+            "complete",
+            toy_run,
+            "--output",
+            tmp_path / "new",
+            "-q",
+            "--known",
+            "valid",
+            "--engine",
+            "ray",
+        )
+        refused(cli(*asked, "--address", f"127.0.0.1:{port}"), f"no Ray cluster answers at 127.0.0.1:{port}")
+    refused(cli(*asked, "--address", f"127.0.0.1:{port}"), "refused")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def said(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What came of work on a cluster of two nodes, by a process of its own; and where."""
+    if find_spec("ray") is None:
+        pytest.skip("the engine is installed by kgmlm[ray]")
+    folder = tmp_path_factory.mktemp("ray")
+    here = Path(__file__).parent.parent
+    environment = {
+        **os.environ, "PYTHONPATH": f"{here}:{here.parent}", "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }  # fmt: skip
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = free.getsockname()[1]
+    with nodes(folder, port, environment):
+        done = subprocess.run(
+            [sys.executable, "-c", "import raying; raying.main()", folder, toy_run, f"127.0.0.2:{port}"],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found, folder
+
+
+@pytest.mark.slow
+def test_ray_lists_what_one_process_does(
+    said: tuple[dict[str, Any], Path], toy_run: Path, tmp_path: Path
+) -> None:
+    found, folder = said
+    here = kgmlm.complete(toy_run, tmp_path / "here", device="cpu", **LISTED, progress=False)
+    assert (tmp_path / "here").read_bytes() == (folder / "there").read_bytes()
+    assert found["asked"] == found["queries"] == here["queries"]
+
+
+@pytest.mark.slow
+def test_ray_evaluates_and_ranks_as_one_process_does(
+    said: tuple[dict[str, Any], Path], toy_run: Path
+) -> None:
+    found, _ = said
+    alone = report_of(kgmlm.evaluate(toy_run, device="cpu", progress=False, **EVALUATED))
+    assert found["report"] == json.loads(json.dumps(alone))
+    ranked = kgmlm.open_run(toy_run, device="cpu").rank(ASKED, k=3).to_dict("records")
+    assert found["ranked"] == json.loads(json.dumps(ranked))
+
+
+@pytest.mark.slow
+def test_what_rays_workers_lose_others_make(said: tuple[dict[str, Any], Path]) -> None:
+    found, folder = said
+    assert found["sizes"] == [n * 10 for n in range(7)]
+    work = Files(folder / "lost")
+    assert work.made() == {f"made-{n}": "x" for n in range(7)}, "nothing is lost, nothing made twice"
+    begun = [p.name.rpartition("-")[2] for p in work.folder.glob("begun-*")]
+    assert 2 < len(begun) <= 4, "two, and those in their place"
+    assert set(begun) == {"127.0.0.2", "127.0.0.3"}
+
+
+@pytest.mark.slow
+def test_what_is_raised_in_rays_workers_is_raised_here(said: tuple[dict[str, Any], Path]) -> None:
+    found, _ = said
+    assert found["refused"] == ["DataError", "1 cannot be made"]
+    kind, why = found["ending"]
+    assert kind == "RunError"
+    assert re.match(r"\d workers ended one after the other .*; try again with fewer --workers", why)

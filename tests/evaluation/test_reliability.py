@@ -1,0 +1,86 @@
+"""Figures of probabilities: against scikit-learn, by hand, and on data whose probabilities are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from kgmlm.core.arrays import BoolArray, FloatArray
+from kgmlm.evaluation.metrics import BINS, binned, brier, log_loss, measured, reweighted
+
+
+def drawn(count: int, seed: int = 0) -> tuple[BoolArray, FloatArray]:
+    """Probabilities that are right by construction."""
+    rng = np.random.default_rng(seed)
+    probabilities = rng.beta(0.5, 0.5, count)
+    return rng.random(count) < probabilities, probabilities
+
+
+def test_figures_are_those_of_scikit_learn() -> None:
+    labels, probabilities = drawn(500)
+    weights = np.random.default_rng(1).random(500) + 0.1
+    found = measured(labels, probabilities, weights, draws=0)
+    asked = {"sample_weight": weights}
+    assert found["brier"] == pytest.approx(metrics.brier_score_loss(labels, probabilities, **asked))
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(labels, probabilities, **asked))
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, probabilities, **asked))
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, probabilities >= 0.5, **asked))
+
+
+def test_a_weight_is_worth_as_many_triples() -> None:
+    labels, probabilities = drawn(60)
+    times = np.random.default_rng(2).integers(1, 5, 60)
+    one = measured(labels, probabilities, times.astype(float), draws=0)
+    ones = np.ones(int(times.sum()))
+    many = measured(np.repeat(labels, times), np.repeat(probabilities, times), ones, draws=0)
+    for key in ("accuracy", "auc", "average_precision", "brier", "log_loss", "ece"):
+        assert one[key] == pytest.approx(many[key]), key
+
+
+def test_right_probabilities_have_a_small_error_and_wrong_ones_a_large_one() -> None:
+    labels, probabilities = drawn(20_000)
+    ones = np.ones(len(labels))
+    assert binned(labels, probabilities, ones).error < 0.01
+    assert binned(labels, probabilities**3, ones).error > 0.1
+    found = measured(labels, probabilities, ones, draws=50)
+    low, high = found["ece_95"]
+    assert 0 < low < high < 0.02
+
+
+def test_bins_have_the_same_mass_and_equal_probabilities_share_one() -> None:
+    labels, probabilities = drawn(1500)
+    found = binned(labels, probabilities, np.ones(1500))
+    assert found.mass_K == pytest.approx(np.full(BINS, 1 / BINS))
+    assert (np.diff(found.predicted_K) > 0).all()
+    alike = binned(np.array([True, False, False, False]), np.full(4, 0.25), np.ones(4))
+    assert (alike.predicted_K.tolist(), alike.observed_K.tolist(), alike.error) == ([0.25], [0.25], 0.0)
+    assert binned(np.array([True]), np.array([1.0]), np.ones(1)).as_json()["mass_K"] == [1.0]
+
+
+def test_what_is_drawn_together_varies_together() -> None:
+    labels, probabilities = drawn(40)
+    labels, probabilities = np.repeat(labels, 50), np.repeat(probabilities, 50)
+    ones, groups = np.ones(2000), np.repeat(np.arange(40), 50)
+    alone, together = (
+        measured(labels, probabilities, ones, groups=g, draws=200)["ece_95"] for g in (None, groups)
+    )
+    assert together[1] - together[0] > 1.5 * (alone[1] - alone[0])
+
+
+@given(st.floats(0.001, 0.999), st.integers(0, 100))
+def test_positives_are_reweighted_to_a_share(share: float, seed: int) -> None:
+    labels, weights = drawn(50, seed)
+    labels[:2] = True, False
+    found = reweighted(labels, weights + 0.1, share)
+    assert found.sum() == pytest.approx(1)
+    assert found[labels].sum() == pytest.approx(share)
+
+
+def test_one_class_alone_has_no_auc_and_certainty_has_a_finite_loss() -> None:
+    labels, ones = np.array([True, True]), np.ones(2)
+    assert "auc" not in measured(labels, np.array([0.5, 1.0]), ones, draws=0)
+    assert log_loss(labels, np.array([0.0, 1.0]), ones) < 100
+    assert brier(labels, np.array([0.0, 1.0]), ones) == 0.5

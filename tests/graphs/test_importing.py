@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pytest
+from conftest import Cli, refused
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_statements import HOSTILE, RDF, claim, iri, wikidata, written
+
+import kgmlm
+from kgmlm.core.errors import DataError
+from kgmlm.graphs import importing
+from kgmlm.graphs.cards import folder_card
+from kgmlm.graphs.checks import check_graph
+from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.importing import Importer, Texts
+
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\x00")
+LABELS = st.integers(0, 8).map(lambda n: f"Q{n}")
+TRIPLES = st.lists(st.tuples(LABELS, st.sampled_from(["P1", "P2"]), LABELS), min_size=1, max_size=30)
+NAMES = st.dictionaries(LABELS, st.text(CHARACTERS, max_size=12), max_size=9)
+
+
+def imported(data: bytes, folder: Path, name: str, **options: Any) -> tuple[KnowledgeGraph, dict[str, Any]]:
+    """A graph by way of a file and a dataset folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+    report = kgmlm.import_graph(folder / name, folder / "graph", progress=False, **options)
+    assert sorted(p.name for p in folder.iterdir()) == sorted([name, "graph"])
+    return load_graph(folder / "graph"), report
+
+
+def known(graph: KnowledgeGraph) -> list[tuple[str, str, str]]:
+    return graph.labeled(graph.all_triples)
+
+
+@pytest.mark.parametrize("format", [*RDF, "wikidata"])
+@given(triples=TRIPLES, names=NAMES)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_graph_is_what_was_written(
+    format: str,
+    triples: list[tuple[str, str, str]],
+    names: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    triples = [(iri(format, h), iri(format, r), iri(format, t)) for h, r, t in triples]
+    if format == "rdfxml":  # whose characters are fewer
+        names = {x: "".join(c for c in name if c.isprintable()) for x, name in names.items()}
+    texts = [(iri(format, x), "name", name, "en") for x, name in names.items()]
+    data = written(format, triples, texts)
+    graph, report = imported(data, tmp_path_factory.mktemp("g"), "file", format=format)
+    assert sorted(known(graph)) == sorted(set(triples))
+    assert report["triples"] == len(set(triples))
+    clean = {iri(format, x): " ".join(name.split()) for x, name in names.items()}
+    for label, name in zip(graph.entities.column("label"), graph.entities.column("name"), strict=True):
+        assert name == (clean.get(label) or label.rsplit("/", 1)[-1])
+
+
+def test_texts_are_chosen_by_language_then_predicate_then_order() -> None:
+    texts = Texts(["de", "en"])
+    offered = [
+        ("fr", 0, "nom", False), ("", 2, "bare", True), ("mul", 0, "any", True), ("en-GB", 0, "lorry", True),
+        ("en", 1, "truck", True), ("EN", 0, "Truck", True), ("en", 0, "later", True),
+        ("de-at", 1, "Laster", True), ("de", 1, " \t", True), ("de", 1, "LKW", True),
+        ("deu", 0, "von drei", True), ("pol", 0, "other", False),
+    ]  # fmt: skip
+    best = []
+    for language, order, text, wanted in offered:
+        assert texts.add(7, "name", text, language, order) == wanted
+        best.append(texts.of(7, "name"))
+    assert best == [
+        "", "bare", "any", "lorry", "truck", "Truck", "Truck", "Laster", "Laster", "LKW",
+        "von drei", "von drei",
+    ]  # fmt: skip
+
+
+TURTLE = """
+@prefix : <http://ex.org/> . @prefix rdfs: <http://www.w3.org/2000/01/rdf-schema#> .
+@prefix skos: <http://www.w3.org/2004/02/skos/core#> . @prefix schema: <http://schema.org/> .
+:a rdfs:label "Ada"@en, "Ада"@ru ; schema:description "a\\tmathematician\\n"@en ;
+   skos:altLabel "Countess"@en, "Ada" ;
+   :birthPlace :London , :London ; :age 36 ; :knows [ :knows :a ] .
+:London skos:prefLabel "London" . :lonely rdfs:label "nobody knows me" .
+:knows rdfs:label "is acquainted with"@en .
+"""
+
+
+def test_names_descriptions_aliases_and_counts(tmp_path: Path) -> None:
+    graph, report = imported(TURTLE.encode(), tmp_path, "g.ttl")
+    assert report == {
+        "entities": 3, "relations": 2, "triples": 3, "repeated": 1, "entities without a name": 1,
+        "relations without a name": 1, "entities without a description": 2, "blank nodes": 1,
+        "left out": {"texts in other languages": 1, "literals": 1},
+        "left out by": {
+            "texts in other languages": {"http://www.w3.org/2000/01/rdf-schema#label (ru)": 1},
+            "literals": {"http://ex.org/age": 1},
+        },
+    }  # fmt: skip
+    ada = graph.entities[graph.entities.index["http://ex.org/a"]]
+    assert (ada.name, ada.description) == ("Ada", "a mathematician")
+    assert graph.entities.column("label") == ["_:b1", "http://ex.org/London", "http://ex.org/a"]
+    assert [r.name for r in graph.relations] == ["birth place", "is acquainted with"]
+    rows = pyarrow.csv.read_csv(
+        tmp_path / "graph" / "entities.tsv",
+        parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
+    ).to_pylist()
+    assert {row["label"]: row["aliases"] for row in rows}["http://ex.org/a"] == '["Countess"]'
+    card = folder_card(tmp_path / "graph")
+    assert card is not None
+    assert check_graph(graph, card.counts)["mismatches"] == {}
+    russian, _ = imported(TURTLE.encode(), tmp_path / "ru", "g.ttl", language=["ru", "en"])
+    assert russian.entities[2].name == "Ада"
+
+
+def test_blank_nodes_of_two_files_are_two(tmp_path: Path) -> None:
+    for name in ("a.nt", "b.nt"):
+        (tmp_path / name).write_text("_:x <http://p> <http://b> .\n")
+    report = kgmlm.import_graph([tmp_path / "a.nt", tmp_path / "b.nt"], tmp_path / "g", progress=False)
+    assert (report["triples"], report["blank nodes"]) == (2, 2)
+
+
+def test_properties_of_wikidata_in_rdf_have_their_names(tmp_path: Path) -> None:
+    wikidata = "http://www.wikidata.org"
+    kinds = ("direct/", "statement/", "qualifier/value/", "")
+    triples = [(f"{wikidata}/entity/Q1", f"{wikidata}/prop/{kind}P31", "http://x") for kind in kinds]
+    texts = [("http://www.wikidata.org/entity/P31", "name", "instance of", "en")]
+    graph, report = imported(written("ntriples", triples, texts), tmp_path, "g.nt")
+    assert [relation.name for relation in graph.relations] == ["instance of"] * 4
+    assert report["relations without a name"] == 0
+
+
+def test_triples_that_look_like_a_header_and_odd_texts_survive(tmp_path: Path) -> None:
+    graph, _ = imported(b"<head:> <relation:> <tail:> .\n<a:> <relation:> <tail:> .", tmp_path, "g.nt")
+    assert sorted(known(graph)) == [("a:", "relation:", "tail:"), ("head:", "relation:", "tail:")]
+    line = json.dumps(
+        {"id": "Q1", "labels": {"en": {"value": "half \ud800 of one"}}, "claims": {"P1": [claim("Q2")]}}
+    )
+    graph, _ = imported(line.encode(), tmp_path / "wikidata", "g.json")
+    assert graph.entities[0].name == "half ? of one"
+
+
+def test_memory_and_parts_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    triples = [(f"http://e/{i * 7 % 50}", "http://p", f"http://e/{i * i % 50}") for i in range(400)]
+    plain, _ = imported(written("ntriples", triples), tmp_path / "plain", "g.nt")
+    for name, few in (("_HEADS", 3), ("_BUFFERED", 7), ("_ROWS", 2)):
+        monkeypatch.setattr(importing, name, few)
+    parts, report = imported(written("ntriples", triples), tmp_path / "parts", "g.nt")
+    assert known(parts) == known(plain)
+    assert report["triples"] == len(set(triples)) == len(known(parts))
+    a, b = ((tmp_path / x / "graph" / "train.tsv").read_bytes() for x in ("plain", "parts"))
+    assert a == b
+
+
+def test_a_split_is_a_dataset_with_all_that_was_read(tmp_path: Path) -> None:
+    triples = [(f"Q{i % 9}", "P1", f"Q{i % 11}") for i in range(99)]
+    data = wikidata(triples, [("Q1", "name", HOSTILE, "en"), ("Q1", "alias", "one", "en")])
+    whole, _ = imported(data, tmp_path / "whole", "g.json")
+    split, report = imported(data, tmp_path / "split", "g.json", split=True, seed=3)
+    assert sorted(known(split)) == sorted(known(whole))
+    assert report["splits"] == {name: len(part) for name, part in split.splits.items()}
+    assert len(split.splits["valid"]) == len(split.splits["test"]) == 10
+    assert "one" in (tmp_path / "split" / "graph" / "entities.tsv").read_text("utf-8")
+    card = folder_card(tmp_path / "split" / "graph")
+    assert card is not None
+    assert check_graph(split, card.counts)["mismatches"] == {}
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "g.nt").write_text("<http://a> <http://p> <http://b> .\n" * 9)
+
+    def full(self: Importer, card_of: tuple[str, str]) -> None:
+        raise OSError(28, "No space left on device", "train.tsv")
+
+    monkeypatch.setattr(Importer, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        kgmlm.import_graph(tmp_path / "g.nt", tmp_path / "graph", progress=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["g.nt"]
+
+
+def test_the_command(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.ttl").write_text(TURTLE, "utf-8")
+    (tmp_path / "b.nt.gz").write_bytes(gzip.compress(b"<http://a> <http://p> <http://b> .\n"))
+    done = cli("data", "import", "a.ttl", "b.nt.gz", "--output", "g", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 triples of 5 entities and 3 relations" in done.stdout
+    assert "data split g --random" in done.stderr
+    report = json.loads(cli("data", "check", tmp_path / "g", "--json").stdout)
+    assert report["mismatches"] == {}
+    done = cli("data", "import", "a.ttl", "--output", "h", "--language", "ru", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["left out"] == {"texts in other languages": 4, "literals": 1}
+
+
+def test_bad_input_is_one_sentence_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    files = {
+        "cut.ttl": TURTLE.encode()[:-40],
+        "cut.nt.gz": gzip.compress(os.urandom(999))[:500],
+        "wrong.nq": b"PK\x03\x04",
+        "empty.nt": b"",
+        "literals.nt": b'<http://a> <http://p> "x" .\n',
+        "page.json": b"<html>\n",
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    words = ("cut off", "cut off", "not N-Quads", "no triple", "1 literals", "not a Wikidata dump")
+    for name, word in zip(files, words, strict=True):
+        refused(cli("data", "import", tmp_path / name, "--output", tmp_path / "new" / "g", "-q"), word)
+    for arguments, word in (
+        (("missing.nt",), "no file missing.nt"),
+        (("wrong.nq", "--format", "n3"), "no format 'n3'"),
+        ((tmp_path / "new",), "no file"),
+        (("empty.nt", "--output", tmp_path), "not empty"),
+    ):
+        refused(cli("data", "import", "--output", tmp_path / "g", *arguments, "-q", cwd=tmp_path), word)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "new") == before
+    assert not any(tmp_path.glob("new/*"))
+
+
+def test_no_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least one"):
+        kgmlm.import_graph([], tmp_path / "g")
+
+
+NAMES_OF = """
+@prefix : <http://ex.org/> . @prefix foaf: <http://xmlns.com/foaf/0.1/> .
+@prefix dct: <http://purl.org/dc/terms/> .
+@prefix dc: <http://purl.org/dc/elements/1.1/> . @prefix skos: <http://www.w3.org/2004/02/skos/core#> .
+:a :p :b, :c . :a foaf:name "Ann" ; dct:title "Dr" ; skos:definition "a person"@eng . :b dct:title "Bob" ;
+dc:title "no" ; dct:description "another"@en-GB . :c dc:title "Cy" ; dc:description "a third" .
+"""
+
+
+def test_names_and_descriptions_of_other_vocabularies(tmp_path: Path) -> None:
+    graph, report = imported(NAMES_OF.encode(), tmp_path, "g.ttl")
+    assert graph.entities.column("name") == ["Ann", "Bob", "Cy"]
+    assert graph.entities.column("description") == ["a person", "another", "a third"]
+    assert report["left out"] == {}
+
+
+def test_what_is_said_of_statements_leaves_no_remnant(tmp_path: Path) -> None:
+    data = (
+        "@prefix : <http://ex.org/> .\n:a :p :b {| :source :c ; :since 2001 |} .\n"
+        "_:s :says _:r . _:r <http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies> <<( :d :p :e )>> . "
+        ":d :p :e ."
+    )
+    graph, report = imported(data.encode(), tmp_path, "g.ttl")
+    assert sorted(known(graph)) == [(f"http://ex.org/{h}", "http://ex.org/p", f"http://ex.org/{t}")
+                                    for h, t in ("ab", "de")]  # fmt: skip
+    assert (report["repeated"], report["left out"]["triples about statements"]) == (0, 2)
+
+
+def test_nameless_blank_nodes_are_counted(tmp_path: Path) -> None:
+    graph, _ = imported(b"<http://a> <http://p> [ <http://p> <http://b> ] .", tmp_path, "g.ttl")
+    assert check_graph(graph, None)["nameless_blank_nodes"] == 1

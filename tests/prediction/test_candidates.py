@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from doubles import FakeRanker
+
+from kgmlm.core.config import VectorSettings
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import FilterIndex, Queries, Query
+from kgmlm.prediction.candidates import Completer, seen_queries
+from kgmlm.ranking.ranker import Ranker, Scorer
+
+
+def completer(graph: KnowledgeGraph, scorer: Scorer, top: int = 3, **more: Any) -> Completer:
+    n, train = len(graph.entities), graph.splits["train"]
+    known = np.concatenate([train, graph.splits["valid"]])
+    return Completer(scorer, FilterIndex(train, n), FilterIndex(known, n), top, **more)
+
+
+def asked(graph: KnowledgeGraph) -> Queries:
+    return seen_queries(graph.splits["train"], len(graph.entities), np.arange(len(graph.relations)))
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Rows without what signals add, rounded as the brute force cannot do better."""
+    return [
+        tuple(round(x, 4) if isinstance(x, float) else x for x in list(row.values())[:10])
+        for row in table.to_pylist()
+    ]
+
+
+def brute_force(graph: KnowledgeGraph, scorer: FakeRanker, top: int) -> list[tuple[Any, ...]]:
+    train, valid = ({tuple(t) for t in graph.splits[s].tolist()} for s in ("train", "valid"))
+    found = []
+    for query in asked(graph):
+
+        def triple(e: int, query: Query = query) -> tuple[int, int, int]:
+            ends = (query.entity, e) if query.target == "tail" else (e, query.entity)
+            return ends[0], query.relation, ends[1]
+
+        (scores,) = scorer.score(Queries.of([query])).tolist()
+        others = [e for e in range(len(scores)) if triple(e) not in train]
+        best = sorted(others, key=lambda e: (-scores[e], e))
+        hidden = set(best[:top])
+        open = {e for e in best if triple(e) not in valid}
+        open = set([e for e in best if e in open][:top])
+        for e in sorted(hidden | open, key=lambda e: (-scores[e], e)):
+            rest = [scores[x] for x in others if x != e]
+            rank = 1 + sum(x > scores[e] for x in rest) + sum(x == scores[e] for x in rest) / 2
+            softmax = scores[e] - math.log(sum(math.exp(scores[x]) for x in others))
+            features = (scores[e], softmax, math.log(rank), scores[e] - max(rest))
+            sets = (query.target == "tail", e in hidden, e in open)
+            found.append((*triple(e), *sets, *(round(float(np.float32(x)), 4) for x in features)))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tied", "constant"])
+@pytest.mark.parametrize("top", [1, 3, 100])
+def test_a_part_is_what_brute_force_finds(toy: KnowledgeGraph, kind: str, top: int) -> None:
+    scorer = FakeRanker(len(toy.entities), kind)
+    table = completer(toy, scorer, top).part(asked(toy))
+    expected = brute_force(toy, scorer, top)
+    assert len(expected) > 50
+    got = rows_of(table)
+    assert [row[:6] for row in got] == [row[:6] for row in expected]
+    np.testing.assert_allclose([row[6:] for row in got], [row[6:] for row in expected], atol=2e-4)
+
+
+def test_nothing_known_is_open_and_nothing_of_training_is_there(toy: KnowledgeGraph) -> None:
+    rows = completer(toy, FakeRanker(len(toy.entities), "tied"), 100).part(asked(toy)).to_pylist()
+    train, valid = ({tuple(t) for t in toy.splits[s].tolist()} for s in ("train", "valid"))
+    opened = {(x["head"], x["relation"], x["tail"]) for x in rows if x["open"]}
+    hidden = {(x["head"], x["relation"], x["tail"]) for x in rows if x["hidden"]}
+    assert not (opened | hidden) & train
+    assert not opened & valid
+    assert hidden & valid
+    assert hidden & {tuple(t) for t in toy.splits["test"].tolist()}
+
+
+def test_a_part_of_no_queries_is_empty(toy: KnowledgeGraph) -> None:
+    made = completer(toy, FakeRanker(len(toy.entities), "tied"))
+    empty = made.part(asked(toy)[:0])
+    assert len(empty) == 0
+    assert empty.schema == made.schema()
+
+
+def test_where_training_gives_all_answers_nobody_is_left(toy: KnowledgeGraph) -> None:
+    n = len(toy.entities)
+    every = np.array([(0, 0, t) for t in range(n)])
+    scorer = FakeRanker(n, "tied")
+    made = Completer(scorer, FilterIndex(every, n), FilterIndex(every, n), 5)
+    assert len(made.part(Queries.of([Query(0, 0, "tail")]))) == 0
+    made = Completer(scorer, FilterIndex(every[1:], n), FilterIndex(every[1:], n), 5)
+    (row,) = made.part(Queries.of([Query(0, 0, "tail")])).to_pylist()
+    assert (row["tail"], row["log_softmax"], row["log_rank"], row["margin"]) == (0, 0, 0, 0)
+
+
+def test_what_signals_add_is_the_score(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    made = completer(toy, ranker, 4)
+    assert made.signals == ("likelihood", "vector")
+    table = made.part(asked(toy))
+    scores, *added = (table.column(name).to_numpy() for name in ("score", *made.signals))
+    np.testing.assert_allclose(sum(added), scores, rtol=1e-5, atol=1e-5)
+    row = table.to_pylist()[7]
+    query = (
+        Query(row["head"], row["relation"], "tail")
+        if row["of_tail"]
+        else Query(row["tail"], row["relation"], "head")
+    )
+    ((_, scores_1N),) = ranker.rank(Queries.of([query]))
+    answer = row["tail"] if row["of_tail"] else row["head"]
+    assert row["score"] == pytest.approx(float(scores_1N[0, answer]), abs=1e-5)
+    assert torch.isfinite(scores_1N).all()
+
+
+def test_what_cannot_answer_is_not_there(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
+    ranker = make_ranker()
+    ranker = ranker.but(possible=type(ranker.possible)(np.ones(len(toy.relations), np.bool_)))
+    rows = completer(toy, ranker, 100).part(asked(toy)).to_pylist()
+    assert all(row["head"] != row["tail"] for row in rows)
+
+
+class Even:
+    """Entities with even ids answer."""
+
+    name: ClassVar[str] = "even"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def allowed(self, queries: Queries) -> np.ndarray:
+        return np.tile(np.arange(self.count) % 2 == 0, (len(queries), 1))
+
+    def askable(self, relation: int, tails: bool) -> np.ndarray:
+        return np.ones(self.count, np.bool_)
+
+    def over(self, context: Any, relation_rows: Any) -> Even:
+        return self
+
+    def aided(self, vectors_ND: Any) -> Even:
+        return self
+
+    def learned(self) -> dict[str, Any]:
+        return {}
+
+
+def test_constraints_hold_and_others_are_not_compared_with(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    ranker = make_ranker().constrained(Even(len(toy.entities)))
+    rows = completer(toy, ranker, 100).part(asked(toy)).to_pylist()
+    assert len(rows) > 500
+    for row in rows:
+        assert (row["tail"] if row["of_tail"] else row["head"]) % 2 == 0
+        assert row["log_rank"] <= math.log(len(toy.entities) // 2 + 1) + 1e-6

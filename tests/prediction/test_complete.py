@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import Cli, refused
+
+import kgmlm
+from kgmlm.core import files, workers
+from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError
+from kgmlm.core.progress import Watcher
+from kgmlm.prediction import candidates, complete
+from kgmlm.prediction.candidates import triple_keys
+from kgmlm.prediction.listing import estimate, read_list
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.options import RankingOptions
+
+SMALL: dict[str, Any] = {"part_size": 10, "min_probability": 0.0, "progress": False, "known": ["valid"]}
+TIMES = ("seconds", "queries scored", "output")
+
+
+def completed(run: Path, output: Path, **options: Any) -> dict[str, Any]:
+    return kgmlm.complete(run, output, **{**SMALL, **options})
+
+
+@pytest.fixture(scope="module")
+def whole(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A list that was made in one go."""
+    path = tmp_path_factory.mktemp("whole") / "new.parquet"
+    return path, completed(toy_run, path)
+
+
+def test_everything_is_asked_and_nothing_known_is_listed(
+    toy_run: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    path, made = whole
+    graph = open_folder(toy_run).graph
+    table, manifest = read_list(path)
+    assert manifest == {k: v for k, v in made.items() if k not in TIMES}
+    n, r = len(graph.entities), len(graph.relations)
+    index = graph.entities.index
+    triples = np.array(
+        [
+            (index[row["head"]], graph.relations.index[row["relation"]], index[row["tail"]])
+            for row in table.select(["head", "relation", "tail"]).to_pylist()
+        ]
+    )
+    keys = triple_keys(triples, n, r)
+    assert len(set(keys.tolist())) == len(keys) == made["listed"] > 100
+    for split in ("train", "valid"):
+        assert not np.isin(triple_keys(graph.splits[split], n, r), keys).any()
+    assert np.isin(triple_keys(graph.splits["test"], n, r), keys).any()
+    probability = table.column("probability").to_numpy()
+    assert (np.diff(probability) <= 0).all()
+    assert ((probability > 0) & (probability < 1)).all()
+    # The same triples as by asking the run itself.
+    run = kgmlm.open_run(toy_run, rerank=0)
+    row = next(x for x in table.to_pylist() if x["tail_score"] is not None)
+    ranked = run.rank(head=row["head"], relation=row["relation"], k=100)
+    (found,) = ranked[ranked["tail_label"] == row["tail"]].to_dict("records")
+    assert found["score"] == pytest.approx(row["tail_score"], abs=1e-4)
+    of_signals = [
+        name for name in table.column_names if name.startswith("tail_") and name[5:] in ("likelihood",)
+    ]
+    assert sum(row[name] for name in of_signals) == pytest.approx(row["tail_score"], abs=1e-4)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 7])
+def test_a_list_cut_short_goes_on_to_the_same_bytes(
+    toy_run: Path,
+    whole: tuple[Path, dict[str, Any]],
+    after: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, made = whole
+    new, write = tmp_path / "new.parquet", candidates.Parts.write
+    written: list[int] = []
+
+    def killed(self: candidates.Parts, number: int, table: pa.Table) -> None:
+        if len(written) == after:
+            raise KeyboardInterrupt
+        written.append(number)
+        write(self, number, table)
+
+    monkeypatch.setattr(candidates.Parts, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        completed(toy_run, new)
+    monkeypatch.undo()
+    assert not new.exists()
+    again = completed(toy_run, new)
+    assert again["queries scored"] == made["queries"] - 10 * after
+    assert new.read_bytes() == path.read_bytes()
+
+
+def test_shards_joined_are_the_whole(
+    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path, made = whole
+    missing = -(-made["queries"] // 10)
+    for shard in ("2/3", "1/3", "2/3"):
+        told = completed(toy_run, tmp_path / "new.parquet", shard=shard)
+        assert told["parts"] == -(-made["queries"] // 10)
+        assert told["missing"] < missing or shard == "2/3"
+        missing = told["missing"]
+        assert not (tmp_path / "new.parquet").exists()
+    elsewhere = tmp_path / "elsewhere" / "new.parquet"  # as on a machine without a shared disk
+    elsewhere.parent.mkdir()
+    completed(toy_run, elsewhere, shard="3/3")
+    shutil.copytree(f"{elsewhere}.parts", tmp_path / "new.parquet.parts", dirs_exist_ok=True)
+    assert completed(toy_run, tmp_path / "new.parquet")["queries scored"] == 0
+    assert (tmp_path / "new.parquet").read_bytes() == path.read_bytes()
+
+
+def test_the_number_of_processes_does_not_matter(
+    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    completed(toy_run, tmp_path / "a", workers=2, progress=lambda *of: told.append(of))
+    assert (tmp_path / "a").read_bytes() == whole[0].read_bytes()
+    asked = [n for what, n, _ in told if what == "asking queries"]
+    assert sum(asked) == whole[1]["queries"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_whole_parts(
+    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    new = tmp_path / "new.parquet"
+    arguments = [
+        "complete",
+        str(toy_run),
+        "--output",
+        str(new),
+        "--part-size",
+        "10",
+        "--known",
+        "valid",
+        "-q",
+    ]
+    arguments += ["--min-probability", "0"]
+    process = subprocess.Popen([sys.executable, "-m", "kgmlm", *arguments], env={**os.environ})
+    while not list(tmp_path.glob("new.parquet.parts/part-*")) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    completed(toy_run, new)
+    assert new.read_bytes() == whole[0].read_bytes()
+
+
+def test_another_probability_scores_nothing_again(toy_run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.parquet"
+    first = completed(toy_run, new)
+    least = read_list(new)[0].column("probability")[20].as_py()
+    fewer = completed(toy_run, new, min_probability=least)
+    assert fewer["queries scored"] == 0
+    assert 20 < fewer["listed"] < first["listed"]
+    assert fewer["probabilities"] == first["probabilities"]
+
+
+def test_types_and_relations_say_what_is_asked(toy_run: Path, tmp_path: Path) -> None:
+    graph = open_folder(toy_run).graph
+    relation = graph.relations[int(graph.splits["valid"][0, 1])]
+    completed(toy_run, tmp_path / "some", relations=[relation.name])
+    table, manifest = read_list(tmp_path / "some")
+    assert set(table.column("relation").to_pylist()) == {relation.label}
+    assert manifest["relations"] == [relation.label]
+    # So few triples forbid nothing: with types, everybody is asked about everything.
+    for options in ({"typed": True}, {"typed": True, "functional": True}):
+        made = completed(toy_run, tmp_path / "-".join(options), **options)
+        assert made["queries"] == len(graph.entities) * len(graph.relations) * 2 > 76
+        assert made["listed"] > 0
+
+
+def test_a_hidden_split_is_reported(toy_run: Path, tmp_path: Path) -> None:
+    made = completed(toy_run, tmp_path / "new", report="test", top=40)
+    graph = open_folder(toy_run).graph
+    listed = read_list(tmp_path / "new")[0].select(["head", "relation", "tail"]).to_pylist()
+    hidden = set(graph.labeled(graph.splits["test"]))
+    found = [tuple(row.values()) in hidden for row in listed]
+    report = made["report"]
+    assert report["found"] == sum(found) > 0
+    assert report["best"][0] == {
+        "listed": 100, "true": sum(found[:100]), "precision": sum(found[:100]) / 100,
+        "expected": pytest.approx(report["best"][0]["expected"]),
+    }  # fmt: skip
+
+
+def test_of_test_only_the_size_has_a_say_in_probabilities(toy_run: Path, tmp_path: Path) -> None:
+    completed(toy_run, tmp_path / "a")
+    graph = open_folder(toy_run).graph
+    made = candidates.Parts(tmp_path / "a.parts", 8)
+    relations = np.arange(len(graph.relations))
+    all_there = {tuple(triple) for triple in graph.all_triples.tolist()}
+    free = (x for x in itertools.product(range(31), range(2), range(31)) if x not in all_there)
+    test = np.array(list(itertools.islice(free, len(graph.splits["test"]))))
+    others = [replace(graph, splits={**graph.splits, "test": x}) for x in (graph.splits["test"], test)]
+    for known in (("train", "valid"), ("train", "valid", "test")):
+        a, b = (estimate(made, x, ("likelihood",), relations, known, 1.0)[2] for x in others)
+        assert a == b
+        assert a["known"] == (12 if "test" in known else 4)
+
+
+def test_the_more_is_lacking_the_higher_are_probabilities(toy_run: Path, tmp_path: Path) -> None:
+    sums = []
+    for lacking in (0.2, 1.0, 5.0):
+        completed(toy_run, tmp_path / "a", lacking=lacking)
+        sums.append(sum(read_list(tmp_path / "a")[0].column("probability").to_pylist()))
+    assert sums == sorted(set(sums))
+
+
+def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.parquet"
+    graph = open_folder(toy_run).graph
+    validated = graph.splits["valid"][:, 1]
+    rare = next(r.label for i, r in enumerate(graph.relations) if i not in validated)
+    refusals: list[tuple[dict[str, Any], type[KgmlmError], str]] = [
+        ({"report": "test", "known": None}, ConfigError, "--known train,valid"),
+        ({"report": "valid"}, ConfigError, "leave it out"),
+        ({"known": ["dev"]}, DataError, "no split 'dev'"),
+        ({"known": "dev"}, DataError, "no split 'dev'"),
+        ({"sample": -5}, ConfigError, "--sample"),
+        ({"part_size": 0}, ConfigError, "--part-size"),
+        ({"shard": "4/3"}, ConfigError, "3/16"),
+        ({"relations": ["loves"]}, KgmlmError, "loves"),
+        ({"explain": True}, ConfigError, "no rules"),
+        ({"min_probability": 2.0}, ConfigError, "from 0 to 1"),
+        ({"lacking": 0.0}, ConfigError, "above 0"),
+        ({"relations": [rare]}, DataError, "no probability can be"),
+        ({"scores": "kge"}, ConfigError, "no KGE"),
+    ]
+    for options, kind, words in refusals:
+        with pytest.raises(kind, match=words):
+            completed(toy_run, new, **options)
+        assert not new.exists()
+        shutil.rmtree(f"{new}.parts", ignore_errors=True)
+    with pytest.raises(DataError, match="is a folder"):
+        completed(toy_run, tmp_path)
+    with pytest.raises(ConfigError, match=r"new.csv does not end in .parquet; `kgmlm export`"):
+        completed(toy_run, tmp_path / "new.csv")
+
+
+def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(RunError, match="exists and is no list of new triples; choose another --output"):
+        completed(toy_run, notes)
+    assert notes.read_text() == "mine"
+    new = tmp_path / "new.parquet"
+    shutil.copy(whole[0], new)
+    with pytest.raises(DataError, match="is the list itself"):
+        kgmlm.export(new, tmp_path / "." / "new.parquet", format="csv")
+    with pytest.raises(DataError, match="`complete` wrote is a path, not a DataFrame"):
+        kgmlm.export(read_list(new)[0].to_pandas(), tmp_path / "new.csv")
+    assert len(read_list(new)[0]) == len(read_list(whole[0])[0])
+
+
+def test_one_relation_may_be_named_alone(toy_run: Path, tmp_path: Path) -> None:
+    graph = open_folder(toy_run).graph
+    name = graph.relations[int(graph.triples("valid")[0, 1])].name
+    one, listed = (
+        completed(toy_run, tmp_path / f"{n}.parquet", relations=relations)
+        for n, relations in enumerate((name, [name]))
+    )
+    assert one["listed"] == listed["listed"] > 0
+
+
+def test_the_parts_of_another_run_are_refused(toy_run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.parquet"
+    completed(toy_run, new, shard="1/8")
+    before = sorted((p.name, p.read_bytes()) for p in Path(f"{new}.parts").iterdir())
+    other = tmp_path / "other"
+    shutil.copytree(toy_run, other)
+    weights = json.loads((other / "model" / "mixture.json").read_text())
+    weights["signals"]["likelihood"]["average"] = 0.5
+    (other / "model" / "mixture.json").write_text(json.dumps(weights))
+    for run, options, words in (
+        (other, {}, r"\(run\)"),
+        (toy_run, {"top": 3}, r"\(top\)"),
+        (toy_run, {"functional": True, "batch_size": 5}, r"\(batch_size, functional\)"),
+    ):
+        with pytest.raises(RunError, match=words):
+            completed(run, new, **options)
+    assert sorted((p.name, p.read_bytes()) for p in Path(f"{new}.parts").iterdir()) == before
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / "new.parquet"
+    write = files.write_parquet
+
+    def full(path: Path, table: pa.Table, **options: Any) -> None:
+        if path.name == "part-0000004.parquet":
+            raise OSError(28, "No space left on device", str(path))
+        write(path, table, **options)
+
+    monkeypatch.setattr(files, "write_parquet", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        completed(toy_run, new)
+    assert error.value.filename.endswith("part-0000004.parquet")
+    names = sorted(p.name for p in Path(f"{new}.parts").iterdir())
+    assert names == ["manifest.json", *(f"part-000000{i}.parquet" for i in range(4))]
+    monkeypatch.undo()
+    completed(toy_run, new)
+    assert new.read_bytes() == whole[0].read_bytes()
+
+
+def test_a_worker_that_dies_is_one_sentence(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_begin", _die)
+    with pytest.raises(RunError, match="end again and again"):
+        completed(toy_run, tmp_path / "new", workers=2)
+    monkeypatch.undo()
+    assert not (tmp_path / "new").exists()
+    completed(toy_run, tmp_path / "new")
+
+
+def test_a_worker_that_does_not_see_the_parts_says_so(toy_run: Path, tmp_path: Path) -> None:
+    """As on a machine without the shared disk; it makes no folder of its own there."""
+    way = RankingOptions(device="cpu")
+    plan = complete.Plan(toy_run, tmp_path / "new.parts", way, 10, ("train", "valid"), None, 64, 10)
+    with pytest.raises(RunError, match=r"is not seen on .* storage that all machines share"):
+        plan.sent(far=True).begin(Watcher())
+    assert not plan.folder.exists()
+    assert plan.parts.count == 8
+    make = plan.sent(far=True).begin(Watcher())
+    assert make(3, lambda n: None) == 10
+    before = plan.parts.path(3).stat().st_mtime_ns
+    assert make(3, lambda n: None) == 10
+    assert plan.parts.path(3).stat().st_mtime_ns == before, "it is there already"
+
+
+def test_the_run_of_a_pack_is_what_workers_open(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    file = kgmlm.pack(toy_run, tmp_path / "toy.kgmlm", progress=False)
+    made = completed(file, tmp_path / "new", workers=2)
+    assert made["made by"] == str(file)
+    assert made["listed"] > 100
+
+
+def _die(plan: Any, threads: int) -> None:
+    os._exit(9)
+
+
+def test_a_graph_without_validation_is_refused(
+    toy_run: Path, tmp_path: Path, toy: kgmlm.KnowledgeGraph
+) -> None:
+    bare = replace(toy, splits={"train": toy.splits["train"]})
+    with pytest.raises(DataError, match="no split 'valid'"):
+        complete._known(bare, None, None)
+
+
+def test_the_command(
+    cli: Cli,
+    toy_run: Path,
+    whole: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    new = tmp_path / "new.parquet"
+    options = ("--known", "valid", "--min-probability", "0", "--part-size", "10", "--report", "test")
+    arguments = ("complete", toy_run, "--output", new, *options)
+    told = cli(*arguments, "--shard", "1/2", "-q")
+    assert told.returncode == 0, told.stderr
+    assert "4 of 8 parts are missing" in told.stdout
+    told = cli(*arguments, "--json", "--workers", "2", "-q")
+    assert told.returncode == 0, told.stderr
+    made = json.loads(told.stdout)
+    assert made["report"]["split"] == "test"
+    assert "4 of 8 parts are there" in told.stderr
+    told = cli(*arguments, "-q")
+    assert "p ≥ 0.9" in told.stdout
+    assert f"{made['listed']} triples" in told.stdout
+    a, b = (read_list(path)[0] for path in (new, whole[0]))
+    assert a.to_pylist() == b.to_pylist()
+    told = cli("export", new, "--output", tmp_path / "new.csv", "--min-probability", "0")
+    assert f"{made['listed']} triples as csv" in told.stdout
+    assert len((tmp_path / "new.csv").read_text("utf-8").splitlines()) == made["listed"] + 1
+    told = cli("export", new, "--output", tmp_path / "neo", "--format", "neo4j", "--json")
+    assert json.loads(told.stdout)["triples"] == made["listed"]
+    refused(cli("export", new, "--output", tmp_path / "x"), "--format names one of")
+    refused(cli("export", toy_run / "run.json", "--output", tmp_path / "x.nt"), "cannot be read as Parquet")
+    refused(cli(*arguments, "--top", "3", "-q"), "another run or of other settings (top)")
+    refused(cli(*arguments[:-2], "--report", "valid", "-q"), "valid is known")

@@ -1,0 +1,221 @@
+"""What can answer at all: the query's own entity, where training has no self-loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from conftest import vectors_of
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.evaluation.evaluator import Scope, evaluate
+from kgmlm.graphs.datasets import build_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries, Query
+from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
+from kgmlm.ranking.first_stage import Use, unit
+from kgmlm.ranking.predictor import Predictor
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.retrieval import Retrieval, Retriever, entity_part, retrieve_and_rank
+from kgmlm.ranking.second_stage import Reranker, Reranking, best_of
+from kgmlm.signals.base import Pool
+from kgmlm.text.reader import Reader, Reading
+from kgmlm.training.weights import weigh
+
+
+def chain(relation: int, length: int) -> list[tuple[int, int, int]]:
+    return [(i, relation, i + 1) for i in range(length)]
+
+
+def test_a_relation_forbids_with_enough_triples_and_no_loop() -> None:
+    train = np.array(
+        [*chain(0, LEAST), *chain(1, LEAST), (3, 1, 3), *chain(2, LEAST - 1), *chain(3, LEAST - 1) * 2]
+    )
+    assert Possible.learn(train, 5).loop_free_R.tolist() == [True, False, False, False, False]
+
+
+def test_forbidden_columns() -> None:
+    possible = Possible(np.array([True, False]))
+    queries = Queries.of([Query(2, 0, "tail"), Query(1, 1, "tail"), Query(0, 0, "head")])
+    rows, columns = possible.forbidden(queries)
+    assert (rows.tolist(), columns.tolist()) == ([0, 2], [2, 0])
+    rows, columns = possible.forbidden(queries, np.array([5, 2, 7]))
+    assert (rows.tolist(), columns.tolist()) == ([0], [1])
+    rows, columns = possible.forbidden(queries, np.array([[2, -1], [1, 1], [4, 0]]))
+    assert (rows.tolist(), columns.tolist()) == ([0, 2], [0, 1])
+
+
+def test_other_graphs_go_by_the_relations_that_the_run_knows() -> None:
+    other = Possible(np.array([False, True])).over(np.array([1, -1, 0]))
+    assert other.loop_free_R.tolist() == [True, False, False]
+
+
+def forbid(ranker: Ranker) -> Ranker:
+    """As if the toy graph had enough triples of each relation."""
+    ranker.possible = Possible(np.ones(len(ranker.context.relations), np.bool_))
+    return ranker
+
+
+@pytest.fixture
+def queries(toy: KnowledgeGraph) -> Queries:
+    return toy.unique_queries("train")[0]
+
+
+def test_only_the_own_entity_changes_and_it_comes_last(
+    make_ranker: Callable[..., Ranker], queries: Queries
+) -> None:
+    ranker = make_ranker()
+    plain = _scores(ranker, queries)
+    ruled = _scores(forbid(ranker), queries)
+    own = (np.arange(len(queries)), queries.entity_B)
+    assert (ruled[own] == IMPOSSIBLE).all()
+    assert torch.isfinite(ruled).all()
+    assert (ruled.argmin(1).numpy() == queries.entity_B).all()
+    ruled[own] = plain[own]
+    assert torch.equal(ruled, plain)
+
+
+def _scores(ranker: Ranker, queries: Queries) -> torch.Tensor:
+    scores = torch.zeros(len(queries), len(ranker.context.entities))
+    for rows, part in ranker.rank(queries):
+        scores[rows] = part
+    return scores
+
+
+class Copycat:
+    """Likes the entity that is asked about best, then the others by their ids."""
+
+    name: ClassVar[str] = "likelihood"
+    reads: ClassVar[bool] = False
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        queries = reading.queries
+        scores = -torch.arange(pool.count, dtype=torch.float32).repeat(len(queries), 1)
+        scores[np.arange(len(queries)), queries.entity_B] = 1
+        return scores
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Copycat:
+        return self
+
+
+@pytest.fixture
+def looped() -> KnowledgeGraph:
+    """A chain of 25 links, one of them tested; and a true loop in test."""
+    labels = [f"e{i:02}" for i in range(26)]
+    train = [[labels[i], "next", labels[i + 1]] for i in range(24)]
+    return build_graph(
+        "looped",
+        {
+            "train": train,
+            "valid": [["e24", "next", "e25"]],
+            "test": [["e24", "next", "e25"], ["e03", "next", "e03"]],
+        },
+    )
+
+
+@pytest.fixture
+def copycat(looped: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Ranker:
+    base = make_ranker().reader
+    made = Ranker.fresh(looped.context, base.tokenizer, base.model, base.settings, base.vocabulary)
+    return made.but(signals={"likelihood": Copycat()})
+
+
+def test_evaluation_with_and_without(looped: KnowledgeGraph, copycat: Ranker) -> None:
+    found = evaluate(copycat, looped, Protocol())
+    assert found.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
+    free = evaluate(copycat, looped, Protocol(allow_self=True))
+    assert free.report["own_entity"] == {"excluded": False, "relations": 0, "ranks": 0, "true_loops": 0}
+    # The chain's own triple is one place better on each side; the true loop is first of all or last of all.
+    known = np.array([free.ranks.optimistic_B, found.ranks.optimistic_B])
+    links, loops = known[:, [0, 2]], known[:, [1, 3]]
+    assert (links[0] - links[1]).tolist() == [1, 1]
+    assert loops[0].tolist() == [1, 1]
+    assert (loops[1] == found.ranks.candidates_B[[1, 3]]).all()
+    assert (found.ranks.candidates_B == free.ranks.candidates_B).all()
+    # What compares with PyKEEN is without the constraint either way.
+    both = [r.report["pykeen_comparable"] for r in (found, free)]
+    assert both[0] == both[1]
+
+
+def test_another_graph_goes_by_the_run(looped: KnowledgeGraph, copycat: Ranker) -> None:
+    unseen = build_graph("unseen", {"train": [["x", "next", "y"]], "test": [["y", "next", "z"]]})
+    scope = Scope.inductive(looped, unseen, Protocol(candidates="graph"))
+    ranker = copycat.over(scope.graph.context)
+    assert ranker.possible.own_B(scope.graph.queries("test")[0]).all()
+    # On its own the graph, with one triple of the relation, would forbid nothing.
+    assert not Possible.learn(scope.graph.splits["train"], 1).loop_free_R.any()
+
+
+def test_weights_are_chosen_under_the_constraint(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    protocol = Protocol(split="valid", max_triples=0)
+    plain = weigh(ranker, toy, protocol)[1]["text"]
+    mixture, figures = weigh(forbid(ranker), toy, protocol)
+    ruled = figures["text"]
+    assert ruled["mrr_vector"] > plain["mrr_vector"]  # an untrained model's vectors are nearest to their own
+    alone = evaluate(ranker.but(mixture=mixture.only("vector")), toy, protocol).report["metrics"]["mrr"]
+    assert ruled["mrr_vector"] == pytest.approx(alone, abs=1e-6)
+
+
+def test_ranking_leaves_it_out(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    query = toy.unique_queries("train")[0][0]
+    count = len(toy.entities)
+    for novel in (False, True):
+        free = dict(Predictor(toy, make_ranker()).predict([query], count, novel=novel))[0]
+        ruled = dict(Predictor(toy, forbid(make_ranker())).predict([query], count, novel=novel))[0]
+        assert [p.id for p in ruled] == [p.id for p in free if p.id != query.entity]
+        assert [p.rank for p in ruled] == list(range(1, len(ruled) + 1))
+
+
+def test_a_shortlist_gives_it_no_place(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
+    ranker = forbid(make_ranker(vector=VectorSettings(enabled=True)).by("vector"))
+    count = len(ranker.context.entities)
+    part = entity_part(vectors_of(ranker).numpy(), np.arange(count), "Flat")
+    retrieval = Retrieval(Retriever(part, {"effort": 1, "factory": "Flat"}), 5)
+    for rows, scores, exact in retrieve_and_rank(ranker, queries, retrieval):
+        own = (np.arange(len(rows)), queries.entity_B[rows])
+        assert (scores[own] == IMPOSSIBLE).all()
+        assert (exact[own] == IMPOSSIBLE).all()
+        assert ((scores > MISSED).sum(1) == 5).all()
+        torch.testing.assert_close(scores.topk(5).values, exact.topk(5).values)
+
+
+def test_reranking_never_reads_it(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
+    ranker = make_ranker(text=TextSettings(max_length=40))  # the model has 64 positions
+    plain = _scores(ranker, queries)
+    forbid(ranker)
+    _, ids_BK = best_of(ranker.context, queries, _scores(ranker, queries), 5, ranker.pool())
+    assert not (ids_BK == queries.entity_B[:, None]).any()
+    # The same with a reranker: unconstrained scores are those of a ranker without the constraint.
+    short = {"reranking": RerankingSettings(max_length=20)}
+    settings = ranker.reader.settings.for_reranking().model_copy(update=short)
+    reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    ranker.reranking = Reranking(reranker, Use(5, 1.0), unit("vector", ranker.reader.settings))
+    ((_, ruled, free),) = ranker.rank_both(queries, len(queries))
+    ((_, expected),) = ranker.unconstrained().rank(queries, batch_size=len(queries))
+    torch.testing.assert_close(free, expected)
+    assert not torch.equal(free, ruled)
+    assert not torch.equal(free, plain)
+
+
+def test_plain_scores_stay_plain(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker = forbid(make_ranker())
+    assert ranker.mixture.averages == {"likelihood": 1.0}
+    assert (ranker.mixture.tables["likelihood"] == 1).all()
+    query = toy.unique_queries("train")[0][0]
+    for p in dict(Predictor(toy, ranker).predict([query], 5, explain=True))[0]:
+        assert p.tokens is not None
+        assert p.score == pytest.approx(np.mean([t["log_likelihood"] for t in p.tokens]), abs=1e-5)
+
+
+def test_the_command_says_it(cli: Callable[..., object], toy_run: Path) -> None:
+    shown = cli("evaluate", toy_run, "--allow-self", "--json", "-q")
+    assert '"allow_self": true' in shown.stdout  # type: ignore[attr-defined]
+    assert (toy_run / "ranks" / "test.allow-self.parquet").is_file()

@@ -1,0 +1,95 @@
+"""What signals say of candidates, over this graph and over wider ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from conftest import vectors_of
+
+from kgmlm.core.config import Settings, TextSettings, TrainingSettings, VectorSettings
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.text.tokenization import SpanTokenizer, Vocabulary
+from kgmlm.text.torch_model import SpanModel
+
+
+def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
+    scores = torch.full((len(queries), len(ranker.context.entities)), float("nan"))
+    for rows, part in ranker.rank(queries, **options):  # type: ignore[arg-type]
+        scores[rows] = part
+    assert scores.isfinite().all(), "every query must be scored"
+    return scores
+
+
+def test_a_new_entity_changes_nobodys_score_and_is_scored_by_its_text(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(TextSettings(neighbors=3))
+    twins = EntityTable(["q1", "q2", "q3"], ["Paris", "Atlantis", "Atlantis"])
+    graph = toy.extended(twins)
+    wider = ranker.over(graph.context)
+    queries, _ = toy.queries("test")
+    before, after = scores_of(ranker, queries), scores_of(wider, queries)
+    torch.testing.assert_close(after[:, : len(toy.entities)], before, atol=1e-5, rtol=1e-5)
+    n = len(toy.entities)
+    torch.testing.assert_close(after[:, n], before[:, toy.entities.index["paris"]], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after[:, n + 1], after[:, n + 2], atol=1e-6, rtol=1e-6)
+
+
+def test_an_entity_vector_is_a_function_of_its_text(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True, max_length=32))
+    graph = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Atlantis"], ["a lost city", "a lost city"]))
+    fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
+    assert wider.vectors is not None
+    wider.vectors.adopt(toy.entities, vectors_of(ranker))
+    assert wider.unread == 2
+    assert fresh.unread == len(graph.entities)
+    torch.testing.assert_close(vectors_of(wider), vectors_of(fresh), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(wider)[-2])
+    norms = vectors_of(wider).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_over_other_entities_known_names_are_not_tokenized_again(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = make_ranker()
+    more = EntityTable(["x1", "x2"], ["Atlantis", "New Georgia"], ["a lost island", ""])
+    context = toy.extended(more).context
+    expected = make_ranker().over(context).reader.names
+    assert len(ranker.reader.names) == len(toy.entities)
+    read: list[str] = []
+    plain = SpanTokenizer.encode_words
+
+    def encode_words(self: SpanTokenizer, texts: list[str]) -> list[list[int]]:
+        read.extend(texts)
+        return plain(self, texts)
+
+    monkeypatch.setattr(SpanTokenizer, "encode_words", encode_words)
+    found = ranker.over(context).reader.names
+    assert read == ["Atlantis", "New Georgia"]
+    for name in ("token_ids", "offsets", "truncated_N"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(
+    toy: KnowledgeGraph, toy_tokenizer: SpanTokenizer, tiny_model: SpanModel
+) -> None:
+    """Training divides each signal by its temperature; so does a fresh ranker, up to a common factor."""
+    settings = Settings(
+        vector=VectorSettings(enabled=True, temperature=0.1), training=TrainingSettings(temperature=0.5)
+    )
+    names = toy_tokenizer.candidates(toy.entities.column("surface"), None, end_of_name=False)
+    vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
+    ranker = Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
+    queries, _ = toy.queries("test")
+    for rows, _, said in ranker.said(queries):
+        trained = said["likelihood"] / 0.5 + said["vector"] / 0.1
+        torch.testing.assert_close(ranker.combined(queries[rows], said) / 0.5, trained)
+        assert not torch.allclose(said["vector"], torch.zeros(1), atol=1e-3)

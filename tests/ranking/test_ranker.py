@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.core.config import RerankingSettings, TextSettings, VectorSettings
+from kgmlm.core.errors import ConfigError, ModelError
+from kgmlm.graphs.datasets import TextColumns, build_graph
+from kgmlm.graphs.graph import KnowledgeGraph, RelationTable
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.first_stage import Use, unit
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.second_stage import Reranker, Reranking
+
+
+def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
+    scores = torch.full((len(queries), len(ranker.context.entities)), float("nan"))
+    for rows, part in ranker.rank(queries, **options):  # type: ignore[arg-type]
+        scores[rows] = part
+    assert scores.isfinite().all(), "every query must be scored"
+    return scores
+
+
+def test_batch_size_makes_no_difference(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker, (queries, _) = make_ranker(), toy.queries("train")
+    torch.testing.assert_close(
+        scores_of(ranker, queries, batch_size=64),
+        scores_of(ranker, queries, batch_size=1),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_a_restricted_softmax_is_frozen_on_training_tokens(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(softmax="entities")
+    tokens = ranker.reader.vocabulary.softmax_tokens
+    assert tokens is not None
+    seen = np.flatnonzero(toy.seen_N)
+    assert set(tokens) == set(ranker.reader.names.take(seen).token_ids)
+    unseen = ranker.reader.names.take(np.flatnonzero(~toy.seen_N))
+    assert set(unseen.token_ids) - set(tokens), "the unseen names have tokens of their own"
+    scores_of(ranker, toy.queries("test")[0])
+
+
+def test_the_span_is_fixed_by_training_entities(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker()
+    seen = np.flatnonzero(toy.seen_N)
+    assert ranker.reader.vocabulary.span_length == ranker.reader.names.take(seen).lengths_N.max()
+    assert make_ranker(span_length=2).reader.vocabulary.span_length == 2
+    assert make_ranker(span_length=2).reader.names.truncated_N.any()
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("neighbors", [0, 99])
+def test_scores_depend_on_text_alone(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, neighbors: int, vectors: bool
+) -> None:
+    """Renaming labels and so reordering ids, and emptying the test split, changes no score."""
+    ranker = make_ranker(TextSettings(neighbors=neighbors), VectorSettings(enabled=vectors))
+    rename = {label: f"x{(i * 7) % 31:02}" for i, label in enumerate(toy.entities.column("label"))}
+    texts = TextColumns(
+        names={rename[e.label]: e.name for e in map(toy.entities.__getitem__, range(len(toy.entities)))},
+        descriptions={
+            rename[e.label]: e.description for e in map(toy.entities.__getitem__, range(len(toy.entities)))
+        },
+        relations={r.label: r.name for r in toy.relations},
+    )
+    train = [(rename[h], r, rename[t]) for h, r, t in toy.labeled(toy.splits["train"])]
+    other = build_graph("renamed", {"train": train}, texts, extra_entities=rename.values())
+    twin = ranker.over(other.context)
+    queries, _ = toy.queries("train")
+    there = np.array([other.entities.index[rename[label]] for label in toy.entities.column("label")])
+    moved = Queries(there[queries.entity_B], queries.relation_B, queries.tail_B)
+    torch.testing.assert_close(
+        scores_of(twin, moved)[:, there], scores_of(ranker, queries), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_length_that_the_model_has_no_positions_for_is_refused(make_ranker: Callable[..., Ranker]) -> None:
+    with pytest.raises(ModelError, match="64 positions"):
+        make_ranker(TextSettings(max_length=65))
+
+
+def test_progress_counts_every_query_once(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    counts: list[int] = []
+    queries, _ = toy.queries("train")
+    list(make_ranker().rank(queries, batch_size=7, advance=counts.append))
+    assert sum(counts) == len(queries)
+
+
+def test_relations_weigh_vectors_by_themselves(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    queries, _ = toy.queries("test")
+    alone = {name: scores_of(ranker.by(name), queries) for name in ("likelihood", "vector")}
+    table_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    weighed = ranker.but(mixture=ranker.mixture.weighed("vector", table_R2, 0.5))
+    weight_B = torch.tensor([table_R2[q.relation, int(q.target == "head")] for q in queries])
+    expected = alone["likelihood"] + weight_B[:, None] * alone["vector"]
+    torch.testing.assert_close(scores_of(weighed, queries), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        scores_of(weighed.by("vector"), queries), alone["vector"], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_reranking_is_on_the_scale_of_the_scores(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    small = {"reranking": RerankingSettings(neighbors=2, max_length=16), "text": TextSettings(max_length=40)}
+    settings = ranker.reader.settings.model_copy(update=small)
+    reranker = Reranker(toy.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    one = unit("vector", ranker.reader.settings)
+    reranking = Reranking(reranker, Use(3, 1.0), one)
+    queries, _ = toy.queries("test")
+    ids_BK = np.tile([3, 1, 4], (len(queries), 1))
+    plain = reranking.read(queries, ids_BK, ranker.mixture)
+    np.testing.assert_allclose(plain, reranker.score(queries, ids_BK), rtol=1e-5)
+    table_R2 = torch.full((len(toy.relations), 2), 8 * one)
+    weighed = ranker.mixture.weighed("vector", table_R2, 2 * one)
+    np.testing.assert_allclose(reranking.read(queries, ids_BK, weighed), plain * (1 + 8) / (1 + 2), rtol=1e-5)
+    even = ranker.mixture.evenly("vector", 2 * one)
+    np.testing.assert_allclose(reranking.read(queries, ids_BK, even), plain, rtol=1e-5)
+
+
+def test_weights_of_relations_go_along_to_another_graph(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    table_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
+    ranker.mixture = ranker.mixture.weighed("vector", table_R2, 1.0)
+    names = [toy.relations[2].label, "unheard of", toy.relations[0].label]
+    triples = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
+    other = KnowledgeGraph("other", toy.entities, RelationTable(names, names), {"train": triples}, {})
+    assert ranker.over(other.context).mixture.tables["vector"].tolist() == [[4, 5], [1, 1], [0, 1]]
+
+
+def test_a_score_is_the_weighted_sum_of_what_signals_say(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    queries, _ = toy.queries("test")
+    ids = np.array([4, 1, 7])
+    ranker.mixture = ranker.mixture.evenly("vector", 3.0)
+    both = scores_of(ranker, queries)
+    ((rows, _, said),) = ranker.said(queries, ranker.pool(ids))
+    expected = said["likelihood"] + 3 * said["vector"]
+    torch.testing.assert_close(both[rows][:, ids], expected, atol=1e-5, rtol=1e-5)
+    for name, part in said.items():
+        torch.testing.assert_close(
+            scores_of(ranker.by(name), queries)[rows][:, ids], part, atol=1e-5, rtol=1e-5
+        )
+    torch.testing.assert_close(scores_of(ranker, queries), both)  # asking by one signal changes nobody
+    with pytest.raises(ConfigError, match="no entity vectors"):
+        make_ranker().by("vector")
+    with pytest.raises(ConfigError, match="not 'names'"):
+        ranker.by("names")

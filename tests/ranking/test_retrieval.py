@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kgmlm.core.errors import ConfigError, RunError
+from kgmlm.ranking.retrieval import FOLDER, Part, Retriever, _write, automatic_factory, entity_part
+
+faiss = pytest.importorskip("faiss")
+
+
+def test_an_index_that_cannot_be_written_is_no_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot be written"):
+        _write(faiss, faiss.IndexFlatL2(2), tmp_path / "nowhere" / "part-0.faiss")
+
+
+def entity_index(vectors: np.ndarray[Any, Any], factory: str = "Flat") -> Retriever:
+    return Retriever(
+        entity_part(vectors, np.arange(len(vectors)), factory), {"effort": 4096, "factory": factory}
+    )
+
+
+def unit_vectors(n: int, width: int = 32, seed: int = 0) -> np.ndarray[Any, Any]:
+    vectors = np.random.default_rng(seed).standard_normal((n, width), dtype=np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+def test_more_is_asked_than_there_is() -> None:
+    vectors = unit_vectors(3)
+    found = entity_index(vectors).search(vectors[:2], 10)
+    assert found.ids_BK.shape == found.scores_BK.shape == (2, 10)
+    assert sorted(found.ids_BK[0, :3].tolist()) == [0, 1, 2]
+    assert (found.ids_BK[:, 3:] == -1).all(), "FAISS's own -1 is not the last entity"
+    assert np.isneginf(found.scores_BK[:, 3:]).all()
+
+
+def test_an_empty_index_finds_nothing() -> None:
+    found = entity_index(np.zeros((0, 32), np.float32)).search(unit_vectors(2), 4)
+    assert (found.ids_BK == -1).all()
+    assert len(entity_index(np.zeros((0, 32), np.float32))) == 0
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    vectors = unit_vectors(300)
+    vectors[7, 3] = np.nan
+    with pytest.raises(ConfigError, match="entity's vector is not finite"):
+        entity_index(vectors)
+    index = entity_index(unit_vectors(300))
+    with pytest.raises(ConfigError, match="query's vector is not finite"):
+        index.search(vectors[7:8], 3)
+    with pytest.raises(ConfigError, match="not 0"):
+        index.search(vectors[:1], 0)
+
+
+def test_equal_vectors_are_all_found() -> None:
+    vectors = np.repeat(unit_vectors(100), 3, axis=0)
+    found = entity_index(vectors).search(vectors[30:31], 3)
+    assert sorted(found.ids_BK[0].tolist()) == [30, 31, 32]
+    assert np.ptp(found.scores_BK[0]) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "factory", ["Flat", "IVF32,Flat", "IVF32,SQ8", "IVF32,RaBitQ", "PCA16,IVF32,PQ8", "HNSW16"]
+)
+def test_effort_holds_for_one_search_only(factory: str) -> None:
+    vectors, queries = unit_vectors(20_000), unit_vectors(50, seed=1)
+    index = entity_index(vectors, factory)
+    exact = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
+    few_bits = any(code in factory for code in ("PQ", "RaBitQ"))
+    k = 300 if few_bits else 10
+
+    def recall(effort: int) -> float:
+        ids = index.search(queries, k, effort).ids_BK
+        return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ids, exact, strict=True)]))
+
+    first, much, again = recall(1), recall(4096), recall(1)
+    assert first == again
+    assert much > first or factory == "Flat"
+    if not few_bits:
+        assert much > 0.9
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ", "HNSW16"])
+def test_entities_come_and_go_without_a_rebuild(factory: str) -> None:
+    vectors, new = unit_vectors(2000), unit_vectors(3, seed=9)
+    index = entity_index(vectors, factory)
+    ids = np.array([5000, 5001, 5002])
+
+    def part(rows: list[int]) -> Part:
+        made = entity_part(new[rows], np.arange(len(rows)), "Flat")
+        return Part(made.width, ids[rows], made.index)
+
+    def best(current: Retriever) -> list[int]:
+        ids_BK: list[int] = current.search(new, 1).ids_BK[:, 0].tolist()
+        return ids_BK
+
+    wider = index.with_added(part([0, 1])).with_added(part([2]))
+    assert len(wider) == 2003
+    assert best(wider) == [5000, 5001, 5002]
+    without = wider.without(np.array([5001]))
+    assert len(without) == 2002
+    assert best(without)[0] == 5000
+    assert best(without)[1] < 2000
+    top = int(index.search(vectors[:1], 1).ids_BK[0, 0])
+    again = index.without(np.array([top])).search(vectors[:1], 1999)
+    assert top not in again.ids_BK
+    assert len(index) == 2000, "what was built has not changed"
+    with pytest.raises(ConfigError, match="entity 5002 is in the index already"):
+        wider.with_added(part([2]))
+    assert best(without.with_added(part([1]))) == [5000, 5001, 5002]
+    moved = Part(32, np.array([top]), part([0]).index)
+    with pytest.raises(ConfigError, match=f"entity {top} is in"):
+        index.with_added(moved)
+    rejoined = index.without(np.array([top])).with_added(moved)
+    assert len(rejoined) == 2000
+    assert best(rejoined)[0] == top, "removed and added again with another vector"
+    assert rejoined.search(vectors[:1], 1999).ids_BK.tolist()[0].count(top) <= 1
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ", "HNSW16"])
+def test_saved_and_loaded_finds_the_same(tmp_path: Path, factory: str) -> None:
+    index = entity_index(unit_vectors(2000), factory)
+    index.save(tmp_path / FOLDER)
+    loaded = Retriever.load(tmp_path / FOLDER)
+    queries = unit_vectors(20, seed=3)
+    before, after = index.search(queries, 7), loaded.search(queries, 7)
+    assert np.array_equal(before.ids_BK, after.ids_BK)
+    np.testing.assert_allclose(before.scores_BK, after.scores_BK)
+    with pytest.raises(RunError, match="build it again"):
+        index.without(np.array([1])).save(tmp_path / FOLDER)
+
+
+@pytest.mark.parametrize("damaged", ["index.json", "part-0.faiss", "ids-0.npy"])
+def test_a_damaged_index_is_one_sentence(tmp_path: Path, damaged: str) -> None:
+    entity_index(unit_vectors(300)).save(tmp_path / FOLDER)
+    path = tmp_path / FOLDER / damaged
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(RunError, match="damaged") as caught:
+        Retriever.load(tmp_path / FOLDER)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RunError, match="has no index; `kgmlm index"):
+        Retriever.load(tmp_path / "none" / FOLDER)
+
+
+def test_few_vectors_are_searched_exhaustively_and_many_are_not() -> None:
+    assert automatic_factory(1000) == "Flat"
+    assert automatic_factory(1_000_000) == "IVF2048,RaBitQ"
+    assert automatic_factory(5_000_000) == "IVF4096,RaBitQ"
+
+
+def test_what_has_no_gpu_version_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(index: object) -> object:
+        raise RuntimeError("This index type is not implemented on GPU.")
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", refused, raising=False)
+    index = entity_index(unit_vectors(2000), "IVF16,RaBitQ")
+    assert index.on_gpu().part.index is index.part.index
+
+    def full(index: object) -> object:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", full, raising=False)
+    with pytest.raises(ConfigError, match=r"on a GPU: .*out of memory"):
+        index.on_gpu()
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ"])
+def test_an_index_can_move_to_a_gpu(factory: str) -> None:
+    if not getattr(faiss, "get_num_gpus", int)():
+        pytest.skip("this FAISS has no GPU")
+    index, queries = entity_index(unit_vectors(2000), factory), unit_vectors(20, seed=3)
+    moved = index.on_gpu()
+    assert np.array_equal(moved.search(queries, 7).ids_BK, index.search(queries, 7).ids_BK)

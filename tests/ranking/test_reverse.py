@@ -1,0 +1,264 @@
+"""Asking the best candidates back for the entity of their query."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Cli, refused
+
+import kgmlm
+from kgmlm.core.config import KGESettings, Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.core.errors import ConfigError, RunError
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries, Query
+from kgmlm.ranking import ranker as ranker_module
+from kgmlm.ranking import second_stage
+from kgmlm.ranking.constraints import MISSED, Possible
+from kgmlm.ranking.first_stage import BEST, Use
+from kgmlm.ranking.predictor import Predictor
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.second_stage import FLOOR, Reranker, Reranking, asked_back
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.record import Chosen
+from kgmlm.signals.kge import KGE
+from kgmlm.training.weights import choose_reverse, tune
+
+
+@pytest.fixture
+def ranker(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
+    """A random text model beside a KGE model that knows something."""
+    made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
+    made.signals["kge"] = KGE.fit(toy, KGESettings(dimension=16, epochs=20))
+    return made.but(mixture=made.mixture.evenly("kge", 1.0))
+
+
+def turned(query: Query, candidate: int) -> Query:
+    """What a candidate is asked."""
+    return Query(candidate, query.relation, "head" if query.target == "tail" else "tail")
+
+
+@pytest.mark.parametrize("among", [5, BEST])
+def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
+    ranker: Ranker, toy: KnowledgeGraph, among: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_stage, "BEST", among)
+    queries, _ = toy.queries("test")
+    ids_BK = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 4))
+    ids_BK[0, 2] = -1
+    ids_BK[1, 1] = queries.entity_B[1]
+    told: list[tuple[int, int]] = []
+    found_BK = asked_back(ranker, queries, ids_BK, 5, lambda n, total: told.append((n, total)))
+    assert found_BK.shape == ids_BK.shape
+    distinct = set()
+    for b, query in enumerate(queries):
+        for k, candidate in enumerate(ids_BK[b].tolist()):
+            if candidate < 0:
+                assert found_BK[b, k] == 0
+                continue
+            back = turned(query, candidate)
+            distinct.add(back)
+            ((_, scores_1N),) = ranker.rank(Queries.of([back]))
+            scores_N = torch.as_tensor(scores_1N)[0]
+            best = scores_N.sort(descending=True).values[:among].logsumexp(0)
+            expected = (scores_N[query.entity] - best).clamp(min=FLOOR)
+            assert found_BK[b, k] == pytest.approx(expected.item(), abs=1e-3, rel=1e-4)
+    assert sum(n for n, _ in told) == len(distinct)
+    assert {total for _, total in told} == {len(distinct)}
+
+
+def test_what_cannot_answer_does_not_hide_the_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    relation = int(np.bincount(toy.splits["train"][:, 1]).argmax())
+    constrained = ranker.possible.constrained_B(Queries.of([Query(0, relation, "tail")]))
+    own = Query(int(toy.splits["train"][0, 0]), int(toy.splits["train"][0, 1]), "tail")
+    found = asked_back(ranker, Queries.of([own]), np.array([[own.entity]]))
+    assert FLOOR <= found.item() <= 0
+    if constrained.all():
+        assert found.item() == pytest.approx(FLOOR)
+
+
+def test_one_signal_alone_has_the_temperature_of_training(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    alone = ranker.by("likelihood")
+    query = Query(3, 0, "tail")
+    ((_, scores_1N),) = alone.rank(Queries.of([turned(query, 5)]))
+    temperature = alone.reader.settings.training.temperature
+    expected = temperature * (torch.as_tensor(scores_1N)[0] / temperature).log_softmax(0)[3]
+    found = asked_back(alone, Queries.of([query]), np.array([[5]]))[0, 0]
+    assert found == pytest.approx(expected.item(), abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 10**6])
+def test_the_best_gain_and_stay_ahead(
+    ranker: Ranker, toy: KnowledgeGraph, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranker_module, "MAX_SCORES", 8 * at_once * len(toy.entities))
+    queries, _ = toy.queries("test")
+    asking, told = ranker.but(reverse=Use(4, 0.5)), list[int]()
+    after_BN = torch.zeros(len(queries), len(toy.entities))
+    for rows, scores_bN in asking.rank(queries, advance=told.append):
+        after_BN[rows] = torch.as_tensor(scores_bN)
+    assert sum(told) == len(queries)
+    both_BN, free_BN = torch.zeros_like(after_BN), torch.zeros_like(after_BN)
+    for rows, scores_bN, free_bN in asking.rank_both(queries):
+        both_BN[rows], free_BN[rows] = torch.as_tensor(scores_bN), torch.as_tensor(free_bN)
+    torch.testing.assert_close(both_BN, after_BN)
+    unconstrained = asking.unconstrained()
+    known = toy.context.answers
+    for b, query in enumerate(queries):
+        asked = Queries.of([query])
+        ((_, before),) = ranker.rank(asked)
+        before_N = torch.as_tensor(before)[0]
+        passed = torch.zeros(len(toy.entities), dtype=torch.bool)
+        passed[known.lookup(asked)[1]] = True
+        best = before_N.masked_fill(passed | (before_N <= MISSED), -torch.inf).topk(4).indices
+        back = torch.from_numpy(asked_back(ranker, asked, best[None].numpy())[0])
+        gain = 0.5 * (back - back.min())
+        torch.testing.assert_close(after_BN[b, best], before_N[best] + gain, atol=1e-3, rtol=1e-3)
+        rest = torch.ones(len(toy.entities), dtype=torch.bool)
+        rest[best] = False
+        rest &= ~passed
+        torch.testing.assert_close(after_BN[b, rest], before_N[rest])
+        assert after_BN[b, best].min() > after_BN[b, rest].max()
+    # Beside the scores stand those of a ranker without constraints, whose reverse queries have none either.
+    for rows, scores_bN in unconstrained.rank(queries):
+        torch.testing.assert_close(free_BN[rows], torch.as_tensor(scores_bN))
+    assert unconstrained.reverse == asking.reverse
+
+
+def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
+    graph, protocol = replace(toy, splits={**toy.splits, "valid": twice}), Protocol(split="valid")
+    use, found = choose_reverse(ranker, graph, protocol, candidates=8)
+    assert found["mrr_first"] == pytest.approx(evaluate(ranker, graph, protocol).report["metrics"]["mrr"])
+    asking = ranker.but(reverse=use)
+    assert evaluate(asking, graph, protocol).report["metrics"]["mrr"] == pytest.approx(found["mrr"])
+    assert use.k <= 8
+    with pytest.raises(ConfigError, match="test triples"):
+        choose_reverse(ranker, graph, Protocol(split="test"))
+    tuned = tune(asking, graph, protocol, candidates=8)
+    assert list(tuned.figures) == ["text", "kge", "reverse"]
+    assert tuned.reverse is not None
+    assert (tuned.reverse.k, tuned.reverse.weight) == tuple(
+        tuned.figures["reverse"][x] for x in ("k", "weight")
+    )
+
+
+def test_one_triple_does_not_choose_how_it_is_asked_back(
+    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+
+    def asking(*given: Any, **more: Any) -> Any:
+        sizes.append(given[3])
+        return asked_back(*given, **more)
+
+    monkeypatch.setattr("kgmlm.training.weights.asked_back", asking)
+    one = replace(toy, splits={**toy.splits, "valid": toy.splits["valid"][:1]})
+    use, found = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
+    assert (use, found["mrr"]) == (Use(0, 0.0), found["mrr_first"])
+    assert sizes == [3]
+
+
+def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    forbidding = Possible(np.ones(len(toy.relations), np.bool_))
+    asking = ranker.but(reverse=Use(5, 0.5), possible=forbidding)
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    (own,) = Predictor(toy, asking).placed(query, np.array([query.entity]))
+    assert set(own.parts or ()) == {"likelihood", "vector", "kge"}
+
+
+def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    asking = ranker.but(reverse=Use(5, 0.5))
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    ((_, found),) = Predictor(toy, asking).predict([query], k=10, explain=True)
+    parts = [p.parts for p in found if p.parts]
+    assert len(parts) == 10
+    for p, of in zip(found, parts, strict=True):
+        assert set(of) == {"likelihood", "vector", "kge", "reverse"}
+        assert sum(part.weight * part.value for part in of.values()) == pytest.approx(p.score, abs=1e-4)
+    assert max(of["reverse"].value for of in parts) > 0.01
+    assert sum(abs(of["reverse"].value) < 1e-3 for of in parts) >= 5, "what is not asked back gains nothing"
+
+
+def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    small = {"reranking": RerankingSettings(max_length=16), "text": TextSettings(max_length=40)}
+    settings = ranker.reader.settings.model_copy(update=small)
+    reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
+    asking = ranker.but(reverse=Use(5, 0.5))
+    both = asking.but(reranking=Reranking(reranker, Use(5, 2.0), 5.0))
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    said = []
+    for found_by in (asking, both):
+        ((_, found),) = Predictor(toy, found_by).predict([query], k=31, explain=True)
+        assert all(sum(x.weight * x.value for x in p.parts.values()) == pytest.approx(p.score, abs=1e-4)
+                   for p in found if p.parts)  # fmt: skip
+        said.append({p.id: p.parts for p in found if p.parts})
+    assert said[1].keys() == said[0].keys()
+    for i, parts in said[1].items():
+        assert parts["reverse"].value == pytest.approx(said[0][i]["reverse"].value, abs=1e-4)
+    assert max(parts["reranking"].value for parts in said[1].values()) > 0.001
+
+
+def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
+    path = tmp_path / "mixture.json"
+    Chosen(ranker.mixture, reverse=Use(7, 0.75)).save(path)
+    assert Chosen.open(path, len(toy.relations)).reverse == Use(7, 0.75)
+    values = json.loads(path.read_text("utf-8"))
+    del values["reverse"]  # as older versions wrote it
+    path.write_text(json.dumps(values), "utf-8")
+    assert Chosen.open(path, len(toy.relations)).reverse is None
+    path.write_text(json.dumps({**values, "reverse": {"k": -1, "weight": 1.0}}), "utf-8")
+    with pytest.raises(RunError, match=r"reverse\.k"):
+        Chosen.open(path, len(toy.relations))
+
+
+def test_a_run_asks_back(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(toy_vector_run, tmp_path / "run")
+    refused(cli("tune", run, "--drop", "reverse"), "does not ask back", "reverse")
+    refused(cli("tune", run, "--candidates", 3), "does not rerank")
+    refused(cli("tune", run, "--add", "reverse", "--set", "kge.epochs=1"), "say how to --add a signal")
+    refused(cli("evaluate", run, "--rerank", 4), "has no reranker", "--add reverse")
+    done = cli("tune", run, "--add", "reverse", "--candidates", 6)
+    assert "without reverse" in done.stdout, done.stderr
+    opened = open_folder(run)
+    assert opened.chosen.reverse is not None
+    assert opened.chosen.by["valid"]["reverse"]["k"] == opened.chosen.reverse.k
+    opened.save_chosen(replace(opened.chosen, reverse=Use(5, 1.0)))
+    assert "the 5 best, weight 1" in cli("info", run).stdout
+    base = ("evaluate", run, "--split", "valid", "--json", "-q")
+    reports = {
+        k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 4), ("--workers", 2))
+    }
+    assert reports[()]["reverse"] == {"k": 5, "weight": 1.0}
+    assert reports["--rerank", 0]["reverse"] is None
+    assert reports["--rerank", 4]["reverse"] == {"k": 4, "weight": 1.0}
+    assert reports["--workers", 2]["metrics"] == pytest.approx(reports[()]["metrics"])
+    asked = ("rank", run, "--relation", "capital", "--head", "france", "--explain")
+    assert "; reverse " in cli(*asked).stdout
+    assert "; reverse " not in cli(*asked, "--rerank", 0).stdout
+    # Ranks may stay as they are, scores do not: the best gain what asking them back says.
+    scored = {
+        k: {row["entity"]: row for row in map(json.loads, cli(*asked, *k, "--json").stdout.splitlines())}
+        for k in ((), ("--rerank", 0))
+    }
+    gained = []
+    for entity in scored[()].keys() & scored["--rerank", 0].keys():
+        part = scored[()][entity]["parts"]["reverse"]
+        gained.append(scored[()][entity]["score"] - scored["--rerank", 0][entity]["score"])
+        assert gained[-1] == pytest.approx(part["weight"] * part["value"], abs=1e-4)
+    assert max(gained) > 0
+    refused(cli("evaluate", run, "--rerank", 4, "--scores", "vector"), "--rerank goes with")
+    figures = kgmlm.tune(run, progress=False)
+    assert list(figures) == ["text", "reverse"], "it is chosen again with the weights"
+    open_folder(run).save_chosen(replace(open_folder(run).chosen, reverse=Use(0, 0.0)))
+    refused(cli("evaluate", run, "--rerank", 4), "chose not to rerank")
+    assert cli("tune", run, "--drop", "reverse", "-q").returncode == 0
+    assert open_folder(run).chosen.reverse is None

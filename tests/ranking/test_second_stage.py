@@ -1,0 +1,192 @@
+"""What reading the best candidates again does to the scores of a first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
+from kgmlm.graphs.queries import Queries, Query
+from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.first_stage import Mixture, Use
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
+from kgmlm.ranking.second_stage import Reranking, best_of
+from kgmlm.signals.base import Pool
+from kgmlm.text.tokenization import Encoded, MaskedBatch
+from kgmlm.training.index import build_index
+
+
+@pytest.fixture
+def ranker(reranking_ranker: Ranker) -> Ranker:
+    return reranking_ranker
+
+
+def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    assert ranker.reranking is not None
+    queries, _ = toy.queries("test")
+    known = 0
+    for rows, _, said in ranker.said(queries):
+        before = ranker.mixture.combine(said, queries[rows])
+        after = ranker.reranked(queries[rows], before)
+        for b, query in enumerate(queries[rows]):
+            answered = torch.from_numpy(np.isin(np.arange(len(toy.entities)), list(answers(toy, query))))
+            leading = before[b].masked_fill(answered, -torch.inf).topk(5).indices
+            gained = (after[b] != before[b]) & ~answered
+            assert set(gained.nonzero()[:, 0].tolist()) <= set(leading.tolist())
+            assert int(gained.sum()) >= 4, "the worst read gains nothing"
+            ahead = before[b] >= before[b, leading].min()
+            assert after[b, ahead].min() > after[b, ~ahead].max()
+            read = ranker.reranking.reranker.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
+            gain = 2 * (read - read.min())
+            close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+            close(after[b, leading], before[b, leading] + gain)
+            ahead &= answered
+            close(after[b, ahead], before[b, ahead] + gain.max())
+            known += int(ahead.sum())
+    assert known > 0, "training answers were among the best"
+
+
+class Drawn:
+    """A reranker that says anything."""
+
+    def __init__(self, context: ContextGraph, seed: int) -> None:
+        self.context = context
+        self.rng = np.random.default_rng(seed)
+
+    def score(self, queries: Queries, ids_BK: np.ndarray[Any, Any], *_: Any) -> torch.Tensor:
+        return torch.from_numpy(self.rng.normal(0, 9, ids_BK.shape)).float()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 999), st.integers(1, 31), st.sampled_from([0.1, 1.0, 50.0]), st.booleans())
+def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order(
+    toy: KnowledgeGraph, seed: int, k: int, weight: float, tied: bool
+) -> None:
+    reranker: Any = Drawn(toy.context, seed)
+    made = Reranking(reranker, Use(k, weight), 1.0)
+    queries = toy.queries("train")[0][np.arange(12)]
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(12, len(toy.entities), generator=generator)
+    if tied:
+        before = before.round()
+    mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
+    after = made.reranked(queries, before, Pool(len(toy.entities)), mixture)
+    for b, query in enumerate(queries):
+        fresh = np.setdiff1d(np.arange(len(toy.entities)), list(answers(toy, query)))
+        last = before[b, fresh].sort(descending=True).values[:k][-1]
+        ahead = before[b] >= last
+        assert after[b, ahead].min() >= before[b, ahead].min()
+        if (~ahead).any():
+            assert after[b, ahead].min() > after[b, ~ahead].max()
+        assert torch.equal(after[b, ~ahead], before[b, ~ahead])
+
+
+def test_no_more_is_read_at_once_than_asked(
+    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ranker.reranking is not None
+    queries = toy.queries("test")[0][np.arange(8)]
+    whole = dict(_rows(ranker, queries))
+    sizes: list[int] = []
+    collate = ranker.reader.tokenizer.collate
+
+    def counted(encoded: list[Encoded]) -> MaskedBatch:
+        sizes.append(len(encoded))
+        return collate(encoded)
+
+    monkeypatch.setattr(ranker.reader.tokenizer, "collate", counted)
+    for row, scores_N in _rows(ranker, queries, batch_size=3):
+        torch.testing.assert_close(scores_N, whole[row], atol=1e-4, rtol=1e-4)
+    assert max(sizes) == 3
+
+
+def _rows(ranker: Ranker, queries: Queries, **options: int) -> Iterator[tuple[int, torch.Tensor]]:
+    for rows, scores_BN in ranker.rank(queries, **options):  # type: ignore[arg-type]
+        yield from zip(rows.tolist(), scores_BN, strict=True)
+
+
+def answers(toy: KnowledgeGraph, query: Query) -> set[int]:
+    """What training triples answer, by a plain walk."""
+    known, asked = (2, 0) if query.target == "head" else (0, 2)
+    return {
+        int(triple[asked])
+        for triple in toy.splits["train"]
+        if (triple[known], triple[1]) == (query.entity, query.relation)
+    }
+
+
+def test_what_training_answers_already_is_passed_over(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries, _ = toy.queries("train")
+    ((rows, scores),) = ranker.rank(queries[np.arange(40)])
+    everyone = np.arange(len(toy.entities))
+    some = np.random.default_rng(0).permutation(everyone)[: len(everyone) // 2]
+    own = np.stack([np.random.default_rng(b).permutation(everyone)[:9] for b in range(len(rows))])
+    own[:, -1] = -1
+    passed = 0
+    for among, of_query in (
+        (None, scores),
+        (some, scores[:, torch.from_numpy(some)]),
+        (own, scores.gather(1, torch.from_numpy(np.maximum(own, 0)))),
+    ):
+        if among is own:
+            of_query[:, -1] = MISSED
+        best, ids_BK = best_of(ranker.context, queries[rows], of_query, 5, ranker.pool(among))
+        for b, query in enumerate(queries[rows]):
+            candidates = everyone if among is None else among if among.ndim == 1 else among[b]
+            fresh = [
+                (-score, int(i))
+                for i, score in zip(candidates, of_query[b].tolist(), strict=True)
+                if i >= 0 and i not in answers(toy, query)
+            ]
+            passed += len(candidates) - len(fresh)
+            expected = [i for _, i in sorted(fresh)][:5]
+            assert ids_BK[b].tolist() == expected + [-1] * (5 - len(expected))
+            assert best.scores_BK[b, : len(expected)].tolist() == [-s for s, _ in sorted(fresh)][:5]
+    assert passed > len(own), "some are passed over, not only what the shortlist lacks"
+
+
+def test_a_constant_scorer_stays_at_chance(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries, _ = toy.queries("test")
+    flat = torch.full((len(queries), len(toy.entities)), -3.0)
+    assert torch.equal(ranker.reranked(queries, flat), flat)
+
+
+def test_what_a_shortlist_lacks_is_never_reranked(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    queries = toy.queries("test")[0][np.arange(2)]
+    scores = torch.full((2, 6), MISSED)
+    scores[:, :3] = torch.tensor([3.0, 2.0, 1.0])
+    ids = np.array([[4, 5, 6, -1, -1, -1]] * 2)
+    after = ranker.reranked(queries, scores, ranker.pool(ids))
+    assert (after[:, 3:] == MISSED).all()
+    assert (after[:, :3] > MISSED).all()
+    assert (after[:, :3] != scores[:, :3]).any()
+
+
+def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    pytest.importorskip("faiss")
+    index = build_index(ranker, toy)
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
+        torch.testing.assert_close(shortlisted, exact, atol=1e-3, rtol=1e-4)
+
+
+def test_new_entities_are_read_like_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    assert ranker.reranking is not None
+    wider = toy.extended(EntityTable(["q1"], ["Atlantis"], ["a lost city"]))
+    twin = ranker.over(wider.context)
+    assert twin.reranking is not None
+    assert twin.reranking.use == ranker.reranking.use
+    reranker, over = ranker.reranking.reranker, twin.reranking.reranker
+    queries = toy.queries("test")[0][np.arange(3)]
+    ids = np.array([[0, 1]] * 3)
+    torch.testing.assert_close(over.score(queries, ids), reranker.score(queries, ids))
+    new = over.score(queries, np.full((3, 1), len(toy.entities)))
+    assert new.isfinite().all()

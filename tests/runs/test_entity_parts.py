@@ -1,0 +1,144 @@
+"""A graph whose training reads few entities: sampled validation, and all entities in parts at the end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import vectors_of
+from trainings import TINY, VECTORS, Validation, go, settings
+
+import kgmlm
+from kgmlm.core.arrays import numpy
+from kgmlm.core.config import Protocol
+from kgmlm.core.errors import ConfigError, RunError
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.runs import opened as opened_module
+from kgmlm.runs.folder import open_folder, unfinished
+from kgmlm.runs.folder import unread as unread_yet
+from kgmlm.runs.opened import PARTS_FOLDER, read_entities
+from kgmlm.training.start import start_run
+from kgmlm.training.weights import weigh
+
+FEW: dict[str, Any] = {**TINY, "eval_candidates": 5, "vector": {"enabled": True, "max_length": 24}}
+
+
+@pytest.fixture
+def unread(toy: KnowledgeGraph, tmp_path: Path) -> Path:
+    """A run whose training has left all entities to be read."""
+    go(tmp_path / "run", toy, *VECTORS, "training.eval_candidates=5", validate=Validation(0.1, 0.2, 0.3))
+    return tmp_path / "run"
+
+
+def test_a_run_whose_entities_are_unread_says_what_reads_them(unread: Path) -> None:
+    run = open_folder(unread, verify=True)
+    assert unread_yet(run)
+    assert unfinished(run)
+    with pytest.raises(RunError, match="not read yet; `kgmlm tune"):
+        run.ranker()
+
+
+def test_who_is_killed_in_the_midst_of_reading_goes_on_there(
+    unread: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, total = open_folder(unread), len(open_folder(unread).graph.entities)
+
+    class Killed(Exception):
+        pass
+
+    read: list[int] = []
+
+    def kill(n: int, of: int) -> None:
+        read.append(n)
+        if sum(read) >= 10:
+            raise Killed
+
+    with pytest.raises(Killed):
+        read_entities(run, "cpu", batch_size=4, advance=kill, size=8)
+    assert [p.name for p in sorted((unread / PARTS_FOLDER).glob("*.npy"))] == ["part-000000.npy"]
+    made: list[int] = []
+
+    def counting(vectors: Any) -> Any:
+        made.append(len(vectors))
+        return numpy(vectors)
+
+    monkeypatch.setattr(opened_module, "numpy", counting)
+    read_entities(run, "cpu", size=8)
+    assert sum(made) == total - 8, "what was there is not read again"
+    assert not (unread / PARTS_FOLDER).exists()
+    assert not unread_yet(run)
+    assert unfinished(run), "weights were chosen for no vectors"
+    fresh = run.text_ranker("cpu")
+    run.save_chosen(replace(run.chosen, by={"command": "kgmlm tune"}))
+    opened = open_folder(unread, verify=True).ranker("cpu")
+    torch.testing.assert_close(vectors_of(opened), vectors_of(fresh), atol=1e-5, rtol=1e-5)
+    assert not unfinished(run)
+
+
+@pytest.mark.parametrize("about", [b"{}", b'{"model": "x", "size": 8}', b"["])
+def test_parts_of_another_model_are_read_again(unread: Path, about: bytes) -> None:
+    (unread / PARTS_FOLDER).mkdir()
+    (unread / PARTS_FOLDER / "about.json").write_bytes(about)
+    np.save(unread / PARTS_FOLDER / "part-000000.npy", np.zeros((8, 32), np.float32))
+    read_entities(open_folder(unread), "cpu", size=8)
+    run = open_folder(unread)
+    run.save_chosen(run.chosen)
+    assert vectors_of(run.ranker("cpu"))[:8].norm(dim=1).min() > 0.9
+
+
+def test_a_damaged_part_is_named(unread: Path) -> None:
+    run = open_folder(unread)
+
+    def cut(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_entities(run, "cpu", advance=cut, size=8)
+    (unread / PARTS_FOLDER / "part-000001.npy").write_bytes(b"nothing")
+    with pytest.raises(RunError, match=r"part-000001\.npy is damaged; remove it"):
+        read_entities(run, "cpu", size=8)
+
+
+def test_residuals_need_all_entities(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    chosen = settings(*VECTORS, "vector.residual_rate=0.1", "training.eval_candidates=5")
+    with pytest.raises(ConfigError, match=r"set it to 0, or training\.eval_candidates to 0"):
+        start_run(tmp_path / "run", toy, "scratch", chosen)
+
+
+@pytest.mark.slow
+def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None:
+    run = kgmlm.train("toy", "scratch", tmp_path / "run", epochs=1, progress=False, eval_candidates=5, **TINY)
+    found = run.folder.chosen.by["valid"]["text"]["mrr"]
+    _, figures = weigh(run.folder.untuned("cpu"), run.folder.graph, Protocol(split="valid"))
+    assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["text"]["mrr"])
+
+
+@pytest.mark.slow
+def test_the_command_measures_among_all_at_the_end_and_resumes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Power(Exception):
+        pass
+
+    def cut(*arguments: Any, **named: Any) -> None:
+        raise Power
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opened_module, "_join", cut)
+        with pytest.raises(Power):
+            kgmlm.train("toy", "scratch", tmp_path / "run", epochs=2, progress=False, **FEW)
+    run = open_folder(tmp_path / "run")
+    assert (run.record["status"], unread_yet(run)) == ("finished", True)
+    sampled = run.record["best_valid_mrr"]
+    done = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+    assert not unfinished(done.folder)
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert all("valid_candidates" in row for row in rows if "valid_mrr" in row)
+    assert done.folder.record["best_valid_mrr"] < sampled, "more compete"
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.train(output=tmp_path / "run", resume=True, progress=False)

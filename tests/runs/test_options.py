@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kgmlm.core.errors import ConfigError
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_ranker
+from kgmlm.runs.options import RankingOptions
+
+
+def test_what_is_none_stays_as_it_was() -> None:
+    way = RankingOptions(scores="text", rerank=3)
+    assert way.given(scores=None, rerank=0, device="cpu") == RankingOptions(
+        scores="text", rerank=0, device="cpu"
+    )
+    assert not way.given(rerank=0).reranks
+    assert not way.given(scores="likelihood").reranks
+
+
+def test_unknown_scores_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"scores are all, text, likelihood, .* or .*, not 'names'"):
+        RankingOptions(scores="names")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"precision": "fp8"}, "--precision is fp32 or bf16, not 'fp8'"),
+        ({"runtime": "tf"}, "--runtime is auto or torch or onnx, not 'tf'"),
+        ({"retrieve": -5}, "--retrieve is a whole number from 0 on, not -5"),
+        ({"rerank": 1.5}, "--rerank is a whole number from 0 on, not 1.5"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RankingOptions(**given)
+
+
+def test_each_way_has_words_of_its_own() -> None:
+    ways = [
+        RankingOptions(),
+        RankingOptions("text"),
+        RankingOptions(allow_self=True),
+        RankingOptions(rerank=0),
+        RankingOptions(retrieve=9, effort=2),
+        RankingOptions(precision="bf16"),
+    ]
+    assert [way.words() for way in ways] == [
+        [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9", "effort-2"],
+        ["bf16"],
+    ]  # fmt: skip
+
+
+def test_what_a_run_does_not_have_is_refused(toy_run: Path) -> None:
+    run = open_folder(toy_run)
+    for way, message in (
+        (RankingOptions(rerank=5), "has no reranker.*--add reverse"),
+        (RankingOptions("likelihood", rerank=5), "goes with --scores all or text"),
+        (RankingOptions("vector"), "no entity vectors"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_ranker(run, way, run.graph)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from kgmlm.core.errors import RunError
+from kgmlm.graphs.queries import Queries, Query
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.record import ENDED, check_output, check_result, steady, writing
+from kgmlm.text.torch_model import SpanModel, load_model
+
+
+def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    shutil.copytree(toy_run, run / "reranker")
+
+    def write() -> None:
+        with writing(run / "reranker", "train"):
+            pass
+
+    with writing(run, "rerank"), ThreadPoolExecutor() as others:
+        write()  # a job that this one does
+        with pytest.raises(RunError, match="in use"):
+            others.submit(write).result()
+
+
+@pytest.mark.parametrize("own", ["run.json", "config.toml", "model/model.safetensors", "graph/new.json"])
+def test_results_never_replace_a_runs_own_files(toy_run: Path, tmp_path: Path, own: str) -> None:
+    (tmp_path / "link").symlink_to(toy_run)
+    for path in (toy_run / own, tmp_path / "link" / own):
+        with pytest.raises(RunError, match="belongs to the run"):
+            check_result(path)
+    check_result(toy_run / "test.json")
+    check_result(tmp_path / "new" / own)
+
+
+@pytest.mark.parametrize("suffix", ["new", "old"])
+def test_a_reader_finds_the_model_that_a_kill_has_hidden(toy_run: Path, tmp_path: Path, suffix: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    (run / "model").rename(run / f".model.kgmlm-{suffix}")
+    with writing(tmp_path / "another", "train"):
+        open_folder(run).ranker("cpu")
+    assert not list(run.glob(".*"))
+    run.rename(tmp_path / f".run.kgmlm-{suffix}")
+    open_folder(run).ranker("cpu")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_reader_touches_nothing_that_is_being_written(toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    with writing(run, "train"):
+        (run / "model").rename(run / ".model.kgmlm-old")
+        open_folder(run)
+        assert (run / ".model.kgmlm-old").is_dir()
+
+
+@pytest.fixture
+def another(toy_run: Path, tmp_path: Path) -> Path:
+    """A model that the run is trained further to, with weights of its own."""
+    run = tmp_path / "another"
+    shutil.copytree(toy_run, run)
+    opened = open_folder(run)
+    ranker = opened.untuned("cpu")
+    with torch.no_grad():
+        for weight in ranker.reader.model.parameters():
+            weight.mul_(1.01)
+    opened.save_model(ranker.but(mixture=ranker.mixture.evenly("likelihood", 0.5)))
+    return run
+
+
+def scores(ranker: Ranker) -> torch.Tensor:
+    found: torch.Tensor
+    (found,) = [part for _, part in ranker.rank(Queries.of([Query(0, 0, "tail")]))]
+    return found
+
+
+@pytest.mark.parametrize("moment", ["before the weights", "between the renames"])
+def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
+    toy_run: Path, another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It has read the old model when weights and model are replaced, or finds none for a moment."""
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    expected = scores(open_folder(another).ranker("cpu"))
+    assert not torch.equal(scores(open_folder(run).ranker("cpu")), expected)
+    reads = []
+
+    def replace(folder: Path) -> SpanModel:
+        reads.append(folder)
+        model = load_model(folder)
+        if len(reads) == 1 and moment == "before the weights":
+            (run / "model").rename(tmp_path / "before")
+            shutil.copytree(another / "model", run / "model")
+        return model
+
+    def wait(seconds: float) -> None:
+        (run / ".model.kgmlm-new").rename(run / "model")
+
+    monkeypatch.setattr("kgmlm.text.torch_model.load_model", replace)
+    monkeypatch.setattr(
+        "kgmlm.runs.record.time.sleep", wait if moment == "between the renames" else time.sleep
+    )
+    with writing(run, "train"):
+        opened = open_folder(run)
+        if moment == "between the renames":
+            shutil.copytree(another / "model", run / ".model.kgmlm-new")
+            (run / "model").rename(run / ".model.kgmlm-old")
+        assert torch.equal(scores(opened.ranker("cpu")), expected)
+    assert len(reads) == (2 if moment == "before the weights" else 1)
+
+
+def test_a_reader_gives_up_on_a_run_that_changes_all_the_time(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    numbers = iter(range(99))
+
+    def read() -> None:
+        (tmp_path / "model" / f"{next(numbers)}").touch()
+
+    with pytest.raises(RunError, match="changes as often as it is read"):
+        steady(tmp_path, read)
+
+
+def test_a_writer_removes_what_a_kill_has_left(toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    left = ("checkpoints/step-00000009/model", "checkpoints/.step-00000009.ab.kgmlm-part",
+            "index/.entity.ab.kgmlm-part", "reranker/.model.ab.kgmlm-part",
+            "signals/.kge.safetensors.ab.kgmlm-part",
+            "model/.entity_vectors.safetensors.ab.kgmlm-part")  # fmt: skip
+    for name in left:
+        (run / name).mkdir(parents=True)
+    shutil.copy(run / "run.json", run / "reranker" / "run.json")
+    (tmp_path / ".run.ab.kgmlm-part").mkdir()
+    others = tmp_path / ".run.old"
+    others.mkdir()
+    assert open_folder(run).record["status"] in ENDED
+    with writing(run, "tune"):
+        pass
+    assert not (run / "checkpoints").exists()
+    assert not list(run.rglob(".*"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".run.old", "run"]
+
+
+def test_nothing_is_overwritten_unasked(toy_run: Path, tmp_path: Path) -> None:
+    check_output(tmp_path, overwrite=False)
+    with pytest.raises(RunError, match="--overwrite"):
+        check_output(toy_run, overwrite=False)
+    check_output(toy_run, overwrite=True)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunError, match="is not a run"):
+        check_output(tmp_path, overwrite=True)

@@ -1,0 +1,280 @@
+"""What the service has for its page: files, the walk through a graph, explored queries, judgments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import kgmlm
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import Query
+from kgmlm.serving import feedback
+from kgmlm.serving.app import FOLDER
+from kgmlm.serving.explore import Explorer
+from kgmlm.serving.serve import service
+
+HOME = "http://127.0.0.1"
+ASKED = {"head": "france", "relation": "capital"}
+JUDGED = {"head": "france", "relation": "capital", "tail": "paris", "label": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = shutil.copytree(toy_run, tmp_path_factory.mktemp("paged") / "toy")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
+        kgmlm.calibrate(run, progress=False)
+    return run
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(service(folder), HOME) as made:
+        yield made
+
+
+def test_the_page_is_small_whole_and_loads_nothing_else(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self';")
+    assert "unsafe" not in policy
+    asked, size = ["/"], 0
+    for path in asked:
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["content-security-policy"] == policy
+        size += len(answer.content)
+        found = re.findall(r"""(?:src|href|from|import)[= ]"([^"#]+)\"""", answer.text)
+        for link in (urljoin(path, x) for x in found):
+            if link not in (*asked, "/docs"):
+                asked.append(link)
+    assert {path.removeprefix("/page/") for path in asked[1:]} == {
+        path.name for path in FOLDER.iterdir() if path.name != "index.html"
+    }
+    assert size < 200_000
+    for file in FOLDER.iterdir():
+        text = file.read_text("utf-8")
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), file
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), file
+    assert client.get("/page/none.js").status_code == 404
+    assert client.get("/page/..%2Fapp.py").status_code == 404
+
+
+def test_the_page_needs_no_token_and_tells_nothing(folder: Path) -> None:
+    with TestClient(service(folder, token="secret"), HOME) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/page/main.js").status_code == 200
+        for path in ("/info", "/relations", "/feedback?entity=france", "/pages", "/page"):
+            assert client.get(path).status_code == 401, path
+        assert client.post("/explore", json=ASKED).status_code == 401
+        assert client.post("/feedback", json=JUDGED).status_code == 401
+        assert client.get("/info", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_an_explored_query_is_what_explain_and_classify_say(client: TestClient, folder: Path) -> None:
+    body = ASKED | {"k": 5, "also": ["berlin", "France"]}
+    found = client.post("/explore", json=body).json()
+    explained = client.post("/explain", json={"queries": [ASKED], "k": 5}).json()["results"][0]["predictions"]
+    for row, same in zip(found["predictions"], explained, strict=True):
+        assert {key: row[key] for key in same if key != "score"} == {
+            k: v for k, v in same.items() if k != "score"
+        }
+    triples = [ASKED | {"tail": row["entity"]} for row in [*found["predictions"], *found["also"]]]
+    told = client.post("/classify", json={"triples": triples}).json()["results"]
+    shown = [row["probability"] for row in [*found["predictions"], *found["also"]]]
+    for one, other in zip(shown, (row["probability"] for row in told), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or one == pytest.approx(other, rel=1e-4)
+    ranks = kgmlm.open_run(folder, device="cpu").rank(head="france", relation="capital", k=31)
+    berlin, france = found["also"]
+    assert berlin["rank"] == ranks.set_index("tail_label").loc["berlin", "rank"]
+    assert berlin["possible"]
+    new = client.post("/explore", json=body | {"novel": True}).json()["also"][0]["rank"]
+    assert new == berlin["rank"] - ranks["known"][: berlin["rank"] - 1].sum()
+    assert france["rank"] == ranks.set_index("tail_label").loc["france", "rank"]
+    assert found["reading"]["before"] == "France. country in western Europe | has the capital |"
+    assert found["reading"]["hole"] == kgmlm.info(folder).model["span_length"]
+    assert set(found["usual"]) == set(found["predictions"][0]["parts"])
+    everybody = client.post("/explore", json=ASKED | {"k": 1000}).json()["predictions"]
+    mean = np.mean([row["parts"]["likelihood"]["adds"] for row in everybody])
+    assert found["usual"]["likelihood"] == pytest.approx(mean, rel=1e-3)
+    assert found["entity"]["of_graph"]
+
+
+def test_a_new_entity_is_read_by_its_words(client: TestClient) -> None:
+    new = [{"label": "new: France", "name": "France", "description": "another one"}]
+    asked = {"head": "new: France", "relation": "capital", "entities": new, "k": 2}
+    found = client.post("/explore", json=asked).json()
+    assert found["reading"]["before"] == "France. another one | has the capital |"
+    assert not found["entity"]["of_graph"]
+    assert found["entities"] == 32
+    assert client.post("/explore", json=ASKED | {"also": ["nobody"]}).status_code == 422
+    assert client.post("/explore", json=ASKED | {"tail": "paris"}).status_code == 422
+
+
+def test_what_is_given_of_a_new_entity_is_told_back(client: TestClient) -> None:
+    triples = [{"relation": "capital", "tail": "Paris"}, {"head": "spain", "relation": "borders"}]
+    new = [{"name": "Atlantis", "triples": triples}]
+    asked = {"head": "Atlantis", "relation": "capital", "entities": new, "k": 40}
+    found = client.post("/explore", json=asked).json()
+    given = [(t["relation"]["label"], t["target"], t["entity"]["label"]) for t in found["entity"]["given"]]
+    assert given == [("capital", "tail", "paris"), ("borders", "head", "spain")]
+    assert [p["entity"] for p in found["predictions"] if p["known"]] == ["paris"]
+    (paris,) = (p for p in found["predictions"] if p["entity"] == "paris")
+    assert paris["probability"] is None, "it is known, so nobody asks how probable it is"
+    assert client.post("/explore", json=ASKED).json()["entity"]["given"] == []
+
+
+def test_neighbors_that_are_told_are_listed_and_what_cannot_answer_is_marked(
+    make_ranker: Any, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kgmlm.core.config import TextSettings
+    from kgmlm.ranking.predictor import Predictor
+    from kgmlm.serving.explore import shown
+
+    monkeypatch.setattr("kgmlm.ranking.constraints.LEAST", 1)
+    predictor = Predictor(toy, make_ranker(TextSettings(neighbors=2, template="natural")))
+    query = Resolver(toy).query("capital", "France", None)
+    found = shown(predictor, query, 1, False, np.array([query.entity]))
+    assert found["predictions"][0]["possible"]
+    assert not found["also"][0]["possible"]
+    told = [edge["entity"]["name"] for edge in found["reading"]["neighbors"]]
+    assert len(told) == 2
+    assert all(name in found["reading"]["before"] for name in told)
+    assert "[MASK]" not in found["reading"]["before"] + found["reading"]["after"]
+
+
+def test_relations_come_in_the_order_of_what_an_entity_has(client: TestClient, toy: KnowledgeGraph) -> None:
+    def labels(**asked: str) -> list[str]:
+        return [r["label"] for r in client.get("/relations", params=asked).json()["results"]]
+
+    everything = labels()
+    assert sorted(labels(entity="france", side="head")) == sorted(everything)
+    has = {r for h, r, _ in toy.labeled(toy.splits["train"]) if h == "france"}
+    assert set(labels(entity="france", side="head")[: len(has)]) == has
+    is_in = {r for _, r, t in toy.labeled(toy.splits["train"]) if t == "paris"}
+    assert set(labels(entity="paris", side="tail")[: len(is_in)]) == is_in
+    assert labels(entity="nobody", side="head") == labels(entity="", side="head")
+    assert client.get("/relations", params={"entity": "x", "side": "middle"}).status_code == 422
+
+
+def graph_of(triples: list[tuple[int, int, int]], types: list[str] | None = None) -> KnowledgeGraph:
+    names = [f"e{i}" for i in range(1 + max(x for h, _, t in triples for x in (h, t)))]
+    relations = RelationTable([f"r{i}" for i in range(1 + max(r for _, r, _ in triples))])
+    splits = {"train": np.array(triples, np.int64)}
+    return KnowledgeGraph("made", EntityTable(names, types=types), relations, splits, {})
+
+
+def test_near_triples_share_most_facts() -> None:
+    # 0 and 1 have two facts alike, 0 and 2 one; all have r0 to 9.
+    triples = [
+        (0, 0, 9),
+        (1, 0, 9),
+        (2, 0, 9),
+        (0, 1, 5),
+        (1, 1, 5),
+        (2, 1, 6),
+        (0, 0, 8),
+        (4, 2, 8),
+        (4, 2, 9),
+    ]
+    near = Explorer(graph_of(triples)).near(Query(0, 0, "tail"), 9)
+    assert near["same_answer"] == [
+        {"label": "e1", "name": "e1", "shared": 2, "of": 3},
+        {"label": "e2", "name": "e2", "shared": 1, "of": 3},
+    ]
+    assert near["same_question"] == [{"label": "e8", "name": "e8", "shared": 2, "of": 4}]
+    heads = Explorer(graph_of(triples)).near(Query(9, 0, "head"), 1)
+    assert [row["label"] for row in heads["same_question"]] == ["e0", "e2"]
+    assert Explorer(graph_of(triples)).near(Query(99, 0, "tail"), 9)["same_answer"][0]["of"] == 0
+
+
+def test_usual_relations_are_those_of_like_entities() -> None:
+    # 0 and 1 have r0; 1 has r1, too; r2 is frequent elsewhere.
+    triples = [(0, 0, 5), (1, 0, 6), (1, 1, 7), *((2, 2, t) for t in range(8, 12))]
+    explorer = Explorer(graph_of(triples))
+    assert [r for r, _, _ in explorer.usual(0, "head")] == [0, 1, 2]
+    assert [r for r, _, _ in explorer.usual(None, "head")] == [2, 0, 1]
+    assert explorer.usual(2, "head")[0] == (2, 1.0, 4)
+
+
+def test_types_are_given_or_follow_from_a_relation() -> None:
+    graph = graph_of([(0, 0, 1), (0, 0, 2), (3, 1, 1)], ["city", "", "", ""])
+    assert Explorer(graph, "r0").types(0, ("city",)) == ["city", "e1", "e2"]
+    assert Explorer(graph).types(0, ("city",)) == ["city"]
+
+
+@pytest.mark.parametrize("name", ["toy", "europe", "umls"])
+def test_an_example_is_that_of_the_card(name: str) -> None:
+    graph = kgmlm.load_graph(name)
+    example = Explorer(graph).example
+    assert example is not None
+    query = Resolver(graph).query(example.relation, example.head, None)
+    assert query.entity in graph.splits["train"][:, 0]
+    assert name != "umls" or example == ("virus", "causes")
+
+
+def test_an_example_of_another_graph_is_a_frequent_relation_with_a_few_answers() -> None:
+    triples = [(0, 0, 3), (1, 0, 3), (1, 0, 4), (2, 0, 5), *((6, 0, t) for t in range(10, 30)), (0, 1, 1)]
+    assert Explorer(graph_of(triples)).example == ("e1", "r0")
+
+
+def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> None:
+    assert client.get("/info").json()["judging"]
+    answer = client.post("/feedback", json=JUDGED)
+    assert answer.status_code == 201, answer.text
+    client.post("/feedback", json=JUDGED | {"tail": "rome", "label": 0})
+    client.post("/feedback", json=JUDGED | {"tail": "rome", "label": None})
+    (one, two, three) = map(json.loads, (folder / feedback.FEEDBACK_FILE).read_text().splitlines())
+    assert (one["label"], two["label"], three["label"]) == (1, 0, None)
+    assert one["fingerprint"] == kgmlm.open_run(folder).folder.made_by != ""
+    (kept,) = client.get("/feedback", params={"entity": "france"}).json()["results"]
+    assert (kept["tail"], kept["label"]) == ("paris", 1)
+    assert client.get("/feedback", params={"entity": "rome"}).json()["results"] == []
+    with TestClient(service(folder), HOME) as again:
+        assert again.get("/feedback", params={"entity": "paris"}).json()["results"] == [kept]
+    for wrong in ({"head": "France"}, {"relation": "nothing"}, {"label": 2}, {"label": "yes"}, {"more": 1}):
+        assert client.post("/feedback", json=JUDGED | wrong).status_code == 422, wrong
+    plain = {"content-type": "text/plain"}  # what a form of another site could send
+    assert client.post("/feedback", content=json.dumps(JUDGED), headers=plain).status_code == 422
+    assert len((folder / feedback.FEEDBACK_FILE).read_text().splitlines()) == 3
+
+
+def test_entities_that_were_added_are_judged(folder: Path) -> None:
+    with TestClient(service(folder, writable=True), HOME) as client:
+        assert client.post("/feedback", json=JUDGED | {"tail": "atl"}).status_code == 422
+        new = {"entities": [{"label": "atl", "name": "Atlantis"}]}
+        assert client.post("/entities", json=new).status_code == 201
+        assert client.post("/feedback", json=JUDGED | {"tail": "atl"}).status_code == 201
+
+
+def test_judgments_are_refused_where_they_cannot_be_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path))
+    pack = tmp_path / "toy.kgmlm"
+    kgmlm.pack(folder, pack)
+
+    def refuses(**options: Any) -> bool:
+        with TestClient(service(options.pop("run", folder), **options), HOME) as client:
+            answer = client.post("/feedback", json=JUDGED)
+            allowed = client.get("/info").json()["judging"]
+            assert (answer.status_code, allowed) in ((403, False), (201, True))
+            return answer.status_code == 403 and "folder" in answer.json()["error"]
+
+    assert refuses(run=pack)
+    assert refuses(any_host=True)
+    assert not refuses(any_host=True, writable=True)
+    monkeypatch.setattr("kgmlm.serving.serve.os.access", lambda path, mode: False)
+    assert refuses()

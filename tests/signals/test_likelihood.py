@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, build
+
+from kgmlm.core.arrays import top
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.signals.likelihood_torch import (
+    entity_loss,
+    left_out,
+    rank_candidates,
+    score_candidates,
+    score_shortlist,
+    token_log_probs,
+    token_loss,
+)
+from kgmlm.text.linearization import Linearization, Segment
+from kgmlm.text.reader import Normalization, PairTable, SpanOutput
+from kgmlm.text.tokenization import Candidates, SpanTokenizer
+from kgmlm.text.torch_model import SpanModel
+
+NAMES = ["Georgia", "New York", "New York City", "disease or syndrome", "virus", "virus", "Paris, in France"]
+
+
+def brute_force(mlm: object, tokenizer: object, text: str, names: list[str], span: int, *,
+                end: bool, total: bool, allowed: list[int] | None) -> list[float]:  # fmt: skip
+    """An independent loop: one full forward, Python arithmetic, no code of the package."""
+    ids = tokenizer(f"{text} " + " ".join([tokenizer.mask_token] * span))["input_ids"]  # type: ignore[operator, attr-defined]
+    logits = mlm(torch.tensor([ids])).logits[0].double()  # type: ignore[operator]
+    start = ids.index(tokenizer.mask_token_id)  # type: ignore[attr-defined]
+    scores = []
+    for name in names:
+        whole = tokenizer(f"{text} {name}", add_special_tokens=False)["input_ids"]  # type: ignore[operator]
+        tokens = whole[len(tokenizer(text, add_special_tokens=False)["input_ids"]) :]  # type: ignore[operator]
+        tokens = (tokens + ([tokenizer.sep_token_id] if end else []))[:span]  # type: ignore[attr-defined]
+        value = 0.0
+        for i, token in enumerate(tokens):
+            row = logits[start + i]
+            among = row if allowed is None else row[allowed]
+            value += float(row[token]) - math.log(sum(math.exp(float(x)) for x in among))
+        scores.append(value if total else value / len(tokens))
+    return scores
+
+
+@pytest.mark.parametrize("allowed", [None, [5, 9, 11, 40]])
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("family", ["bert", "roberta", "albert", "electra"])
+def test_scores_equal_a_brute_force_loop(
+    family: str, end: bool, normalization: str, allowed: list[int] | None
+) -> None:
+    mlm, hf_tokenizer = build(family)
+    tokenizer, model = SpanTokenizer(hf_tokenizer), SpanModel(mlm)
+    candidates = tokenizer.candidates(NAMES, 5, end)
+    text = "virus | causes |"
+    with torch.no_grad():
+        batch = tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(text),))], 5, 64)).to(
+            "cpu"
+        )
+        span = model(batch)
+        tokens = None if allowed is None else torch.tensor(allowed)
+        table = PairTable.of(candidates)
+        scores = rank_candidates(model, span, tokens, table, normalization)[0]  # type: ignore[arg-type]
+        trained = score_candidates(model, span, tokens, table, normalization)[0]  # type: ignore[arg-type]
+        expected = brute_force(
+            mlm, hf_tokenizer, text, NAMES, 5, end=end, total=normalization == "sum", allowed=allowed
+        )
+    np.testing.assert_allclose(scores.numpy(), expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(trained.numpy(), expected, atol=1e-5, rtol=1e-5)
+    assert scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: Normalization) -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.array([3, 1, 0, 6, 3, 2, 0, 1])
+    tokens = rng.integers(5, 40, lengths.sum())
+    names = Candidates(tokens, np.concatenate([[0], lengths.cumsum()]), lengths > 9)
+    table = PairTable.of(names)
+    width = tiny_model.decoder[0].shape[1]
+    span = SpanOutput(torch.randn(5, 6, width))
+    trained = score_candidates(tiny_model, span, None, table, normalization)
+    assert trained.requires_grad
+    with torch.no_grad():
+        ranked = rank_candidates(tiny_model, span, None, table, normalization)
+        none = rank_candidates(tiny_model, span, None, PairTable.of(names.take(np.zeros(0, np.int64))))
+    torch.testing.assert_close(ranked, trained, atol=1e-5, rtol=1e-5)
+    assert none.shape == (5, 0)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 1025, 50_000])
+@pytest.mark.parametrize("k", [0, 1, 7, 40])
+def test_the_best_are_those_of_a_stable_sort(count: int, k: int) -> None:
+    for levels in (3, 10_000):
+        scores_N = torch.randint(levels, (count,), generator=torch.Generator().manual_seed(k)).float()
+        assert top(scores_N, k) == scores_N.argsort(descending=True, stable=True)[:k].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_explanations_sum_to_the_score(family: str) -> None:
+    mlm, hf_tokenizer = build(family)
+    tokenizer, model = SpanTokenizer(hf_tokenizer), SpanModel(mlm)
+    candidates = tokenizer.candidates(NAMES, 5, end_of_name=False)
+    texts = [Linearization((Segment(t),)) for t in ("virus | causes |", "Georgia |")]
+    with torch.no_grad():
+        span = model(tokenizer.collate(tokenizer.encode_queries(texts, 5, 64)).to("cpu"))
+        scores = score_candidates(model, span, None, PairTable.of(candidates))
+        tokens = token_log_probs(model, span, None, candidates)
+    means = [[sum(bag) / len(bag) for bag in row] for row in tokens]
+    np.testing.assert_allclose(scores.numpy(), means, atol=1e-5)
+
+
+def test_equal_names_tie_exactly(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> None:
+    ranker = make_ranker()
+    two = [toy.entities.index[x] for x in ("georgia_country", "georgia_state")]
+    for _, scores in ranker.rank(toy.queries("test")[0]):
+        assert torch.equal(scores[:, two[0]], scores[:, two[1]])
+
+
+def test_scores_of_some_candidates_are_those_of_all(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker()
+    queries, _ = toy.queries("test")
+    ids = np.array([7, 2, 2, 19])
+    everything, some = torch.zeros(len(queries), len(toy.entities)), torch.zeros(len(queries), 4)
+    for rows, scores in ranker.rank(queries):
+        everything[rows] = scores
+    for rows, scores in ranker.rank(queries, ids, batch_size=3):
+        some[rows] = scores
+    torch.testing.assert_close(some, everything[:, ids], atol=1e-5, rtol=1e-5)
+
+
+def test_an_entity_softmax_prefers_all_true_answers_alike() -> None:
+    scores = torch.zeros(1, 4, requires_grad=True)
+    loss = entity_loss(scores, (torch.tensor([0, 0]), torch.tensor([1, 3])), 0.5)
+    assert loss.item() == pytest.approx(math.log(4))
+    loss.backward()
+    assert scores.grad is not None
+    assert scores.grad[0, 1] == scores.grad[0, 3] < 0 < scores.grad[0, 0]
+
+
+def test_the_entity_loss_weighs_queries_alike() -> None:
+    scores = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    rows, columns = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 4])
+    log_p = (scores / 0.25).log_softmax(1)
+    expected = -(log_p[0, :3].mean() + log_p[1, 4]) / 2
+    torch.testing.assert_close(entity_loss(scores, (rows, columns), 0.25), expected)
+
+
+def test_the_token_loss_is_cross_entropy_on_the_gold_span(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker()
+    queries, answers = toy.queries("train")
+    queries, answers = queries[:4], answers[:4]
+    batch = ranker.reader.tokenizer.collate(ranker.reader.encode(queries)).to("cpu")
+    table = ranker.likelihood.table(answers)
+    with torch.no_grad():
+        full = ranker.reader.model.mlm(
+            input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT
+        ).logits
+        expected = []
+        for b, answer in enumerate(answers):
+            gold = torch.from_numpy(ranker.reader.names.tokens(answer))
+            at = batch.span_start_B[b] + torch.arange(len(gold))
+            expected.append(torch.nn.functional.cross_entropy(full[b, at], gold))
+        scores = ranker.likelihood.scores(ranker.reader.model(batch), table)
+        loss = token_loss(scores, (torch.arange(4), torch.arange(4)))
+    torch.testing.assert_close(loss, torch.stack(expected).mean(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+@torch.inference_mode()
+def test_a_shortlist_has_the_scores_of_all_candidates(
+    make_ranker: Callable[..., Ranker],
+    toy: KnowledgeGraph,
+    normalization: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranker = make_ranker(normalization=normalization, end_of_name=True)
+    queries, _ = toy.queries("test")
+    ids = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 7))
+    for rows, reading, said in ranker.said(queries):
+        span = reading.span
+        log_z = ranker.likelihood.normalizer(span)
+        arguments = (
+            ranker.reader.model,
+            span,
+            log_z,
+            ranker.reader.names,
+            ids[rows],
+            ranker.reader.settings.scoring.normalization,
+        )
+        few = score_shortlist(*arguments)
+        assert said["likelihood"] is not None
+        torch.testing.assert_close(few, said["likelihood"].gather(1, torch.from_numpy(ids[rows])))
+        monkeypatch.setattr("kgmlm.signals.likelihood_torch._GATHERED", 1)
+        torch.testing.assert_close(score_shortlist(*arguments), few)
+
+
+class Decoder:
+    """What scoring knows of a model: rows and biases, one for each token."""
+
+    def __init__(self, tokens: int = 40, width: int = 6) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.decoder = (
+            torch.randn(tokens, width, generator=generator).requires_grad_(),
+            torch.randn(tokens, generator=generator).requires_grad_(),
+        )
+
+
+NAME_TOKENS = [[7], [3, 7], [7, 7, 1], [], [3], [9, 1]]
+
+
+def names_of(tokens: list[list[int]]) -> Candidates:
+    lengths = np.array([len(x) for x in tokens], np.int64)
+    flat = np.array([t for name in tokens for t in name], np.int64)
+    return Candidates(flat, np.concatenate([[0], lengths.cumsum()]), np.zeros(len(tokens), np.bool_))
+
+
+def hidden_states(queries: int = 3, span: int = 4, width: int = 6) -> torch.Tensor:
+    return torch.randn(queries, span, width, generator=torch.Generator().manual_seed(2))
+
+
+def plainly(decoder: Any, hidden_BLD: torch.Tensor, allowed: list[int] | None) -> torch.Tensor:
+    """The scores of the names by the formula, as autograd differentiates it."""
+    weight, bias = decoder.decoder
+    logits = hidden_BLD @ weight.T + bias
+    among = logits if allowed is None else logits[..., allowed]
+    log_probs = logits - among.logsumexp(2, keepdim=True)
+    columns = []
+    for name in NAME_TOKENS:
+        parts = [log_probs[:, i, t] for i, t in enumerate(name)]
+        columns.append(sum(parts[1:], parts[0]) / len(parts) if parts else torch.zeros(len(hidden_BLD)))
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("allowed", [None, [1, 3, 5, 20]])
+def test_gradients_are_those_of_the_formula(allowed: list[int] | None) -> None:
+    weights = torch.randn(3, len(NAME_TOKENS), generator=torch.Generator().manual_seed(3))
+    tokens = None if allowed is None else torch.tensor(allowed)
+    found = []
+    for by_formula in (False, True):
+        model: Any = Decoder()
+        hidden = hidden_states().requires_grad_()
+        if by_formula:
+            scores_BN = plainly(model, hidden, allowed)
+        else:
+            scores_BN = score_candidates(
+                model, SpanOutput(hidden), tokens, PairTable.of(names_of(NAME_TOKENS))
+            )
+        (scores_BN * weights).sum().backward()
+        found.append((scores_BN.detach(), hidden.grad, *(x.grad for x in model.decoder)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+        assert theirs is not None
+        assert theirs.abs().max() > 0.1
+
+
+def test_queries_with_far_larger_logits_leave_the_others_finite() -> None:
+    model: Any = Decoder()
+    hidden = hidden_states()
+    hidden[1] *= 100
+    model.decoder[1].data[:] = 0
+    table = PairTable.of(names_of(NAME_TOKENS))
+    with torch.no_grad():
+        expected = plainly(model, hidden, None)
+        trained = score_candidates(model, SpanOutput(hidden), None, table)
+        ranked = rank_candidates(model, SpanOutput(hidden), None, table)
+    torch.testing.assert_close(trained, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(ranked, expected, atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_shortlist_has_the_scores_of_the_formula() -> None:
+    model: Any = Decoder()
+    hidden, ids = hidden_states(), np.array([[1, 4, 5], [2, 0, 2], [5, 1, 0]])
+    log_z = (hidden @ model.decoder[0].T + model.decoder[1]).logsumexp(2)
+    expected = plainly(model, hidden, None).gather(1, torch.from_numpy(ids))
+    found = score_shortlist(model, SpanOutput(hidden), log_z, names_of(NAME_TOKENS), ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_names_are_averaged_unless_the_sum_is_asked_for() -> None:
+    model: Any = Decoder()
+    span, table = SpanOutput(hidden_states()), PairTable.of(names_of(NAME_TOKENS))
+    lengths = torch.tensor([len(x) for x in NAME_TOKENS])
+    for score in (score_candidates, rank_candidates):
+        mean = score(model, span, None, table)
+        torch.testing.assert_close(score(model, span, None, table, "mean"), mean)
+        torch.testing.assert_close(score(model, span, None, table, "sum"), mean * lengths)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [[[3], [7], [3]], [], [[0], [0, 0], [0]]])
+def test_the_shortest_spans_are_scored(tokens: list[list[int]]) -> None:
+    model: Any = Decoder()
+    names = names_of(tokens)
+    hidden = hidden_states(span=max(1, max(map(len, tokens), default=0)))
+    log_probs = (hidden @ model.decoder[0].T + model.decoder[1]).log_softmax(2)
+    means = [torch.stack([log_probs[:, i, t] for i, t in enumerate(x)]).mean(0) for x in tokens]
+    expected = torch.stack(means, 1) if means else torch.zeros(len(hidden), 0)
+    for score in (score_candidates, rank_candidates):
+        found = score(model, SpanOutput(hidden), None, PairTable.of(names))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("allowed", [None, [1, 3, 5, 20]])
+def test_explanations_are_of_the_softmax_that_ranks(allowed: list[int] | None) -> None:
+    model: Any = Decoder()
+    hidden, names = hidden_states(), names_of([x for x in NAME_TOKENS if x])
+    tokens = None if allowed is None else torch.tensor(allowed)
+    found = token_log_probs(model, SpanOutput(hidden), tokens, names)
+    expected = plainly(model, hidden, allowed)[:, [i for i, x in enumerate(NAME_TOKENS) if x]]
+    means = torch.tensor([[sum(name) / len(name) for name in row] for row in found])
+    torch.testing.assert_close(means, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_all_is_made_on_the_device_of_what_it_goes_with() -> None:
+    """Whatever the default device is: here one on which nothing can be computed."""
+    model: Any = Decoder()
+    names, hidden = names_of(NAME_TOKENS), hidden_states()
+    table = PairTable.of(names, torch.device("meta"))
+    assert {x.device.type for x in (table.tokens_P, table.pairs, table.offsets)} == {"meta"}
+    table, span = PairTable.of(names), SpanOutput(hidden)
+    log_z = (hidden @ model.decoder[0].T + model.decoder[1]).logsumexp(2)
+    ids, scores_N = np.array([[1, 4], [2, 0], [5, 1]]), torch.arange(5000.0) % 1999
+    expected = (score_candidates(model, span, None, table), score_shortlist(model, span, log_z, names, ids))
+    best = top(scores_N, 3)
+    with torch.device("meta"):
+        torch.testing.assert_close(score_candidates(model, span, None, table), expected[0])
+        torch.testing.assert_close(rank_candidates(model, span, None, table), expected[0])
+        torch.testing.assert_close(score_shortlist(model, span, log_z, names, ids), expected[1])
+        assert top(scores_N, 3) == best
+
+
+def test_the_token_loss_weighs_queries_alike() -> None:
+    scores = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    rows, columns = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 4])
+    expected = -(scores[0, :3].mean() + scores[1, 4]) / 2
+    torch.testing.assert_close(token_loss(scores, (rows, columns)), expected)
+
+
+def test_a_table_of_a_million_names_would_hold_four_bytes_for_a_token() -> None:
+    table = PairTable.of(names_of(NAME_TOKENS))
+    assert table.pairs.dtype == table.offsets.dtype == torch.int32
+    assert len(table) == len(NAME_TOKENS)
+
+
+def test_what_is_left_out_has_no_share_of_a_softmax_and_no_gradient() -> None:
+    scores = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    left = left_out(scores, (torch.tensor([0, 1]), torch.tensor([2, 0])))
+    for temperature in (1.0, 0.05):
+        shares = (left / temperature).softmax(1)
+        assert shares[0, 2] == shares[1, 0] == 0
+        torch.testing.assert_close(shares[0, [0, 1, 3]], (scores[0, [0, 1, 3]] / temperature).softmax(0))
+    entity_loss(left, (torch.tensor([0, 1]), torch.tensor([1, 3])), 0.25).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert ((scores.grad == 0) == torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]])).all()

@@ -1,0 +1,217 @@
+"""The contract of signals, and one more of them in ten lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kgmlm import signals
+from kgmlm.cli.app import app
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.config import KGESettings, Protocol, Settings, VectorSettings
+from kgmlm.core.errors import RunError
+from kgmlm.core.files import write_json
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.queries import Queries, Query
+from kgmlm.ranking.predictor import Predictor
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.folder import open_folder
+from kgmlm.signals import SIGNALS, beside
+from kgmlm.signals.base import Pool, Signal
+from kgmlm.text.reader import Reader, Reading
+
+REGISTRY = SIGNALS
+QUICK = {"kge": KGESettings(dimension=4, epochs=1)}  # settings of signals that train for long by default
+
+
+def fitted(name: str, graph: KnowledgeGraph) -> Signal:
+    """A signal that is trained beside a text model, quickly."""
+    return beside()[name].fit(graph, QUICK.get(name, getattr(Settings(), name, None)))
+
+
+@pytest.fixture(scope="module")
+def trained(toy: KnowledgeGraph) -> dict[str, Signal]:
+    """All signals that are trained beside a text model."""
+    return {name: fitted(name, toy) for name in beside()}
+
+
+@pytest.fixture
+def whole(make_ranker: Callable[..., Ranker], trained: dict[str, Signal]) -> Ranker:
+    """A ranker that has every signal."""
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    for name, signal in trained.items():
+        ranker = ranker.with_signal(signal)
+        ranker.mixture = ranker.mixture.evenly(name, 0.5)
+    return ranker
+
+
+def reading_of(ranker: Ranker, toy: KnowledgeGraph) -> Reading:
+    queries, _ = toy.queries("test")
+    return Reading(queries, ranker.reader.read)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+class TestEverySignal:
+    def test_it_is_one(self, whole: Ranker, name: str) -> None:
+        assert isinstance(whole.signals[name], Signal)
+        assert whole.signals[name].name == name
+
+    def test_all_ways_of_scoring_a_candidate_agree(
+        self, whole: Ranker, toy: KnowledgeGraph, name: str
+    ) -> None:
+        reading = reading_of(whole, toy)
+        with torch.inference_mode():
+            all_BN = whole.says(name, reading, whole.pool())
+            some = np.array([5, 0, 17])
+            torch.testing.assert_close(whole.says(name, reading, whole.pool(some)), all_BN[:, some])
+            own = np.random.default_rng(0).integers(-1, len(toy.entities), (len(reading.queries), 6))
+            pool = whole.pool(own)
+            found_BK = whole.says(name, reading, pool)
+            expected_BK = all_BN.gather(1, torch.from_numpy(pool.filled))
+        assert found_BK.isfinite().all()
+        there = torch.from_numpy(pool.there)
+        torch.testing.assert_close(found_BK[there], expected_BK[there], atol=1e-5, rtol=1e-5)
+
+    def test_over_a_wider_graph_it_says_the_same(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
+        wider = whole.over(toy.extended(EntityTable(["q1"], ["Atlantis"])).context)
+        reading = reading_of(whole, toy)
+        with torch.inference_mode():
+            before = whole.says(name, reading, whole.pool())
+            after = wider.says(name, reading_of(wider, toy), wider.pool())
+        torch.testing.assert_close(after[:, :-1], before, atol=1e-5, rtol=1e-5)
+        assert after[:, -1].isfinite().all()
+
+    def test_what_is_saved_is_opened_and_says_the_same(
+        self, whole: Ranker, toy: KnowledgeGraph, name: str, tmp_path: Path
+    ) -> None:
+        signal, path = whole.signals[name], tmp_path / REGISTRY[name].file
+        path.parent.mkdir(parents=True)
+        with torch.inference_mode():
+            before = whole.says(name, reading_of(whole, toy), whole.pool())
+            signal.save(path)
+            opened = whole.with_signal(REGISTRY[name].open(path, toy, whole.reader))
+            assert torch.equal(opened.says(name, reading_of(whole, toy), whole.pool()), before)
+        if path.exists():  # it has more to keep than the model's weights
+            path.write_bytes(path.read_bytes()[:-1])
+            with pytest.raises(RunError, match="cannot be read"):
+                REGISTRY[name].open(path, toy, whole.reader)
+
+    def test_it_knows_no_answers(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
+        """Its scores follow from the training triples alone: other splits may say what they like."""
+        bare = replace(toy, splits={"train": toy.splits["train"]})
+        ranker = whole.with_signal(fitted(name, bare)) if name in beside() else whole.over(bare.context)
+        signal = ranker.signals[name]
+        with torch.inference_mode():
+            expected = whole.signals[name].score(reading_of(whole, toy), whole.pool())
+            found = signal.score(reading_of(whole, toy), whole.pool())
+        torch.testing.assert_close(found, expected)
+
+    def test_it_reads_text_only_if_it_says_so(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
+        signal = whole.signals[name]
+        reading = Reading(toy.queries("test")[0])
+        if signal.reads:
+            with pytest.raises(AssertionError, match="without a model"):
+                signal.score(reading, whole.pool())
+        else:
+            signal.score(reading, whole.pool())
+
+
+class Longest:
+    """Long names first: a signal in a few lines, with a factor that it learns."""
+
+    name: ClassVar[str] = "longest"
+    reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/longest.json"
+
+    def __init__(self, entities: EntityTable, factor: float) -> None:
+        self.factor = factor
+        self.lengths_N = factor * torch.tensor([float(len(x)) for x in entities.column("surface")])
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        found = self.lengths_N[torch.from_numpy(pool.filled)]
+        return found if pool.own else found.expand(len(reading.queries), -1).clone()
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Longest:
+        return Longest(reader.context.entities, self.factor)
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        return None
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any,
+        advance: Any = None,
+        device: Any = None,
+        kept: Path | None = None,
+    ) -> Longest:
+        return cls(graph.entities, 1 / len(graph.splits["train"]))
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.factor)
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Longest:
+        return cls(graph.entities, json.loads(path.read_text()))
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line in the registry."""
+    monkeypatch.setitem(signals.SIGNALS, "longest", Longest)
+
+
+@pytest.mark.usefixtures("longest")
+def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_graph(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    ranker = make_ranker().with_signal(Longest(toy.entities, 1.0))
+    plain, ranker = ranker, ranker.but(mixture=ranker.mixture.evenly("longest", 100.0))
+    longest = max(toy.entities.column("surface"), key=len)
+    query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
+    ((_, found),) = Predictor(toy, ranker).predict([query], k=3, explain=True)
+    assert len(found[0].name) == len(longest)
+    assert found[0].parts is not None
+    assert found[0].parts["longest"] == (100.0, float(len(longest)))
+    assert json.dumps(found[0].as_json())
+    mixed = evaluate(ranker, toy, Protocol())
+    assert evaluate(plain, toy, Protocol()).report["metrics"] != mixed.report["metrics"]
+    wider = Predictor(toy, ranker).with_entities(EntityTable(["q1"], ["A" * 99]))
+    assert wider.rank(head="usa", relation="located_in", k=1)["tail_label"].tolist() == ["q1"]
+
+
+@pytest.mark.usefixtures("longest")
+def test_one_more_signal_is_trained_beside_a_run_tuned_saved_and_opened_again(
+    toy_run: Path, tmp_path: Path
+) -> None:
+    run = str(shutil.copytree(toy_run, tmp_path / "run"))
+    done = CliRunner().invoke(app, ["tune", run, "--add", "longest", "--json", "-q"])
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)["longest"]
+    assert {"mrr", "mrr_text", "mrr_longest", "mrr_one_weight"} <= figures.keys()
+    opened = open_folder(run, verify=True)
+    assert "kgmlm" in opened.record["signals"]["longest"]["versions"]
+    for scores in ("all", "longest", "text"):
+        asked = ["evaluate", run, "--split", "valid", "--scores", scores, "--json", "-q"]
+        done = CliRunner().invoke(app, asked)
+        assert done.exit_code == 0, done.output
+        report = json.loads(done.stdout)
+        if scores != "all":
+            assert report["metrics"]["mrr"] == pytest.approx(figures[f"mrr_{scores}"])
+    ranker = opened.ranker("cpu")
+    assert ranker.signals["longest"].score(Reading(Queries.of([])), ranker.pool()).shape[1] > 0
+    assert ranker.mixture.tables["longest"].shape == (len(opened.graph.relations), 2)
+    assert CliRunner().invoke(app, ["tune", run, "--drop", "longest", "-q"]).exit_code == 0
+    assert "longest" not in open_folder(run).ranker("cpu").signals

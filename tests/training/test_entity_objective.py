@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.config import TrainingSettings, VectorSettings
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.ranking.constraints import Possible
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.text.reader import PairTable
+from kgmlm.training.objectives.entity import EntityLosses, Memory, RankingLosses, RankingStream, TokenLosses
+from kgmlm.training.objectives.streams import Task
+
+
+def test_entities_unseen_in_training_are_no_negatives(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    task = Task(make_ranker(), toy, TrainingSettings(batch_size=8))
+    seen = np.flatnonzero(toy.seen_N).tolist()
+    assert EntityLosses(task, RankingStream(task)).columns.ids_M.tolist() == seen
+
+
+def test_every_step_reads_an_answer_of_each_query(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    ranker = make_ranker(vector=VectorSettings(enabled=True))
+    stream = RankingStream(Task(ranker, toy, TrainingSettings(batch_size=8, epochs=2)))
+    read = []
+    for batch in stream.from_position(0):
+        positions, answers = stream.answers.take(batch.rows)
+        answered = positions[np.isin(answers, batch.entity_ids)]
+        assert set(answered.tolist()) == set(range(len(batch.rows)))
+        assert sum(len(part.span_start_B) for part in batch.entities) == len(batch.entity_ids)
+        read.append(batch.entity_ids.tolist())
+    again = [b.entity_ids.tolist() for b in stream.from_position(1)]
+    assert again == read[1:], "a function of seed and position"
+
+
+def test_the_memory_keeps_the_newest_vector_of_each_entity() -> None:
+    memory = Memory(4, 10, 2, torch.device("cpu"))
+    first, second = torch.arange(6.0).view(3, 2), -torch.arange(4.0).view(2, 2)
+    memory.joined(np.array([1, 2, 3]), first)
+    columns, vectors = memory.joined(np.array([3, 5]), second)
+    np.testing.assert_array_equal(columns.ids_M, [3, 5, 1, 2])
+    assert columns.of(np.arange(10)).tolist() == [-1, 2, 3, 0, -1, 1, -1, -1, -1, -1]
+    torch.testing.assert_close(vectors, torch.cat([second, first[:2]]))
+    vectors = memory.joined(np.array([7]), first[:1]).vectors_MD
+    assert len(vectors) == 5
+    columns, vectors = memory.joined(np.array([8]), first[:1])
+    assert len(vectors) == 5, "the oldest is forgotten"
+    assert columns.of(np.array([2])) == -1
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [VectorSettings(), VectorSettings(enabled=True), VectorSettings(enabled=True, residual_rate=0.01)],
+)
+def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], vector: VectorSettings
+) -> None:
+    """Changing the scores of own entities alone changes the loss where they are negatives, else not."""
+    losses = {}
+    for own_entity in ("negative", "left out"):
+        ranker = make_ranker(vector=vector)
+        ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
+        chosen = TrainingSettings.model_validate({"batch_size": 8, "own_entity": own_entity})
+        task = Task(ranker, toy, chosen)
+        stream = RankingStream(task)
+        made = EntityLosses(task, stream)
+        rows = np.arange(len(stream.queries))
+        answers = made.answers.take(rows)
+        at = (torch.from_numpy(answers[0]), torch.from_numpy(made.columns.of(answers[1])))
+        scores = torch.randn(len(rows), len(made.columns), generator=torch.Generator().manual_seed(0))
+        own = (rows, made.columns.of(stream.queries.entity_B))
+        moved = scores.clone()
+        moved[own] += 3
+        left = made._left_out(rows, made.columns)
+        losses[own_entity] = [made._loss(x, at, 0.25, left).item() for x in (scores, moved)]
+        batch = next(stream.from_position(0))
+        assert torch.isfinite(made(ranker.reader.model, batch))
+    assert losses["negative"][0] != losses["negative"][1]
+    assert losses["left out"][0] == losses["left out"][1]
+    assert losses["left out"][0] < losses["negative"][0]
+
+
+@pytest.mark.parametrize("kind", [EntityLosses, TokenLosses])
+def test_the_vectors_loss_counts_as_much_as_the_settings_say(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], kind: type[RankingLosses]
+) -> None:
+    found = []
+    for weight in (1.0, 2.0, 4.0):
+        ranker = make_ranker(vector=VectorSettings(enabled=True, loss_weight=weight))
+        task = Task(ranker, toy, TrainingSettings(batch_size=8))
+        stream = RankingStream(task)
+        made = kind(task, stream)
+        with torch.no_grad():
+            found.append(made(ranker.reader.model, next(stream.from_position(0))).item())
+    assert found[1] > found[0] + 0.1, "the vectors have a loss"
+    assert found[2] - found[1] == pytest.approx(2 * (found[1] - found[0]), rel=1e-4)
+    with torch.no_grad():
+        batch = next(stream.from_position(0))
+        likelihood = made._likelihood(made.ranker.reader.model(batch.queries.to("cpu")), batch).item()
+    assert found[0] - (found[1] - found[0]) == pytest.approx(likelihood, rel=1e-4)
+
+
+def task(toy: KnowledgeGraph, ranker: Ranker, **values: object) -> Task:
+    """A training whose relations forbid no query's own entity, or all do."""
+    chosen = TrainingSettings.model_validate({"batch_size": 8, "epochs": 2, **values})
+    ranker.possible = Possible(np.ones(len(toy.relations), np.bool_))
+    return Task(ranker, toy, chosen)
+
+
+def test_a_sample_of_all_entities_loses_what_all_entities_lose(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    """The rule of own entities included."""
+    ranker = make_ranker()
+    whole = task(toy, ranker)
+    stream = RankingStream(whole)
+    assert stream.drawing is None
+    losses = EntityLosses(whole, stream)
+    sampling = task(toy, ranker, candidates=6)
+    some = RankingStream(sampling)
+    assert some.drawing is not None
+    some.drawing.count = len(some.drawing.seen)
+    sampled = EntityLosses(sampling, some)
+    model = ranker.reader.model
+    for one, other in zip(stream.from_position(0), some.from_position(0), strict=True):
+        found = []
+        for loss, batch in ((losses, one), (sampled, other)):
+            model.zero_grad()
+            value = loss(model, batch)
+            value.backward()
+            found.append(
+                [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            )
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_negatives_are_seen_entities_and_answers_are_no_negatives(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = make_ranker()
+    sampling = task(toy, ranker, candidates=8)
+    stream = RankingStream(sampling)
+    losses = EntityLosses(sampling, stream)
+    seen, scored = set(np.flatnonzero(toy.seen_N).tolist()), list[list[int]]()
+    table = ranker.likelihood.table
+
+    def counting(ids: IntArray | None) -> PairTable:
+        assert ids is not None
+        scored.append(ids.tolist())
+        return table(ids)
+
+    monkeypatch.setattr(ranker.likelihood, "table", counting)
+    assert losses.recent is not None
+    for batch in stream.from_position(0):
+        assert batch.drawn is not None
+        assert len(set(batch.drawn.others.tolist())) == len(batch.drawn.others) == 4
+        assert torch.isfinite(losses(ranker.reader.model, batch))
+        ids = scored[-1]
+        assert len(ids) == len(set(ids)), "each is scored once"
+        assert set(ids) <= seen
+        _, answers = stream.answers.take(batch.rows)
+        assert set(answers.tolist()) <= set(ids)
+        assert set(stream.queries.entity_B[batch.rows].tolist()) <= set(ids)
+        assert set(losses.recent.ids_M.tolist()) <= set(ids), "recent answers are scored again"
+    assert len(losses.recent.ids_M) == 4

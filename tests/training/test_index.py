@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Cli, refused, vectors_of
+
+from kgmlm.core.config import VectorSettings
+from kgmlm.core.errors import ConfigError, RunError
+from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.retrieval import FOLDER, Retrieval, Retriever, retrieve_and_rank, shortlist
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_index, save_index
+from kgmlm.training.index import build_index
+
+pytest.importorskip("faiss")
+
+
+@pytest.fixture
+def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
+    return make_ranker(vector=VectorSettings(enabled=True))
+
+
+def found(ranker: Ranker, graph: KnowledgeGraph, index: Retriever, k: int) -> torch.Tensor:
+    queries, _ = graph.queries("test")
+    ((_, shortlisted, _),) = retrieve_and_rank(ranker, queries, Retrieval(index, k), len(queries))
+    return shortlisted
+
+
+def test_a_wider_shortlist_holds_a_narrower_one(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    index = build_index(ranker, toy)
+    few, many = (found(ranker, toy, index, k) for k in (4, 9))
+    there = few > MISSED
+    assert (there.sum(1) <= 4).all()
+    assert (many > MISSED).sum() > there.sum()
+    torch.testing.assert_close(many[there], few[there])
+
+
+def test_saved_and_loaded_it_finds_the_same(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
+    index = build_index(ranker, toy)
+    index.save(tmp_path / FOLDER)
+    loaded = Retriever.load(tmp_path / FOLDER)
+    assert len(loaded) == len(toy.entities)
+    assert torch.equal(found(ranker, toy, loaded, 5), found(ranker, toy, index, 5))
+
+
+def test_what_is_removed_is_not_found(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    gone = np.array([3, 7, 8])
+    index = build_index(ranker, toy).without(gone)
+    assert len(index) == len(toy.entities) - 3
+    every = found(ranker, toy, index, len(toy.entities))
+    assert (every[:, gone] <= MISSED).all()
+    assert ((every > MISSED).sum(1) >= len(toy.entities) - 4).all(), "all others, but for an own entity"
+
+
+def test_a_shortlist_of_all_is_the_exact_ranking(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    counted: list[int] = []
+    index = build_index(ranker, toy, advance=lambda n, total: counted.append(n))
+    assert sum(counted) == len(index) == len(toy.entities)
+    assert index.record["recall_at_10"] == 1
+    assert "exhaustively" in index.record["why"]
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
+        torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
+    for (_, reading), (_, _, exact) in zip(
+        ranker.reader.readings(queries), retrieve_and_rank(ranker, queries, Retrieval(index, 5)), strict=True
+    ):
+        ids, scores = shortlist(ranker, reading, Retrieval(index, 5))
+        assert (scores.diff(dim=1) <= 0).all()
+        torch.testing.assert_close(scores, exact.gather(1, torch.from_numpy(ids)), atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_shortlist_lacks_is_missed(ranker: Ranker, toy: KnowledgeGraph) -> None:
+    ranker = ranker.by("vector").unconstrained()
+    index = build_index(ranker, toy)
+    queries, _ = toy.queries("test")
+    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 4)):
+        assert ((shortlisted > MISSED).sum(1) == 4).all()
+        assert shortlisted.isfinite().all()
+        assert (shortlisted.argmax(1) == exact.argmax(1)).all()
+
+
+def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    run = open_folder(copy)
+    with pytest.raises(RunError, match="no index"):
+        open_index(run, run.ranker("cpu"))
+    ranker = run.ranker("cpu")
+    save_index(run, build_index(ranker, run.graph))
+    wider = run.graph.extended(EntityTable(["q1", "q2"], ["Atlantis", "Thule"], ["a lost city", ""]))
+    extended = run.ranker("cpu", graph=wider)
+    queries, _ = wider.queries("test")
+    index = open_index(run, extended)
+    assert len(index) == len(wider.entities)
+    for _, shortlisted, exact in retrieve_and_rank(extended, queries, Retrieval(index, 99)):
+        torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        ranker.reader.model.decoder[0].mul_(2)
+    assert ranker.vectors is not None
+    ranker.vectors.forget()
+    with pytest.raises(RunError, match="another model or other entities"):
+        open_index(run, ranker)
+
+
+def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(toy_vector_run, copy)
+    trained = open_folder(copy)
+    graph = trained.graph.extended(EntityTable(["p1", "p2"], ["Paris", "Paris"]))
+    ranker = trained.ranker("cpu", graph=graph)
+    run = replace(trained, graph=graph)
+    vectors = vectors_of(ranker).clone()
+    vectors[-1, 0] += 1e-6  # as another batch may round it
+    assert ranker.vectors is not None
+    ranker.vectors.adopt(graph.entities, vectors)
+    save_index(run, build_index(ranker, graph))
+    wider = ranker.over(graph.extended(EntityTable(["q1"], ["Atlantis"])).context)
+    assert len(open_index(run, wider)) == len(graph.entities) + 1
+
+
+def test_what_cannot_be_indexed_is_refused(
+    make_ranker: Callable[..., Ranker],
+    ranker: Ranker,
+    toy: KnowledgeGraph,
+    toy_run: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="no entity vectors"):
+        build_index(make_ranker(), toy)
+    refused(cli("index", toy_run), "no entity vectors to index; train with --set vector.enabled=true")
+    asked = ("rank", toy_run, "--head", "france", "--relation", "capital", "--retrieve", "5")
+    refused(cli(*asked), "no entity vectors to index")
+    with monkeypatch.context() as patched:
+        patched.setattr("kgmlm.ranking.retrieval._installed", lambda name: name in ("faiss-cpu", "faiss-gpu"))
+        with pytest.raises(ConfigError, match="faiss-cpu and faiss-gpu are both installed"):
+            build_index(ranker, toy)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    install = r"pip install '\.\[cpu\]'"
+    assert re.search(
+        install, (Path(__file__).parent.parent.parent / "docs" / "retrieval.md").read_text("utf-8")
+    )
+    with pytest.raises(ConfigError, match=install):
+        build_index(ranker, toy)
+
+
+@pytest.mark.parametrize("digested", [True, False])
+def test_a_damaged_index_is_one_sentence(toy_vector_run: Path, tmp_path: Path, digested: bool) -> None:
+    pytest.importorskip("faiss")
+    shutil.copytree(toy_vector_run, tmp_path / "run")
+    run = open_folder(tmp_path / "run")
+    ranker = run.ranker("cpu")
+    save_index(run, build_index(ranker, run.graph, factory="Flat"))
+    folder = run.path / FOLDER
+    open_index(run, ranker)
+    if not digested:
+        (folder / "kgmlm.json").unlink()
+    whole = tmp_path / "whole"
+    shutil.copytree(folder, whole)
+    record = json.loads((folder / "index.json").read_text())
+
+    def ids(change: Callable[[Any], Any]) -> Callable[[], None]:
+        return lambda: np.save(folder / "ids-0.npy", change(np.load(folder / "ids-0.npy")))
+
+    damages: list[Callable[[], object]] = [
+        lambda: (folder / "index.json").write_text("[]"),
+        lambda: (folder / "index.json").write_text("[" * 10**5),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "effort": None})),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "entities": 30})),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "looked_at": 0.5})),
+        lambda: (folder / "ids-0.npy").write_bytes(b""),
+        lambda: (folder / "ids-0.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr"),
+        lambda: (folder / "part-0.faiss").write_bytes(b"IxF2"),
+        lambda: (folder / "part-0.faiss").unlink(),
+        ids(lambda a: a + 31),
+        ids(lambda a: -a - 1),
+        ids(lambda a: a.astype(float)),
+        ids(lambda a: a[:, None]),
+    ]
+    for damage in damages:
+        damage()
+        with pytest.raises(RunError, match="kgmlm index") as caught:
+            open_index(run, ranker)
+        assert "\n" not in str(caught.value)
+        shutil.rmtree(folder)
+        shutil.copytree(whole, folder)
+    open_index(run, ranker)

@@ -1,0 +1,120 @@
+"""Recipes: stages and settings by the shape of a graph."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from kgmlm.core.config import SAMPLED, Settings
+from kgmlm.core.errors import ConfigError
+from kgmlm.graphs.datasets import TextColumns, build_graph
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.training import recipes
+from kgmlm.training.recipes import PRESETS, Shape, epochs_within, given_settings, recipe_of
+
+
+def star(leaves: int) -> KnowledgeGraph:
+    """A hub that many are in."""
+    rows = [[f"e{i}", "in", "hub"] for i in range(leaves)]
+    return build_graph("star", {"train": rows, "valid": rows[:1]}, TextColumns({}, {}))
+
+
+def test_the_shape_of_a_graph_is_that_of_its_training_triples(toy: KnowledgeGraph) -> None:
+    shape = Shape.of(star(9))
+    assert (shape.entities, shape.triples, shape.queries) == (10, 9, 10)
+    assert (shape.answers, shape.degree, shape.described) == (1.8, 1.0, 0.0)
+    assert Shape.of(toy).described == 1.0
+
+
+def test_hubs_are_asked_as_often_as_they_have_answers() -> None:
+    few, many = (recipe_of("quick", graph, False).settings.training for graph in (star(2), star(200)))
+    assert many.samples == few.samples == "queries"
+    rows = [[f"e{i}", f"r{j}", f"e{(i + k) % 40}"] for i in range(40) for j in range(2) for k in range(1, 8)]
+    hubs = recipe_of("quick", build_graph("hubs", {"train": rows}, TextColumns({}, {})), False)
+    assert hubs.settings.training.samples == "triples"
+    assert hubs.settings.kge.penalty == "triples"
+    assert "7.0 answers per distinct query" in hubs.reasons["training.samples"]
+
+
+REGISTRY = PRESETS
+
+
+@pytest.mark.parametrize("preset", REGISTRY)
+@pytest.mark.parametrize("scratch", [False, True])
+def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: str, scratch: bool) -> None:
+    recipe = recipe_of(preset, toy, scratch)
+    assert recipe.stages[0] == "text"
+    assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
+    assert {"rules", "types"} <= set(recipe.stages) or preset == "plain"
+    assert ("reverse" in recipe.stages) == (preset in ("best", "zero-shot")), "it makes ranking long"
+    assert ("reranker" in recipe.stages) == (preset in ("best", "zero-shot") and not scratch)
+    if preset == "plain":
+        assert recipe.settings == Settings()
+        return
+    assert recipe.settings.vector.enabled != scratch
+    assert ("kge.penalty" in recipe.reasons) == ("kge" in recipe.stages), "no word of what is not trained"
+    per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
+    steps = recipe.settings.training.epochs * per_epoch
+    assert steps >= 149, "never fewer steps than it takes"
+    assert recipe.notes()[0].startswith(f"preset {preset}: text")
+    assert all(recipe.reasons.values())
+
+
+def test_of_a_large_graph_a_step_and_a_validation_have_a_sample_and_the_recipe_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = recipe_of("quick", star(20), False)
+    assert (few.settings.training.candidates, few.settings.training.eval_candidates) == ("auto", "auto")
+    monkeypatch.setattr(recipes, "ALL", 20)
+    many = recipe_of("quick", star(20), False, {"training": {"eval_candidates": 0}})
+    assert (many.settings.training.candidates, many.settings.training.eval_candidates) == (SAMPLED, 0)
+    assert many.reasons["training.candidates"].startswith("21 entities: ")
+    assert "training.eval_candidates" not in many.reasons, "it was given"
+
+
+def test_vectors_of_a_large_graph_are_indexed_and_names_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "LARGE", 20)
+    vectors = recipe_of("quick", star(20), False)
+    assert vectors.stages[-1] == "index"
+    assert vectors.reasons["index"].startswith("vectors of 21 entities: ")
+    names = recipe_of("quick", star(20), False, {"vector": {"enabled": False}})
+    assert "index" not in names.stages
+    best = recipe_of("best", star(20), False)
+    assert "reverse" not in best.stages
+    assert best.reasons["reverse"].startswith("none: ")
+    assert "index" not in recipe_of("quick", star(19), False).stages
+
+
+def test_what_is_given_goes_before_the_recipe_and_its_reason(toy: KnowledgeGraph) -> None:
+    recipe = recipe_of("balanced", toy, True, {"training": {"epochs": 2, "seed": 7}})
+    assert (recipe.settings.training.epochs, recipe.settings.training.seed) == (2, 7)
+    assert "training.epochs" not in recipe.reasons
+    assert recipe.settings.text.neighbors == 4
+    with pytest.raises(ConfigError, match="presets are quick, balanced, best, zero-shot or plain, not 'x'"):
+        recipe_of("x", toy, True)
+
+
+def test_only_what_is_given_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[text]\nneighbors = 2\n")
+    assert given_settings(file, ["training.epochs=3"]) == {
+        "text": {"neighbors": 2},
+        "training": {"epochs": 3},
+    }
+    with pytest.raises(ConfigError, match="unknown key"):
+        given_settings(None, ["text.neighbours=3"])
+
+
+def test_an_epoch_has_a_step_at_least() -> None:
+    graph = build_graph("tiny", {"train": [["a", "r", "b"]]})
+    recipe = recipe_of("balanced", graph, True)
+    assert recipe.settings.training.epochs == 2400
+    assert recipe.reasons["training.epochs"].startswith("1 step per epoch; at least 2,400 steps")
+
+
+def test_epochs_fill_a_time() -> None:
+    assert epochs_within(100, 0.5, 50) == 4
+    assert epochs_within(1, 0.5, 50) == 0.4, "never fewer steps than 20"
+    assert 299 < epochs_within(150, 0.5, 644_000) * 644_000 < 301, "a small part of a large epoch"
