@@ -89,7 +89,7 @@ def measured(name: str, split: int | None, variant: str, model: str) -> dict[str
             "cpu_minutes": round((time.process_time() - cpu) / 60, 2),
             "valid": {
                 stage: {key: round(value, 5) for key, value in found.items() if key in ("mrr", "hits_at_10")}
-                for stage, found in run.folder.chosen.by["valid"].items()
+                for stage, found in run.folder.tuned.by["valid"].items()
             },
         }
         if variant in PRESETS:

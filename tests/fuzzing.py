@@ -61,7 +61,7 @@ from kgmlm.ranking.retrieval import FOLDER
 from kgmlm.runs.folder import MIXTURE, open_folder
 from kgmlm.runs.opened import open_retrieval, save_index
 from kgmlm.runs.packs import CONTENTS, unpack
-from kgmlm.runs.record import Chosen, checkpoints
+from kgmlm.runs.record import TunedWeights, checkpoints
 from kgmlm.sharing.info import info
 from kgmlm.sharing.pack import pack
 from kgmlm.signals.kge import KGE
@@ -138,13 +138,13 @@ class Fuzzer:
         opened = open_folder(run)
         kge = KGE.fit(opened.graph, KGESettings(dimension=4, epochs=1))
         opened = opened.save_signal(kge)
-        opened.save_chosen(Chosen(opened.chosen.mixture.evenly("kge", 1.0)))
+        opened.save_tuned(TunedWeights(opened.tuned.mixture.evenly("kge", 1.0)))
         rng = np.random.default_rng(0)
         labels = np.arange(200) % 2 == 0
         features = rng.normal(size=(200, len(SIDES), len(FEATURES))) + labels[:, None, None]
         relations = rng.integers(0, len(opened.graph.relations), 200)
         examples = Examples(features, relations, labels, np.ones(200), np.arange(200) % 4 < 2)
-        of = calibration.fingerprint(run)
+        of = calibration.fingerprint(opened)
         by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
         calibration.save_calibration(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
         ranker = open_folder(run).ranker("cpu")

@@ -190,7 +190,7 @@ def vectors(graph: Path, run: Path, model: str) -> dict[str, float]:
         drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
         np.save(parts / f"part-{start // opened_module.PART:06}.npy", drawn)
     opened_module.read_entities(opened, "cpu")  # which finds all of them read
-    opened.save_chosen(replace(opened.chosen, mixture=opened.chosen.mixture.evenly("vector", 10.0)))
+    opened.save_tuned(replace(opened.tuned, mixture=opened.tuned.mixture.evenly("vector", 10.0)))
     return {"seconds": cpu()}
 
 

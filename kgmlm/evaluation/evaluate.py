@@ -16,15 +16,15 @@ from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import World, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.workers import Crew, Engine, Make
-from kgmlm.evaluation.evaluator import OpenedRun, Ranking, Scope
+from kgmlm.evaluation.evaluator import Ranking, Scope
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
 from kgmlm.runs.folder import RunFolder, open_folder
-from kgmlm.runs.opened import computed_by, open_ranker, read_vectors, retrieval_of
+from kgmlm.runs.opened import OpenedRun, computed_by, open_run_model, read_vectors
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.packs import find_pack
-from kgmlm.runs.record import RERANKER, check_result, command_line, has_reranker, steady
+from kgmlm.runs.record import RERANKER, check_result, command_line, steady
 from kgmlm.runs.run import Run, path_if, path_of
 
 if TYPE_CHECKING:
@@ -66,15 +66,19 @@ def open_scorer(
 ) -> OpenedRun:
     """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
     graph = scope.graph
-    if run is not None and run.opened not in ("", folder.made_by):
-        run.reopen()
-    if run is not None and (run.opened or graph is run.graph):
+    if run is None or not (run.opened or graph is run.graph):
+        return open_run_model(folder, way, graph)
+
+    def read() -> OpenedRun:
+        now = folder.now()
+        if run.opened not in ("", now.made_by):
+            run.reopen()
         predictor = run.open(watch, batch_size)
         ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
-        retrieval = predictor.retrieval if way.retrieve else None  # all are scored, unless that is asked for
-        return OpenedRun(ranker, retrieval, run.opened, folder.chosen)
-    ranker = open_ranker(folder, way, graph)
-    return OpenedRun(ranker, retrieval_of(folder, way, ranker), folder.made_by, folder.chosen)
+        # All are scored, unless an index is asked for.
+        return OpenedRun(now, ranker, predictor.retrieval if way.retrieve else None)
+
+    return steady(folder.path, read)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +131,9 @@ class EvaluationWork:
         own = folder.graph if self.graph is None or self.other else self.graph
         other = self.graph if self.other else None
         scope, _ = scope_of(folder, own, other, self.protocol, self.way.reranks, self.allowed, watch)
-        opened = steady(
-            folder.path, lambda: open_scorer(None, folder, scope, self.way, watch, self.batch_size)
-        )
+        opened = open_run_model(folder, self.way, scope.graph)
         ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
-        if (opened.made_by, ranking.asked.digest) != (self.made_by, self.digest):
+        if (opened.folder.made_by, ranking.asked.digest) != (self.made_by, self.digest):
             raise RunError(
                 f"{self.run} has other weights or triples on {platform.node()}; workers need the run at the "
                 "same path, and nobody may change it meanwhile"
@@ -277,7 +279,7 @@ def evaluate(
         report.save(output)
     if world.main and (ranks is not None or len(own.entities) == len(folder.graph.entities)):
         name = ranks_name(way, settings.split, other, asking, candidates, max_triples)
-        _keep_ranks(folder, opened.made_by, result, kept, name, watch)
+        _keep_ranks(folder, opened.folder.made_by, result, kept, name, watch)
     world.wait()  # what is written can be read, whichever process asks
     _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
     return report
@@ -330,13 +332,13 @@ def _evaluate(
     same = given if isinstance(given, Run) and given.way.given(runtime="torch") == way else None
     if same is not None and computed_by(run, same.way)[0] != "torch":
         same = None
-    untrained = (run.path / RERANKER / "run.json").is_file() and not has_reranker(run.path)
+    untrained = (run.path / RERANKER / "run.json").is_file() and run.reranker is None
     if way.reranks and way.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
     here = way if crew.here else way.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
-        opened = steady(run.path, lambda: open_scorer(same, run, scope, here, watch, batch_size))
-        world.agree(opened.made_by, "weights")
+        opened = open_scorer(same, run, scope, here, watch, batch_size)
+        world.agree(opened.folder.made_by, "weights")
         if crew.here:
             read_vectors(opened.ranker, watch, batch_size)
         return opened, evaluate_ranker(
@@ -348,7 +350,7 @@ def _evaluate(
             by_relation=by_relation,
             advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
             crew=crew,
-            sent=None if crew.here else lambda ranking: work.of(ranking, opened.made_by),
+            sent=None if crew.here else lambda ranking: work.of(ranking, opened.folder.made_by),
             watch=watch,
         )
 
@@ -378,7 +380,7 @@ def whole_report(
         "unchecked": list(unchecked),
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
-        "chosen_by": dict(opened.chosen.by) if len(counting) > 1 or ranker.reranks else None,
+        "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
         "reverse": asdict(ranker.reverse) if ranker.reverse else None,
         "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),

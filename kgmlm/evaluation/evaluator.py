@@ -46,8 +46,7 @@ from kgmlm.ranking.ranker import Scorer
 from kgmlm.ranking.retrieval import Retrieval, scores_of
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.ranker import Ranker
-    from kgmlm.runs.record import Chosen
+    pass
 
 WHOLE = (0, 1, 2)  # head, relation and tail of a triple
 
@@ -692,19 +691,3 @@ def report_of(
     if by_relation:
         report["relations"] = about_relations(ranks, asked.queries, graph.relations, figures)
     return report
-
-
-@dataclass(frozen=True, eq=False)
-class OpenedRun:
-    """A run's ranker, and which weights it has: the run may be trained further while it is evaluated.
-
-    Attributes:
-        retrieval: the index, where only what it finds is scored.
-        made_by: of the weights.
-        chosen: what validation chose.
-    """
-
-    ranker: Ranker
-    retrieval: Retrieval | None
-    made_by: str
-    chosen: Chosen

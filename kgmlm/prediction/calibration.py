@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -35,7 +34,7 @@ from kgmlm.graphs.queries import FilterIndex, distinct_triples
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
-from kgmlm.runs.record import RERANKER, WEIGHTS, command_line, fingerprints, of_weights
+from kgmlm.runs.record import RERANKER, WEIGHTS, command_line, of_weights
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # the share of true triples
@@ -595,13 +594,13 @@ def fitted(
         "missing": missing,
         "valid": valid,
     }
-    return found.model_copy(update={"chosen_for": fingerprint(run.path), "chosen_by": by}), valid
+    return found.model_copy(update={"chosen_for": fingerprint(run), "chosen_by": by}), valid
 
 
-def fingerprint(run: Path) -> dict[str, str]:
+def fingerprint(run: RunFolder) -> dict[str, str]:
     """What probabilities go by: the signals of a run, their weights, not its reranker."""
-    signals = {name: sha for name, sha in fingerprints(run).items() if name != RERANKER}
-    return {**signals, WEIGHTS: of_weights(run)}
+    signals = {name: sha for name, sha in run.fingerprints.items() if name != RERANKER}
+    return {**signals, WEIGHTS: of_weights(run.path)}
 
 
 def save_calibration(run: RunFolder, calibration: Calibration) -> None:
@@ -632,7 +631,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
         raise RunError(f"{path} is damaged: {first_line(error)}; {again}") from None
     if not _fits(found, len(run.graph.relations)):
         raise RunError(f"{path} is damaged: its parts do not fit together; {again}")
-    now = fingerprint(run.path)
+    now = fingerprint(run)
     if stale := sorted(x for x in {*now, *found.chosen_for} if now.get(x) != found.chosen_for.get(x)):
         raise RunError(
             f"{run.path}: its probabilities were not fitted for the {' and '.join(stale)} that it has now; "

@@ -104,8 +104,6 @@ class Plan:
 
     def about(self) -> dict[str, Any]:
         """What parts depend on."""
-        from kgmlm.runs.record import fingerprints
-
         graph = self.graph
         digest = hashlib.sha256()
         for split in dict.fromkeys(("train", "valid", *self.known)):
@@ -113,7 +111,7 @@ class Plan:
         for label in (*graph.entities.column("label"), *(r.label for r in graph.relations)):
             digest.update(label.encode() + b"\0")
         path = self.opened.path
-        run = {**fingerprints(path), "weights": files.sha256(path / MIXTURE)}
+        run = {**self.opened.fingerprints, "weights": files.sha256(path / MIXTURE)}
         return {
             "kgmlm": "parts of a completion, format 1",
             "run": hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest(),
@@ -409,7 +407,7 @@ def _check(plan: Plan, wanted: Wanted) -> None:
     if not wanted.explain:
         return
     reasoned = {name for name, kind in SIGNALS.items() if issubclass(kind, Reasoned)}
-    if not reasoned & set(run.chosen.mixture.signals):
+    if not reasoned & set(run.tuned.mixture.signals):
         raise ConfigError(
             f"{plan.run} has no rules, which alone say why; `kgmlm tune {plan.run} --add rules` mines some"
         )

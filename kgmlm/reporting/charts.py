@@ -16,7 +16,7 @@ from typing import Any
 from kgmlm.core import files
 from kgmlm.core.errors import counted
 from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.record import RERANKER, ancestors, has_reranker, read_record
+from kgmlm.runs.record import RERANKER, ancestors
 
 MOST_ROWS = 500  # of a table that has a row per relation
 LONGEST = 90  # characters of a name; beyond, it is cut
@@ -397,8 +397,8 @@ def stages(run: RunFolder) -> Table:
     rows = []
     rows.append(("text model", record))
     rows += [(f"{name}: {SIGNALS.get(name, '')}", how) for name, how in record.get("signals", {}).items()]
-    if has_reranker(run.path):
-        rows.append(("reranker, which reads the best answers again", read_record(run.path / RERANKER)))
+    if run.reranker:
+        rows.append(("reranker, which reads the best answers again", run.reranker))
     cells = [
         (Cell(what), number((how or {}).get("minutes"), 1), Cell(_hardware(how or {}))) for what, how in rows
     ]

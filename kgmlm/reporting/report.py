@@ -267,7 +267,7 @@ class _Work:
         Raises:
             RunError: when a given file is of other weights than the run has.
         """
-        now = run.folder.made_by
+        now = run.folder.now().made_by
         if given is not None:
             found = find_ranks(given)
             read_ranks(found)  # says what is wrong with it, first
@@ -487,7 +487,7 @@ def _both(own: Run, other: Run) -> Any:
     from kgmlm.reporting.charts import clipped, number
 
     def column(run: Run) -> list[Cell]:
-        record, chosen = run.folder.record, run.folder.chosen
+        record, chosen = run.folder.record, run.folder.tuned
         recipe = record.get("recipe") or {}
         return [
             Cell(clipped(str(record["model"]))),

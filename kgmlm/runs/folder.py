@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +41,19 @@ from kgmlm.runs.packs import SUFFIX, find_pack, unpack
 from kgmlm.runs.record import (
     FORMAT,
     RERANKER,
-    Chosen,
+    TunedWeights,
     accepted,
     began_from,
     check_files,
     check_output,
     command_line,
     earlier,
+    fingerprints,
     hardware,
-    has_reranker,
     read_record,
     read_settings,
     recover,
-    steady,
+    trained_reranker,
     versions,
 )
 from kgmlm.text.onnx_model import OnnxModel
@@ -228,14 +228,68 @@ PROBABILITIES = "model/probabilities.json"
 HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RunFolder:
-    """An opened run folder. ``record`` is what ``run.json`` says."""
+    """A run folder as it was when it was opened, each part read once, when first asked for.
+
+    Its own writes are seen at once; :meth:`now` sees those of other processes.
+
+    Attributes:
+        record: the contents of ``run.json``.
+    """
 
     path: Path
     graph: KnowledgeGraph
     settings: Settings
     record: Mapping[str, Any]
+
+    def now(self) -> RunFolder:
+        """The run as it is now. Its graph and settings never change.
+
+        Raises:
+            RunError: when ``run.json`` is gone or damaged.
+        """
+        return replace(self, record=read_record(self.path))
+
+    def _changed(self) -> None:
+        """Forget the parts that this process has just written."""
+        for name in ("tuned", "reranker", "fingerprints", "made_by"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def tuned(self) -> TunedWeights:
+        """The weights of the run's signals, chosen on validation.
+
+        Raises:
+            RunError: when they are missing or damaged.
+        """
+        return TunedWeights.open(self.path / MIXTURE, len(self.graph.relations))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether training has saved a model, with its weights."""
+        return (self.path / MIXTURE).is_file()
+
+    @cached_property
+    def reranker(self) -> Mapping[str, Any] | None:
+        """The record of the run's reranker, once it was trained as far as was asked; else None."""
+        return trained_reranker(self.path)
+
+    @cached_property
+    def fingerprints(self) -> Mapping[str, str]:
+        """SHA-256 of each signal's file, and of the reranker's once it is trained, by name."""
+        return fingerprints(self.path)
+
+    @property
+    def text_fingerprint(self) -> str:
+        """SHA-256 of the model that an index is made of."""
+        return self.fingerprints.get("vector") or self.fingerprints.get("likelihood", "")
+
+    @cached_property
+    def made_by(self) -> str:
+        """A digest of the weights and, through them, of all that the run's scores go by."""
+        path = self.path / MIXTURE
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -250,25 +304,20 @@ class RunFolder:
         """The best model so far."""
         return self.path / "model"
 
-    @property
-    def made_by(self) -> str:
-        """A digest of all that the run's scores go by: another one, other scores."""
-        path = self.path / MIXTURE
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
-
     def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
         """Graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of those
         that are gone; a built-in dataset that is the run's own is not missed.
         """
-        more = [read_record(self.path / RERANKER)] if reranked and has_reranker(self.path) else []
+        more = [self.reranker] if reranked and self.reranker else []
         graphs, gone = earlier([self.record, *more], self.record.get("command"))
         return graphs, [name for name in gone if name != self.record["dataset"] or name not in card_names()]
 
     def update(self, **values: Any) -> RunFolder:
-        """Write values into ``run.json``, beside what others wrote since; the run that has them."""
-        record = {**read_record(self.path), **values}
-        files.write_json(self.path / "run.json", record)
-        return replace(self, record=record)
+        """Write values into ``run.json``, beside what others wrote since."""
+        self.record = {**read_record(self.path), **values}
+        files.write_json(self.path / "run.json", self.record)
+        self._changed()
+        return self
 
     def save_model(self, ranker: Ranker, entities: bool = True) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
@@ -285,20 +334,20 @@ class RunFolder:
             known = digests.of_folder(folder)
             of = {signal.name: digests.sha(known, Path(signal.file).name, folder) for signal in own}
             mixture = folder / Path(MIXTURE).name
-            Chosen(ranker.mixture.without(*_elsewhere()), of=of).save(mixture)
+            TunedWeights(ranker.mixture.without(*_elsewhere()), of=of).save(mixture)
             digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
 
     @property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> TunedWeights:
         """What validation chose for the run's signals.
 
         Raises:
             RunError: when it is missing or damaged.
         """
 
-        return Chosen.open(self.path / MIXTURE, len(self.graph.relations))
+        return TunedWeights.open(self.path / MIXTURE, len(self.graph.relations))
 
-    def save_chosen(self, chosen: Chosen) -> None:
+    def save_tuned(self, chosen: TunedWeights) -> None:
         """Keep what was chosen for the signals that there are now."""
         from kgmlm.runs.record import fingerprints
 
@@ -307,6 +356,7 @@ class RunFolder:
         keep = partial(digests.write_manifest, folder)
         with digests.replacing(self.path / MIXTURE, digests.read_manifest(folder), keep) as temporary:
             whole.save(temporary)
+        self._changed()
 
     def save_signal(self, signal: Signal, **how: Any) -> RunFolder:
         """Keep a signal beside the model; ``how`` it was trained goes into the record.
@@ -317,29 +367,30 @@ class RunFolder:
         def keep(known: digests.Accepted) -> None:
             self.update(files=digests.as_json(known))
 
-        known = accepted(read_record(self.path))
+        known = accepted(self.now().record)
         with digests.replacing(self.path / signal.file, known, keep, below=self.path) as temporary:
             signal.save(temporary)
-        return self.update(signals={**read_record(self.path).get("signals", {}), signal.name: how})
+        return self.update(signals={**self.record.get("signals", {}), signal.name: how})
 
     def has_signal(self, name: str) -> bool:
         """Whether there is a signal of this name beside the model, or there was and its file is gone."""
         from kgmlm.signals import beside
 
         file = beside()[name].file
-        return (self.path / file).is_file() or file in (read_record(self.path).get("files") or {})
+        return (self.path / file).is_file() or file in (self.record.get("files") or {})
 
     def drop_signal(self, name: str) -> RunFolder:
         """Remove a signal that is beside the model."""
         from kgmlm.signals import beside
 
-        record = read_record(self.path)
+        record = self.now().record
         file = beside()[name].file
         known = {k: v for k, v in (record.get("files") or {}).items() if k != file}
         how = {k: v for k, v in record.get("signals", {}).items() if k != name}
-        run = self.update(files=known or None, signals=how)
+        self.update(files=known or None, signals=how)
         (self.path / file).unlink(missing_ok=True)
-        return run
+        self._changed()
+        return self
 
     def lend(self, name: str, graph: KnowledgeGraph) -> tuple[Signal, dict[str, Any]]:
         """A signal that is beside this run's model, and how that was trained, for another run.
@@ -369,7 +420,7 @@ class RunFolder:
         for name in names:
             again = f"`kgmlm tune {self.path} --add {Path(name).stem} --overwrite`"
             remedy = f"restore it from a copy, or make it again: {again}"
-            check_files(self.path, read_record(self.path), name, remedy=remedy)
+            check_files(self.path, self.record, name, remedy=remedy)
 
     def verify(self) -> None:
         """Read all files of the run and see that they are as they were written.
@@ -384,7 +435,7 @@ class RunFolder:
             digests.check_folder(self.model_folder, contents=True)
         for index in (self.path / "index").glob("*"):
             digests.check_folder(index, contents=True, remedy="build it again with `kgmlm index`")
-        if has_reranker(self.path):
+        if self.reranker:
             open_folder(self.path / RERANKER, verify=True)
 
     def text_ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
@@ -436,21 +487,17 @@ class RunFolder:
                 chosen for.
             ConfigError: when the run has no such scores.
         """
-        return steady(self.path, partial(self._ranker, device, graph, scores, rerank))
-
-    def _ranker(self, device: str | None, graph: KnowledgeGraph | None, scores: str, rerank: bool) -> Ranker:
-        from kgmlm.runs.record import fingerprints
         from kgmlm.signals import beside
 
         others = tuple(name for name in beside() if scores not in ("all", name))
-        ranker, chosen = self.untuned(device, others), self.chosen
-        ranker = ranker.but(mixture=chosen.mixture, reverse=chosen.asked_back if rerank else None).by(scores)
+        ranker, tuned = self.untuned(device, others), self.tuned
+        ranker = ranker.but(mixture=tuned.mixture, reverse=tuned.asked_back if rerank else None).by(scores)
         if scores in ("all", "text"):
-            chosen.check(fingerprints(self.path), self.path, others if rerank else (*others, RERANKER))
+            tuned.check(self.fingerprints, self.path, others if rerank else (*others, RERANKER))
         else:
             rerank = False
-        if rerank and chosen.use is not None and chosen.use.k:
-            ranker = ranker.but(reranking=self.reranking(chosen.use, ranker.reader.model.device))
+        if rerank and tuned.use is not None and tuned.use.k:
+            ranker = ranker.but(reranking=self.reranking(tuned.use, ranker.reader.model.device))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
     def reranking(self, use: Use, device: torch.device) -> Reranking:
@@ -462,7 +509,7 @@ class RunFolder:
         from kgmlm.ranking.first_stage import unit
         from kgmlm.ranking.second_stage import Reranking
 
-        if not has_reranker(self.path):
+        if self.reranker is None:
             more = "--resume` continues its training" if (self.path / RERANKER).is_dir() else "` trains one"
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
@@ -494,15 +541,13 @@ def _elsewhere(entities: bool = True) -> tuple[str, ...]:
 
 def unfinished(run: RunFolder) -> bool:
     """Whether a model that was validated among few entities is still to be measured among all."""
-    from kgmlm.runs.record import fingerprints
     from kgmlm.signals.vector import Vector
 
     few = run.settings.training.validated(len(run.graph.entities))
-    if not few or not (run.path / MIXTURE).is_file():
+    if not few or not run.has_weights:
         return False
-    chosen, now = run.chosen, fingerprints(run.path)
-    stale = chosen.of.get(Vector.name) != now.get(Vector.name)
-    return unread(run) or stale or (run.graph.has("valid") and not chosen.by)
+    stale = run.tuned.of.get(Vector.name) != run.fingerprints.get(Vector.name)
+    return unread(run) or stale or (run.graph.has("valid") and not run.tuned.by)
 
 
 def create_run(

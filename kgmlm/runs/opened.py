@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,14 +27,13 @@ from kgmlm.ranking.first_stage import Use
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import ONNX, RunFolder, unread
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import has_reranker, steady, text_fingerprint
+from kgmlm.runs.record import steady
 from kgmlm.signals import rows_of
 from kgmlm.signals.types import EntityTypes, Types
 from kgmlm.signals.vector import Vector, read_together
 from kgmlm.text.onnx_model import ONNX_FILE
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.predictor import Predictor
     from kgmlm.ranking.retrieval import Retrieval, Retriever
 
 
@@ -234,11 +233,57 @@ def _lack(run: RunFolder, way: RankingOptions) -> str:
         return f"ONNX Runtime computes in fp32, not {way.precision}"
     if way.device not in (None, "cpu"):
         return f"ONNX Runtime computes on the CPU here, not on '{way.device}'"
-    if way.reranks and has_reranker(run.path) and (run.chosen.use or Use(0, 0)).k:
+    if way.reranks and run.reranker and (run.tuned.use or Use(0, 0)).k:
         return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
     if way.retrieve or (way.retrieve is None and way.scores == "all" and shortlist_of(run)):
         return "ONNX Runtime asks no index"
     return ""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """A run with its model open.
+
+    Attributes:
+        folder: the run as it was when its model was opened.
+        retrieval: the index that proposes candidates; None where all are scored.
+    """
+
+    folder: RunFolder
+    ranker: Ranker
+    retrieval: Retrieval | None = None
+
+
+def open_run_model(
+    run: RunFolder,
+    way: RankingOptions,
+    graph: KnowledgeGraph,
+    tell: Callable[[str], None] = lambda message: None,
+    shortlist: bool = False,
+) -> OpenedRun:
+    """Open a run's model over a graph, all of it as it was at one time.
+
+    Args:
+        tell: called with a sentence where something else computes than was asked for.
+        shortlist: retrieve as many candidates as the run's recipe says, where the options leave it open.
+
+    Raises:
+        ConfigError: when the run has no such part, or nothing to rerank with.
+        RunError: when training has left no model yet, or weights do not fit the signals.
+    """
+
+    def read() -> OpenedRun:
+        now = run.now()
+        ranker = _opened(now, way, graph, tell)
+        if way.rerank:
+            ranker = _reranking(now, way, ranker, way.rerank)
+        ranker.reduce(way.precision == "bf16")
+        ranker = ranker.constrained(*constraints_of(now, way, graph))
+        return OpenedRun(
+            now, ranker, retrieval_of(now, way, ranker, shortlist_of(now) if shortlist else None)
+        )
+
+    return steady(run.path, read)
 
 
 def open_ranker(
@@ -247,19 +292,8 @@ def open_ranker(
     graph: KnowledgeGraph,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Ranker:
-    """A run's ranker over a graph, by the parts of the score that were asked for.
-
-    Args:
-        tell: called with a sentence where something else computes than was asked for.
-
-    Raises:
-        ConfigError: when the run has no such part, or nothing to rerank with.
-    """
-    ranker = _opened(run, way, graph, tell)
-    if way.rerank:
-        ranker = _reranking(run, way, ranker, way.rerank)
-    ranker.reduce(way.precision == "bf16")
-    return ranker.constrained(*constraints_of(run, way, graph))
+    """A run's ranker over a graph; see :func:`open_run_model`. An index that is asked for is not opened."""
+    return open_run_model(run, way.given(retrieve=0), graph, tell).ranker
 
 
 def _reranking(run: RunFolder, way: RankingOptions, ranker: Ranker, k: int) -> Ranker:
@@ -270,7 +304,7 @@ def _reranking(run: RunFolder, way: RankingOptions, ranker: Ranker, k: int) -> R
     """
     if not way.reranks:
         raise ConfigError(f"--rerank goes with --scores all or text, not {way.scores}")
-    if not ranker.reranks and not has_reranker(run.path) and run.chosen.reverse is None:
+    if not ranker.reranks and run.reranker is None and run.tuned.reverse is None:
         raise ConfigError(
             f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one, and "
             f"`kgmlm tune {run.path} --add reverse` does without"
@@ -338,7 +372,7 @@ def shortlist_of(run: RunFolder) -> int | None:
     A recipe indexes a large graph; once the model has changed, that index no longer counts.
     """
     kept = run.record.get("shortlist")
-    return kept["entities"] if kept and kept["of"] == text_fingerprint(run.path) else None
+    return kept["entities"] if kept and kept["of"] == run.text_fingerprint else None
 
 
 def types_of(run: RunFolder) -> EntityTypes:
@@ -357,21 +391,3 @@ def read_vectors(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
     if unread := ranker.unread:
         assert ranker.vectors is not None
         read_together(ranker.vectors, batch_size, lambda n: watch("reading entities", n, unread))
-
-
-def opened_by(
-    way: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
-) -> tuple[str, Predictor]:
-    """A run's model, opened, and of which weights it is; reads what vectors are missing.
-
-    Raises:
-        RunError: when training has left no model yet, or weights do not fit the signals.
-    """
-    from kgmlm.ranking.predictor import Predictor
-
-    made_by, ranker = steady(
-        folder.path, lambda: (folder.made_by, open_ranker(folder, way, graph, watch.tell))
-    )
-    ranker = ranker.allowing_self() if way.allow_self else ranker
-    read_vectors(ranker, watch, batch_size)
-    return made_by, Predictor(graph, ranker, retrieval_of(folder, way, ranker, shortlist_of(folder)))

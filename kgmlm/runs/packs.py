@@ -29,7 +29,7 @@ from kgmlm.core import digests, files
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
-from kgmlm.runs.record import RERANKER, has_reranker, steady
+from kgmlm.runs.record import RERANKER, WEIGHTS, fingerprints, steady, trained_reranker
 from kgmlm.text.onnx_model import ONNX_FILE as STRUCTURE
 
 SUFFIX = ".kgmlm"
@@ -130,7 +130,7 @@ def write_pack(
 
 def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
     """What a pack of a run has, by the names of its files."""
-    parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if has_reranker(run) else [])]
+    parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if trained_reranker(run) else [])]
     signals = [f"signals/{path.name}" for path in sorted((run / "signals").glob("*.safetensors"))]
     tensors = [
         (prefix + name, folder / name)
@@ -286,8 +286,6 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
         record["unpacked"] = cached  # of the pack that it is, and so not written to
         files.write_json(run / "run.json", record)
         digests.write_manifest(run / "model")
-        from kgmlm.runs.record import fingerprints
-
         now = fingerprints(run)
         if (run / _CHOSEN).is_file():
             chosen = files.parse_json((run / _CHOSEN).read_bytes())
@@ -301,8 +299,6 @@ def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[st
     """Say of which unpacked signals probabilities are; leave out those that were fitted to other scores."""
     if not file.is_file():
         return
-    from kgmlm.runs.record import WEIGHTS
-
     found = files.parse_json(file.read_bytes())
     fitted = {name: sha for name, sha in found["chosen_for"].items() if name != WEIGHTS}
     if fitted != packed:

@@ -278,7 +278,7 @@ def _line(error: Exception) -> str:
 ENDED = ("finished", "stopped early")
 TRAINED = (*ENDED, "max steps")  # as far as was asked
 RERANKER = "reranker"
-TRIES = 40  # of a reader whose run is being changed, for two seconds
+MAX_READS = 40  # of a run that is being written, .05 s apart: 2 s in all
 T = TypeVar("T")
 _HELD: set[tuple[Path, int]] = set()  # runs that this process writes, by thread
 
@@ -342,10 +342,13 @@ def is_blank(path: Path) -> bool:
     return started and all(p in checkpoints(path) and not _step(p) for p in there)
 
 
-def has_reranker(path: Path) -> bool:
-    """Whether a reranker of this run has been trained, as far as was asked."""
+def trained_reranker(path: Path) -> Mapping[str, Any] | None:
+    """The record of a run's reranker, once it was trained as far as was asked; else None."""
     folder = path / RERANKER
-    return (folder / "model" / "config.json").is_file() and read_record(folder)["status"] in TRAINED
+    if not (folder / "model" / "config.json").is_file():
+        return None
+    record = read_record(folder)
+    return record if record["status"] in TRAINED else None
 
 
 @contextmanager
@@ -414,15 +417,14 @@ def recover(path: Path) -> None:
 
 
 def steady(path: Path, read: Callable[[], T]) -> T:
-    """What is read of a run, all of it as it was at one time.
+    """Read a run's files, all of them as they were at one time; again where a writer has replaced some.
 
-    Readers take no lock, and a writer may replace the model, a signal or the weights while they read: then
-    they read again.
+    Readers take no lock. Only the outermost call of a read is wrapped.
 
     Raises:
-        RunError: when it changes as often as it is read.
+        RunError: when the run changes as often as it is read.
     """
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(MAX_READS)):
         before = _state(path)
         try:
             found = read()
@@ -491,7 +493,7 @@ class _File(_Strict):
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class TunedWeights:
     """Weights of a run's signals, and for which signals they were chosen.
 
     Attributes:
@@ -525,7 +527,7 @@ class Chosen:
         files.write_json(path, values | {"chosen_by": dict(self.by)})
 
     @classmethod
-    def open(cls, path: Path, relations: int) -> Chosen:
+    def open(cls, path: Path, relations: int) -> TunedWeights:
         """What :meth:`save` wrote.
 
         Args:
@@ -580,12 +582,6 @@ def _float32(values: list[list[float]]) -> Weights:
         return np.array(values, np.float32)
 
 
-def text_fingerprint(run: Path) -> str:
-    """SHA-256 of the model that an index is made of."""
-    found = fingerprints(run)
-    return found.get("vector") or found.get("likelihood", "")
-
-
 def of_weights(run: Path) -> str:
     """SHA-256 of the weights of a run's signals, whichever command chose them."""
     signals = files.parse_json((run / "model" / "mixture.json").read_bytes())["signals"]
@@ -598,7 +594,7 @@ def fingerprints(run: Path) -> dict[str, str]:
     known = {f"model/{k}": v for k, v in model.items()} | (accepted(read_record(run)) or {})
     there = {name: kind.file for name, kind in SIGNALS.items() if (run / kind.file).is_file()}
     found = {name: digests.sha(known, file, run) for name, file in there.items()}
-    if has_reranker(run):
+    if trained_reranker(run):
         folder = run / RERANKER / "model"
         found[RERANKER] = digests.sha(digests.read_manifest(folder) or {}, "model.safetensors", folder)
     return found

@@ -29,7 +29,7 @@ from kgmlm.core.workers import Crew, Engine, Make, Tick, piece_size
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import labeled_entities, labeled_queries, labeled_triples
 from kgmlm.runs.folder import RunFolder, open_folder
-from kgmlm.runs.opened import opened_by
+from kgmlm.runs.opened import open_run_model, read_vectors
 from kgmlm.runs.options import RankingOptions, Runtime
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
 from kgmlm.runs.record import writing
@@ -40,6 +40,23 @@ if TYPE_CHECKING:
     from kgmlm.graphs.names import AskedQueries, Triples
     from kgmlm.graphs.queries import Query
     from kgmlm.ranking.predictor import Prediction, Predictor
+
+
+def open_predictor(
+    way: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
+) -> tuple[str, Predictor]:
+    """Open a run's model to rank, and read the entity vectors that are missing; first of which weights it is.
+
+    Raises:
+        RunError: when training has left no model yet, or weights do not fit the signals.
+    """
+    from kgmlm.ranking.predictor import Predictor
+
+    opened = open_run_model(folder, way, graph, watch.tell, shortlist=True)
+    ranker = opened.ranker.allowing_self() if way.allow_self else opened.ranker
+    read_vectors(ranker, watch, batch_size)
+    return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval)
+
 
 Best = list[tuple[int, "list[Prediction]"]]  # by position of the query
 
@@ -89,7 +106,7 @@ class Predicting:
             made_by, predictor = self.made_by, self.opened
         else:
             folder = open_folder(self.path)
-            made_by, predictor = opened_by(
+            made_by, predictor = open_predictor(
                 self.way, folder, self.graph or folder.graph, watch, self.batch_size
             )
         if made_by != self.made_by:
@@ -136,7 +153,7 @@ def predicted(
     crew = crew or Crew()
     with shared_by(join(run.way.device)) as world:
         opened = run.open(watch, batch_size) if crew.here else None
-        made_by = run.opened or run.folder.made_by
+        made_by = run.opened or run.folder.now().made_by
         digest = sha256(repr(list(asked)).encode()).hexdigest()
         world.agree((made_by, len(run.graph.entities), digest), "weights, entities or queries")
         piece = piece_size(len(asked), batch_size)
@@ -202,7 +219,7 @@ class Run:
         """
         with _OPENING:
             if "predictor" not in vars(self):
-                self.opened, made = opened_by(self.way, self.folder, self.graph, watch, batch_size)
+                self.opened, made = open_predictor(self.way, self.folder, self.graph, watch, batch_size)
                 vars(self)["predictor"] = made
             return self.predictor
 

@@ -79,8 +79,8 @@ class Origin:
         try:
             if not (self.folder.path / "run.json").is_file():
                 return "gone"
-            same = self.folder.made_by == self.made_by and self.is_the_run
-        except OSError:
+            same = self.folder.now().made_by == self.made_by and self.is_the_run
+        except (OSError, RunError):
             return "gone"
         return "as opened" if same else "changed"
 

@@ -15,7 +15,7 @@ from kgmlm.core.errors import DataError, RunError
 from kgmlm.core.machine import installed
 from kgmlm.evaluation.metrics import Ranks, read_ranks
 from kgmlm.runs.folder import MIXTURE, PROBABILITIES, RunFolder, open_folder
-from kgmlm.runs.record import ancestors, has_reranker
+from kgmlm.runs.record import ancestors
 from kgmlm.runs.run import Run, path_of
 
 
@@ -119,7 +119,7 @@ def info(run: Run | str | Path) -> Info:
     path, record, settings, graph = folder.path, folder.record, folder.settings, folder.graph
     chosen: dict[str, Any] = {"signals": {}, "reranking": None, "chosen_by": {}}
     if (path / MIXTURE).is_file():
-        _ = folder.chosen  # says so where it is damaged
+        _ = folder.tuned  # says so where it is damaged
         chosen = files.parse_json((path / MIXTURE).read_bytes())
     made = record.get("signals", {})
     signals = {
@@ -143,7 +143,7 @@ def info(run: Run | str | Path) -> Info:
         },
         signals=signals,
         reverse=chosen.get("reverse"),
-        reranking=chosen["reranking"] if has_reranker(path) else None,
+        reranking=chosen["reranking"] if folder.reranker else None,
         trained={
             **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},
             "step": record.get("step", 0),

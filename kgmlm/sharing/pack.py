@@ -12,7 +12,6 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
-from kgmlm.runs.record import fingerprints
 from kgmlm.runs.run import Run, open_run, path_of
 from kgmlm.sharing.onnx import structure_of
 
@@ -86,12 +85,12 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
     """Pack a run as it is."""
 
     def check() -> None:
-        chosen = open_folder(folder.path).chosen
-        chosen.check(fingerprints(folder.path), folder.path, () if kge else ("kge",))
+        now = folder.now()
+        now.tuned.check(now.fingerprints, now.path, () if kge else ("kge",))
 
     check()
     with watch:
-        if not kge and "kge" in folder.chosen.mixture.signals:
+        if not kge and "kge" in folder.tuned.mixture.signals:
             watch.tell(
                 "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
                 "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"

@@ -24,12 +24,8 @@ from kgmlm.runs.opened import shortlist_of
 from kgmlm.runs.record import (
     ENDED,
     RERANKER,
-    fingerprints,
-    has_reranker,
     is_blank,
     leave_out,
-    read_record,
-    text_fingerprint,
 )
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
@@ -251,8 +247,8 @@ def stages_left(run: RunFolder) -> list[Stage]:
     recipe = run.record.get("recipe")
     if not recipe:
         return []
-    now = {name: digest for name, digest in fingerprints(run.path).items() if name != RERANKER}
-    chosen = run.chosen
+    now = {name: digest for name, digest in run.fingerprints.items() if name != RERANKER}
+    chosen = run.tuned
     # Text that was trained further after a signal was added is weighed again.
     weighed = all(chosen.of.get(name) == digest for name, digest in now.items())
     whole = run.record["status"] in ENDED
@@ -261,9 +257,9 @@ def stages_left(run: RunFolder) -> list[Stage]:
         for stage in recipe["stages"]
         if stage in BESIDE and not (stage in now and weighed and not (whole and was_cut(run, stage)))
     ]
-    reranked = has_reranker(run.path) and chosen.use is not None
-    if reranked and whole:
-        reranked = read_record(run.path / RERANKER)["status"] in ENDED
+    reranked = run.reranker is not None and chosen.use is not None
+    if reranked and whole and run.reranker:
+        reranked = run.reranker["status"] in ENDED
     if "reverse" in recipe["stages"] and chosen.reverse is None:
         left.append("reverse")
     if "reranker" in recipe["stages"] and not reranked:
@@ -304,7 +300,7 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
     if left and in_several_processes():
         watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
-    few, before = None if max_steps is None else FEW, run.chosen
+    few, before = None if max_steps is None else FEW, run.tuned
 
     def chosen(only: Literal["signals", "reverse", "reranking"], count: int | None) -> Figures:
         back = True if only == "reverse" else None
@@ -320,7 +316,7 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
     if "reverse" in left or (signals and before.reverse is not None):
         figures = chosen("reverse", few or recipe.get("asked", ASKING_BACK))
         _tell_of("asking back", figures["reverse"], watch)
-    if signals and "reranker" not in recipe["stages"] and has_reranker(path):
+    if signals and "reranker" not in recipe["stages"] and run.reranker:
         _tell_of("reranker", chosen("reranking", few)["reranking"], watch)
     if "reranker" in recipe["stages"] and ("reranker" in left or signals):
         folder = path / RERANKER
@@ -350,7 +346,8 @@ def _tell_of(stage: str, found: dict[str, float], watch: Watcher) -> None:
 def _index(path: Path, watch: Watcher) -> None:
     """Index a run's entities, through which it is asked from now on."""
     found = index(path, progress=watch)
-    open_folder(path).update(shortlist={"entities": found["shortlist"], "of": text_fingerprint(path)})
+    run = open_folder(path)
+    run.update(shortlist={"entities": found["shortlist"], "of": run.text_fingerprint})
     watch.tell(
         f"index of {found['entities']:,} entities: of the 10 best by exact scoring, "
         f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"

@@ -21,10 +21,8 @@ from kgmlm.runs.record import (
     RERANKER,
     REVERSE,
     TRAINED,
-    has_reranker,
     is_blank,
     leave_out,
-    read_record,
 )
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.training.loop import train_watched
@@ -76,7 +74,7 @@ class Addition:
                 raise RunError(f"{run.path} cannot lend {self.name} to itself; --from names another run")
             if self.name != RERANKER:
                 giver.lend(self.name, run.graph)
-            elif not has_reranker(giver.path):
+            elif giver.reranker is None:
                 raise RunError(
                     f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one"
                 )
@@ -121,7 +119,7 @@ def asks_back(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) ->
     Raises:
         RunError: when it is to be dropped and is not there.
     """
-    there = (run.path / MIXTURE).is_file() and run.chosen.reverse is not None
+    there = run.has_weights and run.tuned.reverse is not None
     if REVERSE in dropping and not there:
         raise RunError(f"{run.path} does not ask back; there is no '{REVERSE}' to drop")
     return REVERSE in adding or (there and REVERSE not in dropping)
@@ -248,7 +246,7 @@ def tune(
         _change(folder, dropping, additions, device, watch)
     world.wait()
     folder = open_folder(folder.path)
-    if candidates is not None and not reverse and not has_reranker(folder.path):
+    if candidates is not None and not reverse and folder.reranker is None:
         raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
 
     def chosen(only: Stage) -> Figures:
@@ -259,7 +257,7 @@ def tune(
 
     if {*as_names(add), *dropping} != {REVERSE}:
         return chosen("")
-    return chosen("reverse") | (chosen("reranking") if has_reranker(folder.path) else {})
+    return chosen("reverse") | (chosen("reranking") if folder.reranker else {})
 
 
 def _change(
@@ -361,7 +359,7 @@ def train_reranker(
     if decay is not None and _is_trained(folder):
         raise RunError(f"the reranker of {path} has finished; --decay would end its training")
     # What was killed between training and choosing continues with choosing.
-    if not (resume and _is_trained(folder) and folder.chosen.use is None):
+    if not (resume and _is_trained(folder) and folder.tuned.use is None):
         options = {"max_steps": max_steps, "decay": decay, "resume": resume, "device": device}
         _train_reranker(folder, trained_by, model, overwrite, further, watch, options)
     precision = open_folder(folder.path / RERANKER).settings.training.precision
@@ -392,7 +390,7 @@ def choose(
     """
     from kgmlm.ranking.first_stage import Use
     from kgmlm.runs.opened import read_entities
-    from kgmlm.runs.record import Chosen, command_line, fingerprints
+    from kgmlm.runs.record import TunedWeights, command_line
     from kgmlm.training.weights import Tuned, choose_reranking, choose_reverse
     from kgmlm.training.weights import tune as tune_all
 
@@ -403,13 +401,13 @@ def choose(
                 read_entities(run, device, batch_size, partial(watch, "reading entities"))
         world.wait()
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
-    before = run.chosen if (run.path / MIXTURE).is_file() else None
+    before = run.tuned if run.has_weights else None
     back = before.reverse if before else None
     if reverse is not None:
         back = (back or Use(0, 0.0)) if reverse else None
     if back is not None and only != "signals":
         ranker = ranker.but(reverse=back)
-    read_again = has_reranker(run.path) and only in ("", "reranking")
+    read_again = run.reranker is not None and only in ("", "reranking")
     if read_again:
         ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
     training = (open_folder(run.path / RERANKER) if read_again else run).settings.training
@@ -418,7 +416,7 @@ def choose(
     again = Protocol(split="valid", max_triples=few, seed=training.seed)
     ranker.reduce(precision == "bf16")
     with watch, shared_by(world):
-        world.agree(fingerprints(run.path), "weights")
+        world.agree(dict(run.fingerprints), "weights")
         if only == "reranking":
             use, found = choose_reranking(ranker, run.graph, again, watch, candidates, batch_size)
             tuned = Tuned(ranker.mixture, use, back, {only: found})
@@ -441,7 +439,7 @@ def choose(
     known = {stage: of for stage, of in known.items() if stage != only}
     by = {"command": command_line(), "precision": precision, "valid": {**known, **tuned.figures}}
     if world.main:
-        run.save_chosen(Chosen(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
+        run.save_tuned(TunedWeights(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
     world.wait()
     return tuned.figures or known
 
@@ -456,18 +454,18 @@ def complete_text(path: Path, watch: Watcher) -> None:
 
     run = open_folder(path)
     training = run.settings.training
-    trained = run.record["status"] in TRAINED and (run.path / MIXTURE).is_file()
+    trained = run.record["status"] in TRAINED and run.has_weights
     if not trained or not training.validated(len(run.graph.entities)):
         return
     if not run.graph.has("valid"):
         with watch:
             read_entities(run, advance=partial(watch, "reading entities"))
-        run.save_chosen(run.chosen)
+        run.save_tuned(run.tuned)
         return
     if unfinished(run):
         found = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
         watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
-    run.update(best_valid_mrr=run.chosen.by["valid"]["text"]["mrr"])
+    run.update(best_valid_mrr=run.tuned.by["valid"]["text"]["mrr"])
 
 
 def _check_reranker(run: RunFolder, resumed: bool, overwrite: bool) -> None:
@@ -488,7 +486,7 @@ def _check_reranker(run: RunFolder, resumed: bool, overwrite: bool) -> None:
 
 def _is_trained(run: RunFolder) -> bool:
     """Whether there is nothing more to train."""
-    return has_reranker(run.path) and read_record(run.path / RERANKER)["status"] in ENDED
+    return run.reranker is not None and run.reranker["status"] in ENDED
 
 
 def _reranker_settings(run: RunFolder, config: Path | None, given: Sequence[str], resume: bool) -> Settings:
@@ -540,7 +538,7 @@ def _train_reranker(
         trained, ranker = start_run(
             folder, opened.graph, str(model or opened.model_folder), settings, overwrite=overwrite
         )
-    opened.save_chosen(replace(opened.chosen, use=None))  # until it is chosen how the new one is used
+    opened.save_tuned(replace(opened.tuned, use=None))  # until it is chosen how the new one is used
     training = trained.settings.training
     first.reduce(training.precision == "bf16")
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)

@@ -238,10 +238,10 @@ def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path:
     kept = json.loads((run / FILE).read_text())
     assert kept["chosen_by"]["valid"] == figures
     opened = open_folder(run)
-    opened.save_chosen(opened.chosen)
+    opened.save_tuned(opened.tuned)
     assert cli("classify", run, asked, "-q").returncode == 0, "the same weights again are the same"
-    chosen = opened.chosen
-    opened.save_chosen(type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
+    chosen = opened.tuned
+    opened.save_tuned(type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
     refused(cli("classify", run, asked), "not fitted for the weights that it has now", "kgmlm calibrate")
     assert "validation triples" in cli("calibrate", run).stdout
     assert cli("classify", run, asked, "-q").returncode == 0
@@ -276,7 +276,7 @@ def test_a_pack_has_the_probabilities_of_its_own_scores_or_none(
     assert about.probabilities["command"] == f"kgmlm pack {run} --calibrate --output {whole} -q"
     assert "ECE on halves 0." in about.lines()["probabilities"][0]
     assert about.signals == kgmlm.info(plain).signals
-    assert open_folder(whole, verify=True).chosen.of == open_folder(plain).chosen.of
+    assert open_folder(whole, verify=True).tuned.of == open_folder(plain).tuned.of
     # A pack is calibrated as its run is, and keeps its files as they are.
     assert cli("pack", plain, "--calibrate", "--output", again, "-q").returncode == 0
     names = [{i.filename: i.CRC for i in zipfile.ZipFile(path).infolist()} for path in (whole, again)]

@@ -12,7 +12,7 @@ from kgmlm.core import digests
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder
-from kgmlm.runs.record import Chosen
+from kgmlm.runs.record import TunedWeights
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.vector import Vector
 
@@ -99,7 +99,7 @@ def fused(toy_run: Path, tmp_path: Path) -> tuple[RunFolder, KGE]:
     run = open_folder(tmp_path / "run")
     kge = KGE.fit(run.graph, KGESettings(dimension=4, epochs=1))
     run = run.save_signal(kge, minutes=1)
-    run.save_chosen(Chosen(run.chosen.mixture.evenly("kge", 1.0)))
+    run.save_tuned(TunedWeights(run.tuned.mixture.evenly("kge", 1.0)))
     return run, kge
 
 
@@ -159,7 +159,7 @@ def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
 def test_what_was_chosen_is_replaced_with_its_digest(toy_vector_run: Path, tmp_path: Path) -> None:
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    run.save_chosen(Chosen(run.chosen.mixture.evenly("vector", 0.125)))
+    run.save_tuned(TunedWeights(run.tuned.mixture.evenly("vector", 0.125)))
     again = open_folder(run.path, verify=True).ranker("cpu")
     assert again.mixture.averages["vector"] == 0.125
     (run.path / MIXTURE).write_text("{}")

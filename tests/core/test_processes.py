@@ -248,7 +248,7 @@ def test_two_processes_tune_and_the_main_one_writes(launch: Launch, toy_run: Pat
         assert [d.returncode for d in (main, *others)] == count * [0], main.stderr
         assert [d.stdout for d in others] == (count - 1) * [""]
         figures.append(json.loads(main.stdout))
-        chosen = open_folder(run).chosen
+        chosen = open_folder(run).tuned
         weights.append(chosen.mixture.tables)
         assert chosen.by["valid"] == figures[-1]
     assert figures[0].keys() == {"text", "types"}

@@ -28,7 +28,7 @@ from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.second_stage import FLOOR, Reranker, Reranking, asked_back
 from kgmlm.runs.folder import open_folder
-from kgmlm.runs.record import Chosen
+from kgmlm.runs.record import TunedWeights
 from kgmlm.signals.kge import KGE
 from kgmlm.training.weights import choose_reverse, tune
 
@@ -209,15 +209,15 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
 
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
     path = tmp_path / "mixture.json"
-    Chosen(ranker.mixture, reverse=Use(7, 0.75)).save(path)
-    assert Chosen.open(path, len(toy.relations)).reverse == Use(7, 0.75)
+    TunedWeights(ranker.mixture, reverse=Use(7, 0.75)).save(path)
+    assert TunedWeights.open(path, len(toy.relations)).reverse == Use(7, 0.75)
     values = json.loads(path.read_text("utf-8"))
     del values["reverse"]  # as older versions wrote it
     path.write_text(json.dumps(values), "utf-8")
-    assert Chosen.open(path, len(toy.relations)).reverse is None
+    assert TunedWeights.open(path, len(toy.relations)).reverse is None
     path.write_text(json.dumps({**values, "reverse": {"k": -1, "weight": 1.0}}), "utf-8")
     with pytest.raises(RunError, match=r"reverse\.k"):
-        Chosen.open(path, len(toy.relations))
+        TunedWeights.open(path, len(toy.relations))
 
 
 def test_a_run_asks_back(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
@@ -229,9 +229,9 @@ def test_a_run_asks_back(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None
     done = cli("tune", run, "--add", "reverse", "--candidates", 6)
     assert "without reverse" in done.stdout, done.stderr
     opened = open_folder(run)
-    assert opened.chosen.reverse is not None
-    assert opened.chosen.by["valid"]["reverse"]["k"] == opened.chosen.reverse.k
-    opened.save_chosen(replace(opened.chosen, reverse=Use(5, 1.0)))
+    assert opened.tuned.reverse is not None
+    assert opened.tuned.by["valid"]["reverse"]["k"] == opened.tuned.reverse.k
+    opened.save_tuned(replace(opened.tuned, reverse=Use(5, 1.0)))
     assert "the 5 best, weight 1" in cli("info", run).stdout
     base = ("evaluate", run, "--split", "valid", "--json", "-q")
     reports = {
@@ -258,7 +258,7 @@ def test_a_run_asks_back(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None
     refused(cli("evaluate", run, "--rerank", 4, "--scores", "vector"), "--rerank goes with")
     figures = kgmlm.tune(run, progress=False)
     assert list(figures) == ["text", "reverse"], "it is chosen again with the weights"
-    open_folder(run).save_chosen(replace(open_folder(run).chosen, reverse=Use(0, 0.0)))
+    open_folder(run).save_tuned(replace(open_folder(run).tuned, reverse=Use(0, 0.0)))
     refused(cli("evaluate", run, "--rerank", 4), "chose not to rerank")
     assert cli("tune", run, "--drop", "reverse", "-q").returncode == 0
-    assert open_folder(run).chosen.reverse is None
+    assert open_folder(run).tuned.reverse is None

@@ -74,7 +74,7 @@ def test_who_is_killed_in_the_midst_of_reading_goes_on_there(
     assert not unread_yet(run)
     assert unfinished(run), "weights were chosen for no vectors"
     fresh = run.text_ranker("cpu")
-    run.save_chosen(replace(run.chosen, by={"command": "kgmlm tune"}))
+    run.save_tuned(replace(run.tuned, by={"command": "kgmlm tune"}))
     opened = open_folder(unread, verify=True).ranker("cpu")
     torch.testing.assert_close(vectors_of(opened), vectors_of(fresh), atol=1e-5, rtol=1e-5)
     assert not unfinished(run)
@@ -87,7 +87,7 @@ def test_parts_of_another_model_are_read_again(unread: Path, about: bytes) -> No
     np.save(unread / PARTS_FOLDER / "part-000000.npy", np.zeros((8, 32), np.float32))
     read_entities(open_folder(unread), "cpu", size=8)
     run = open_folder(unread)
-    run.save_chosen(run.chosen)
+    run.save_tuned(run.tuned)
     assert vectors_of(run.ranker("cpu"))[:8].norm(dim=1).min() > 0.9
 
 
@@ -113,7 +113,7 @@ def test_residuals_need_all_entities(toy: KnowledgeGraph, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None:
     run = kgmlm.train("toy", "scratch", tmp_path / "run", epochs=1, progress=False, eval_candidates=5, **TINY)
-    found = run.folder.chosen.by["valid"]["text"]["mrr"]
+    found = run.folder.tuned.by["valid"]["text"]["mrr"]
     _, figures = weigh(run.folder.untuned("cpu"), run.folder.graph, Protocol(split="valid"))
     assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["text"]["mrr"])
 

@@ -60,8 +60,8 @@ def scores(run: object) -> torch.Tensor:
 def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path) -> None:
     file = kgmlm.pack(whole, tmp_path / "small.kgmlm", progress=False)
     opened = open_folder(file, verify=True)
-    assert set(opened.chosen.of) == {"likelihood", "vector", "kge", "reranker"}
-    assert opened.chosen.use == open_folder(whole).chosen.use
+    assert set(opened.tuned.of) == {"likelihood", "vector", "kge", "reranker"}
+    assert opened.tuned.use == open_folder(whole).tuned.use
     assert opened.graph.same(open_folder(whole).graph)
     before, after = scores(whole), scores(file)
     assert not torch.equal(before, after), "weights are rounded"
@@ -92,7 +92,7 @@ def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> N
     assert "kge" not in opened.ranker("cpu").signals
     assert "kge" not in opened.record["signals"]
     assert file.stat().st_size < kgmlm.pack(whole, tmp_path / "all.kgmlm", progress=False).stat().st_size
-    assert set(opened.chosen.by["valid"]) <= {"text"}, "other figures are those of the run"
+    assert set(opened.tuned.by["valid"]) <= {"text"}, "other figures are those of the run"
 
 
 def test_what_was_chosen_beside_what_is_left_out_is_said(cli: Cli, whole: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
     kgmlm.tune(run, add="rules", max_triples=5, progress=False)
     file = kgmlm.pack(run, tmp_path / "small.kgmlm", kge=False, progress=False)
     opened = open_folder(file, verify=True)
-    assert set(opened.chosen.of) == {"likelihood", "vector", "rules", "reranker"}
+    assert set(opened.tuned.of) == {"likelihood", "vector", "rules", "reranker"}
     before, after = (x.untuned("cpu", ("kge",)).signals["rules"] for x in (open_folder(run), opened))
     queries, _ = opened.graph.queries("test")
     pool = Pool(len(opened.graph.entities))
@@ -164,7 +164,7 @@ def test_stale_weights_are_not_packed(whole: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_changes_meanwhile_is_packed_as_it_was_at_one_time(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
-    chosen = open_folder(run).chosen
+    chosen = open_folder(run).tuned
     changed: list[int] = []
 
     def change(what: str, n: int, total: int) -> None:
@@ -173,12 +173,12 @@ def test_a_run_that_changes_meanwhile_is_packed_as_it_was_at_one_time(whole: Pat
             opened = open_folder(run)
             signal = KGE.open(run / KGE.file, opened.graph)
             opened.save_signal(replace(signal, entities_SD=signal.entities_SD * 2))
-            opened.save_chosen(replace(chosen, by={"command": "another"}))
+            opened.save_tuned(replace(chosen, by={"command": "another"}))
 
     file = kgmlm.pack(run, tmp_path / "small.kgmlm", progress=change)
     opened = open_folder(file)
     assert changed
-    assert opened.chosen.by["command"] == "another"
+    assert opened.tuned.by["command"] == "another"
     found = KGE.open(opened.path / KGE.file, opened.graph).entities_SD
     wanted = KGE.open(run / KGE.file, opened.graph).entities_SD
     assert np.abs(np.asarray(found) - np.asarray(wanted)).max() < 0.05

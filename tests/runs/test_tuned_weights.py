@@ -13,7 +13,7 @@ import torch
 
 from kgmlm.core.errors import RunError
 from kgmlm.ranking.first_stage import Mixture, Use
-from kgmlm.runs.record import Chosen
+from kgmlm.runs.record import TunedWeights
 
 SHA = "0" * 64
 MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed("vector", torch.rand(3, 2), 0.1 + 0.2)
@@ -21,9 +21,11 @@ MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed("vector", torch.rand(3, 2),
 
 def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
     for use in (None, Use(0, 0.0), Use(20, 0.125)):
-        chosen = Chosen(MIXED, use, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}})
+        chosen = TunedWeights(
+            MIXED, use, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
+        )
         chosen.save(tmp_path / "mixture.json")
-        found = Chosen.open(tmp_path / "mixture.json", 3)
+        found = TunedWeights.open(tmp_path / "mixture.json", 3)
         assert found.mixture.averages == MIXED.averages
         assert all(np.array_equal(found.mixture.tables[name], MIXED.tables[name]) for name in MIXED.tables)
         assert (found.use, found.of, found.by) == (use, chosen.of, chosen.by)
@@ -46,18 +48,18 @@ def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "mixture.json"
-    Chosen(MIXED).save(path)
+    TunedWeights(MIXED).save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RunError, match=message) as caught:
-        Chosen.open(path, 3)
+        TunedWeights.open(path, 3)
     assert "\n" not in str(caught.value)
 
 
 def test_others_than_it_was_chosen_for_are_named() -> None:
-    chosen = Chosen(MIXED, of={"likelihood": "a", "kge": "b"})
+    chosen = TunedWeights(MIXED, of={"likelihood": "a", "kge": "b"})
     chosen.check({"likelihood": "a", "kge": "b"}, Path("runs/x"))
     chosen.check({"likelihood": "a", "kge": "c"}, Path("runs/x"), but=["kge"])
-    trained_on = Chosen(MIXED, of={"likelihood": "a", "reranker": "d"})
+    trained_on = TunedWeights(MIXED, of={"likelihood": "a", "reranker": "d"})
     trained_on.check({"likelihood": "a"}, Path("runs/x"))
     with pytest.raises(RunError, match="reranker that"):
         replace(trained_on, use=Use(20, 0.5)).check({"likelihood": "a"}, Path("runs/x"))

@@ -251,7 +251,7 @@ COMMANDS = {
         "trained",
         lambda run: ["tune", run, "-q", *ADD],
         lambda run: must("tune", run, "-q", *ADD, "--overwrite"),
-        lambda run: (_tensors(run / KGE.file), open_folder(run).chosen.mixture.tables["kge"].tolist()),
+        lambda run: (_tensors(run / KGE.file), open_folder(run).tuned.mixture.tables["kge"].tolist()),
     ),
     "rerank": Kind(
         "trained",
@@ -260,7 +260,7 @@ COMMANDS = {
         lambda run: (
             _losses(run / "reranker" / "metrics.jsonl"),
             _model(run / "reranker" / "model"),
-            open_folder(run).chosen.use,
+            open_folder(run).tuned.use,
         ),
     ),
     "index": Kind(

@@ -158,7 +158,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
     assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge", "rules", "types"])
-    assert set(run.folder.chosen.of) == {"likelihood", "kge", "rules", "types"}
+    assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
@@ -172,9 +172,9 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     run.folder.update(recipe={**recipe, "stages": more, "reranker_epochs": 0.5})
     done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     assert done.folder.record["status"] == "max steps"
-    assert done.folder.chosen.use is not None
-    assert done.folder.chosen.reverse is not None
-    assert {"types", "reverse", "reranking"} <= done.folder.chosen.by["valid"].keys()
+    assert done.folder.tuned.use is not None
+    assert done.folder.tuned.reverse is not None
+    assert {"types", "reverse", "reranking"} <= done.folder.tuned.by["valid"].keys()
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
     own = {"length": 2, "constants": False}
     kgmlm.tune(path, add="rules", rules=own, overwrite=True, progress=False)
@@ -185,8 +185,8 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     assert made["max_steps"] is None, "what was cut is trained again"
     rules = whole.folder.record["signals"]["rules"]["settings"]
     assert {key: rules[key] for key in own} == own, "what the user trained since stays"
-    assert "types" not in whole.folder.chosen.of, "what the user dropped stays away"
-    assert whole.folder.chosen.reverse is None
+    assert "types" not in whole.folder.tuned.of, "what the user dropped stays away"
+    assert whole.folder.tuned.reverse is None
     with pytest.raises(RunError, match="--model begins a reranker"):
         kgmlm.rerank(path, resume=True, model="scratch", progress=False)
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
@@ -207,8 +207,8 @@ def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> 
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     whole = kgmlm.train(output=path, resume=True, progress=Hears(heard))
     assert whole.folder.record["status"] == "finished"
-    assert whole.folder.chosen.use is not None
-    assert whole.folder.chosen.reverse is not None
+    assert whole.folder.tuned.use is not None
+    assert whole.folder.tuned.reverse is not None
     assert [sum(line.startswith(of) for line in heard) for of in ("asking back ", "reranker ")] == [1, 1]
 
 
@@ -245,7 +245,7 @@ def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
     kgmlm.train(output=path, resume=True, max_steps=1, progress=hears)
     hint = "train further with: "
     assert {line for line in heard if line.startswith(hint)} == {f"{hint}{how[0][15:]} --max-steps N"}
-    assert kgmlm.train(output=path, resume=True, progress=False).folder.chosen.use is not None
+    assert kgmlm.train(output=path, resume=True, progress=False).folder.tuned.use is not None
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
     folder = kgmlm.open_run(path).folder
     folder.drop_signal("kge")  # as if it had been killed after the text model
     run = kgmlm.train(output=path, resume=True, progress=False)
-    assert "kge" in run.folder.chosen.of
+    assert "kge" in run.folder.tuned.of
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=path, resume=True, progress=False)
 
@@ -302,7 +302,7 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     (folder / "valid.tsv").write_text("a1\tin\tb2\n")
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
-    assert set(run.folder.chosen.of) == {"likelihood", "kge", "types"}
+    assert set(run.folder.tuned.of) == {"likelihood", "kge", "types"}
     assert run.folder.record["recipe"]["stages"] == ["text", "kge", "types"]
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
@@ -629,10 +629,10 @@ def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path:
         kgmlm.rerank(run, overwrite=True, text={"max_length": 8}, progress=False)
     assert kgmlm.info(run).reranking == about.reranking, "what cannot be trained replaces nothing"
     folder = kgmlm.open_run(run).folder
-    folder.save_chosen(replace(folder.chosen, mixture=folder.chosen.mixture.evenly("kge", 3.0)))
+    folder.save_tuned(replace(folder.tuned, mixture=folder.tuned.mixture.evenly("kge", 3.0)))
     assert list(kgmlm.tune(run, add="reverse", progress=False)) == ["reverse", "reranking"]
     assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["text", "kge", "reranking"]
-    chosen = kgmlm.open_run(run).folder.chosen
+    chosen = kgmlm.open_run(run).folder.tuned
     assert chosen.mixture.averages["kge"] == 3.0, "weights of signals stay"
     assert list(chosen.by["valid"]) == ["text", "kge", "reranking"]
     shutil.rmtree(run / "reranker")
