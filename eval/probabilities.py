@@ -118,7 +118,7 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
     run_name, _, other = name.partition(":")
     run = kgmlm.open_run(run_name, rerank=0)
     graph = asked = run.graph
-    scorer: Scorer = open_ranker(run.folder, run.way, graph)
+    scorer: Scorer = open_ranker(run.folder, run.options, graph)
     more: dict[str, Any] = {}
     if epochs:
         scorer = embeddings = PyKEENComplEx(graph, epochs, triples, dimension)
@@ -130,7 +130,7 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
     if other:
         asked = Scope.inductive(graph, load_graph(other), Protocol(candidates="graph")).graph
         numbers = np.array([graph.relations.index.get(r.label, -1) for r in asked.relations])
-        scorer = open_ranker(run.folder, run.way, asked)
+        scorer = open_ranker(run.folder, run.options, asked)
     test = tested(scorer, asked, numbers, calibration, triples)
     if relations:
         more["relations"] = ranked_relations(scorer, asked, calibration, relations)

@@ -87,7 +87,7 @@ def row(name: str, split: str, count: int) -> dict[str, Any]:
     """The figures of a run."""
     run = kgmlm.open_run(name, rerank=0)
     graph = run.graph
-    ranker = open_ranker(run.folder, run.way, graph)
+    ranker = open_ranker(run.folder, run.options, graph)
     calibration = read_calibration(run.folder) or fitted(run.folder)[0]
     triples, relations = graph.triples(split), len(graph.relations)
     rng = np.random.default_rng(SEED)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+MOST_PARAMETERS = (12, 8)  # of a public and of a private function
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -63,3 +65,16 @@ def test_every_locked_version_is_plain() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_no_function_has_too_many_parameters() -> None:
+    found = []
+    for path in (ROOT / "kgmlm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len([x for x in given if x.arg not in ("self", "cls")])
+                private = node.name.startswith("_") and not node.name.startswith("__")
+                if count > MOST_PARAMETERS[private]:
+                    found.append(f"{path.stem}.{node.name}: {count}")
+    assert found == []

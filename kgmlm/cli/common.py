@@ -5,15 +5,17 @@ Results go to stdout, everything else to stderr. Heavy imports live inside the f
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import wraps
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -84,15 +86,15 @@ INPUT = "a file that is read"  # marks options that may be -, a pipe or a device
 
 
 @contextmanager
-def _files_of(function: Callable[..., None], given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _files_of(inputs: Set[str], given: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The options of a command, with each input that is a stream copied to a temporary file.
 
     A file can be read twice, and from its end, as Parquet is.
     """
     streams = {
         name: path
-        for name, hint in get_type_hints(function, include_extras=True).items()
-        if INPUT in getattr(hint, "__metadata__", ()) and (path := given.get(name)) is not None
+        for name, path in given.items()
+        if name in inputs and path is not None
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
     }
     if not streams:
@@ -139,66 +141,109 @@ def _spooled(stream: Path, folder: Path) -> Path:
     return whole.rename(folder / f"{name}{kind}{'.gz' * packed}")
 
 
-def handled(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn what users can cause into one sentence and exit code 2."""
+Options = dict[str, tuple[Any, Any]]  # options that commands share: by name, the annotation and the default
+LAST = ("as_json", "as_csv", "quiet")  # in the help of a command
 
-    @wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        from kgmlm.core.errors import KgmlmError
-        from kgmlm.core.processes import in_several_processes, main_process
-        from kgmlm.core.progress import quiet_environment
 
-        quiet_environment()
-        for name in ("stdin", "stdout", "stderr"):  # a closed one (`>&-`) would be the next file's number
-            if getattr(sys, name) is None:
-                nothing = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
-                setattr(sys, name, nothing)
-        for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is escaped there
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
-        name = function.__name__.replace("_", " ")
-        if in_several_processes() and name not in IN_SEVERAL_PROCESSES:
-            if main_process():  # the others leave without a word
-                several = ", ".join(IN_SEVERAL_PROCESSES)
-                print(
-                    f"kgmlm: `kgmlm {name}` runs in one process (in several: {several})",
-                    file=sys.stderr,
-                )
-                raise typer.Exit(2)
-            return
-        try:
-            silent = nullcontext() if main_process() else redirect_stdout(io.StringIO())
-            with _terminable(), silent, _files_of(function, kwargs) as options:
-                function(*args, **options)
-            sys.stdout.flush()  # here, where it is no mistake that the reader has gone
-        except KgmlmError as error:
-            fail(str(error))
-        except ModuleNotFoundError as error:
-            if error.name not in HEAVY:
-                raise
-            fail(f"`kgmlm {name}` needs {error.name} here, which is not installed")
-        except UnicodeEncodeError as error:
-            fail(f"{error.object!r} is not in UTF-8, so it cannot be written; rename it")
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
-            raise typer.Exit(0) from None
-        except OSError as error:
-            from kgmlm.core.files import NO_ROOM
+def option(
+    kind: Any, default: Any, help: str, *names: str, read: bool = False, **more: Any
+) -> tuple[Any, Any]:
+    """An option for :data:`Options`; ``read``: of a file that may be -, a pipe or a device."""
+    more = {"show_default": False, **more} if default is None else more
+    declared = typer.Option(*names, help=help, **more)
+    return (Annotated[kind, declared, INPUT] if read else Annotated[kind, declared]), default
 
-            if error.errno in NO_ROOM:
-                fail(
-                    f"there is no room left to write {error.filename or 'the file'}; free some and try again"
-                )
-            where = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-            what = str(error.strerror or error)
-            fail(f"{where}: {what[:1].lower()}{what[1:]}" if where else what)
-        except KeyboardInterrupt as error:
-            number = getattr(error, "signal", signal.SIGINT)
-            if not hasattr(error, "signal") or isinstance(error, _Terminated):
-                say("interrupted")  # training says so itself, and how to continue
-            raise typer.Exit(128 + number) from None
 
-    return wrapper
+def flag(name: str, help: str) -> tuple[Any, Any]:
+    """An option without a value for :data:`Options`."""
+    return Annotated[bool, typer.Option(name, help=help)], False
+
+
+def command(*groups: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command: with groups of shared options, and one sentence for what users can mend.
+
+    The function gets the options of the groups as keywords. It exits with code 2 after an error, 130 after
+    Ctrl-C and 143 after SIGTERM.
+    """
+
+    def made(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        keywords = Parameter.VAR_KEYWORD
+        own = {
+            name: parameter.replace(annotation=hints[name])
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind != keywords
+        }
+        shared = {
+            name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for group in groups
+            for name, (annotation, default) in group.items()
+        }
+        parameters = sorted((own | shared).values(), key=lambda parameter: parameter.name in LAST)
+        parameters = [x.replace(kind=Parameter.KEYWORD_ONLY) for x in parameters]
+        inputs = {x.name for x in parameters if INPUT in getattr(x.annotation, "__metadata__", ())}
+
+        @wraps(function)
+        def wrapper(**given: Any) -> None:
+            _run(function, given, inputs)
+
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {x.name: x.annotation for x in parameters}
+        return wrapper
+
+    return made
+
+
+def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str]) -> None:
+    """Run a command; see :func:`command`."""
+    from kgmlm.core.errors import KgmlmError
+    from kgmlm.core.processes import in_several_processes, main_process
+    from kgmlm.core.progress import quiet_environment
+
+    quiet_environment()
+    for name in ("stdin", "stdout", "stderr"):  # a closed one (`>&-`) would be the next file's number
+        if getattr(sys, name) is None:
+            nothing = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, nothing)
+    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is escaped there
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    name = function.__name__.replace("_", " ")
+    if in_several_processes() and name not in IN_SEVERAL_PROCESSES:
+        if main_process():  # the others leave without a word
+            several = ", ".join(IN_SEVERAL_PROCESSES)
+            print(f"kgmlm: `kgmlm {name}` runs in one process (in several: {several})", file=sys.stderr)
+            raise typer.Exit(2)
+        return
+    try:
+        silent = nullcontext() if main_process() else redirect_stdout(io.StringIO())
+        with _terminable(), silent, _files_of(inputs, given) as options:
+            function(**options)
+        sys.stdout.flush()  # here, where it is no mistake that the reader has gone
+    except KgmlmError as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in HEAVY:
+            raise
+        fail(f"`kgmlm {name}` needs {error.name} here, which is not installed")
+    except UnicodeEncodeError as error:
+        fail(f"{error.object!r} is not in UTF-8, so it cannot be written; rename it")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
+        raise typer.Exit(0) from None
+    except OSError as error:
+        from kgmlm.core.files import NO_ROOM
+
+        if error.errno in NO_ROOM:
+            fail(f"there is no room left to write {error.filename or 'the file'}; free some and try again")
+        where = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        what = str(error.strerror or error)
+        fail(f"{where}: {what[:1].lower()}{what[1:]}" if where else what)
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        if not hasattr(error, "signal") or isinstance(error, _Terminated):
+            say("interrupted")  # training says so itself, and how to continue
+        raise typer.Exit(128 + number) from None
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
@@ -595,7 +640,7 @@ MaxSteps = Annotated[
     int | None,
     typer.Option(min=1, max=MOST, help="Stop each stage after this many steps, as for a smoke test."),
 ]
-Workers = Annotated[
+WorkerCount = Annotated[
     int, typer.Option(min=1, max=1024, help="Processes that score, each with the model in memory.")
 ]
 Engines = Annotated[
@@ -614,8 +659,25 @@ Address = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 SkipHeader = Annotated[
     bool,
     typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),
 ]
+RANKING: Options = {
+    "scores": (Scores, "all"),
+    "allow_self": (AllowSelf, False),
+    "typed": (Typed, False),
+    "functional": (Functional, False),
+    "rerank": (Rerank, None),
+    "retrieve": (Retrieve, None),
+    "effort": (Effort, None),
+}
+WORKERS: Options = {"workers": (WorkerCount, 1), "engine": (Engines, "local"), "address": (Address, None)}
+OTHER_GRAPH: Options = {
+    "allow_seen_entities": flag("--allow-seen-entities", "--graph may share entities with training."),
+    "allow_new_relations": flag("--allow-new-relations", "--graph may have relations that training has not."),
+    "skip_header": (SkipHeader, False),
+}

@@ -12,8 +12,8 @@ from kgmlm.cli.common import (
     Json,
     Quiet,
     SkipHeader,
+    command,
     fail,
-    handled,
     print_json,
     print_lines,
     stdout,
@@ -24,7 +24,7 @@ data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_a
 
 
 @data_app.command("list")
-@handled
+@command()
 def data_list(as_json: Json = False) -> None:
     """List the built-in datasets."""
     from kgmlm.data import list as job
@@ -45,7 +45,7 @@ def data_list(as_json: Json = False) -> None:
 
 
 @data_app.command("prepare")
-@handled
+@command()
 def data_prepare(
     name: Annotated[str, typer.Argument(help="A built-in dataset, or `all` but the large ones.")],
     quiet: Quiet = False,
@@ -58,7 +58,7 @@ def data_prepare(
 
 
 @data_app.command("check")
-@handled
+@command()
 def data_check(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     model: Annotated[str | None, typer.Option(help="Count name lengths in this model's tokens.")] = None,
@@ -84,7 +84,7 @@ def data_check(
 
 
 @data_app.command("show")
-@handled
+@command()
 def data_show(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     entity: Annotated[str | None, typer.Option(help="Show one entity and its training triples.")] = None,
@@ -111,7 +111,7 @@ def data_show(
 
 
 @data_app.command("split")
-@handled
+@command()
 def data_split(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
@@ -165,7 +165,7 @@ def _formats() -> list[str]:
     return list(READERS)
 
 
-@handled
+@command()
 def data_import(
     files: Annotated[
         list[Path],

@@ -13,22 +13,19 @@ import typer
 from kgmlm.cli.common import (
     INPUT,
     MOST,
-    AllowSelf,
+    RANKING,
     BatchSize,
     Device,
-    Effort,
     FolderArgument,
-    Functional,
     Json,
+    Options,
     Precision,
     Quiet,
-    Rerank,
-    Retrieve,
     RunArgument,
     RuntimeOption,
-    Scores,
-    Typed,
-    handled,
+    command,
+    flag,
+    option,
     print_json,
     print_lines,
     tell,
@@ -140,7 +137,7 @@ def _comment(text: str) -> Iterable[str]:
     return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-@handled
+@command()
 def config(
     protocol: Annotated[bool, typer.Option("--protocol", help="The settings of an evaluation.")] = False,
     as_json: Json = False,
@@ -167,60 +164,39 @@ def config(
         print("\n\n".join([*([] if protocol else [HEADER]), *(section.as_toml() for section in sections)]))
 
 
-Window = Annotated[
-    float,
-    typer.Option(min=0, max=1000, help="Milliseconds that the first query of a batch waits for others."),
-]
-Writable = Annotated[
-    bool,
-    typer.Option(
+SERVE: Options = {
+    "port": option(int, 8000, "Where it listens; 0 takes a free port.", min=0, max=65535),
+    "host": option(
+        str, "127.0.0.1", "By default only this machine can ask; others need --token or --no-token."
+    ),
+    "token": option(
+        str | None,
+        None,
+        "What clients must send ('Authorization: Bearer TOKEN'); better set as KGMLM_TOKEN.",
+        envvar="KGMLM_TOKEN",
+        show_envvar=False,
+    ),
+    "no_token": flag("--no-token", "Let everybody in who reaches the address."),
+    "writable": flag(
         "--writable",
-        help="Let clients add entities, which are kept until the process ends; with --no-token, write "
+        "Let clients add entities, which are kept until the process ends; with --no-token, write "
         "everybody's judgments to the run, too.",
     ),
-]
+    "batch_size": (BatchSize, 64),
+    "window": option(
+        float, 5.0, "Milliseconds that the first query of a batch waits for others.", min=0, max=1000
+    ),
+    "queue": option(int, 1024, "Queries that may wait; more are answered 503.", min=1, max=MOST),
+    "log": flag("--log", "Print each request."),
+}
 
 
-@handled
-def serve(
-    run: RunArgument,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where it listens; 0 takes a free port.")
-    ] = 8000,
-    host: Annotated[
-        str, typer.Option(help="By default only this machine can ask; others need --token or --no-token.")
-    ] = "127.0.0.1",
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="KGMLM_TOKEN",
-            help="What clients must send ('Authorization: Bearer TOKEN'); better set as KGMLM_TOKEN.",
-            show_default=False,
-            show_envvar=False,
-        ),
-    ] = None,
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let everybody in who reaches the address.")
-    ] = False,
-    writable: Writable = False,
-    batch_size: BatchSize = 64,
-    window: Window = 5.0,
-    queue: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Queries that may wait; more are answered 503.")
-    ] = 1024,
-    scores: Scores = "all",
-    allow_self: AllowSelf = False,
-    typed: Typed = False,
-    functional: Functional = False,
-    rerank: Rerank = None,
-    retrieve: Retrieve = None,
-    effort: Effort = None,
-    precision: Precision = "fp32",
-    device: Device = None,
-    runtime: RuntimeOption = "auto",
-    log: Annotated[bool, typer.Option("--log", help="Print each request.")] = False,
-    quiet: Quiet = False,
-) -> None:
+@command(
+    SERVE,
+    RANKING,
+    {"precision": (Precision, "fp32"), "device": (Device, None), "runtime": (RuntimeOption, "auto")},
+)
+def serve(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     """Serve a run as a JSON API until Ctrl-C or SIGTERM: /rank, /explain, /classify, /entities and more.
 
     /docs describes it. Queries that come at the same time share forward passes.
@@ -229,36 +205,17 @@ def serve(
     from kgmlm.runs.run import open_run
     from kgmlm.serving.serve import serve as job
 
-    opened = open_run(
-        run,
-        scores=scores,
-        allow_self=allow_self,
-        typed=typed,
-        functional=functional,
-        rerank=rerank,
-        retrieve=retrieve,
-        effort=effort,
-        precision=precision,
-        device=device,
-        runtime=runtime,
-    )
+    asked = {name: given.pop(name) for name in SERVE}
+    asked["window"] /= 1000
     job(
-        opened,
-        host=host,
-        port=port,
-        token=token,
-        no_token=no_token,
-        writable=writable,
-        batch_size=batch_size,
-        window=window / 1000,
-        queue=queue,
-        log=log,
+        open_run(run, **given),
         progress=Bars(quiet),
         ready=lambda url: tell(f"{run} is served at {url}; {url}/docs describes it; Ctrl-C ends it"),
+        **asked,
     )
 
 
-@handled
+@command()
 def pack(
     run: RunArgument,
     output: Annotated[
@@ -296,7 +253,7 @@ def pack(
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 
 
-@handled
+@command()
 def unpack(
     pack: Annotated[Path, typer.Argument(help="A file that `kgmlm pack` wrote.", show_default=False)],
     output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
@@ -307,7 +264,7 @@ def unpack(
     print(job(pack, output).path)
 
 
-@handled
+@command()
 def report(
     run: RunArgument,
     output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
@@ -352,7 +309,7 @@ def report(
     print(f"the report is in {made} ({made.stat().st_size / 1000:,.0f} kB); open it in a browser")
 
 
-@handled
+@command()
 def feedback(
     run: FolderArgument,
     output: Annotated[Path, typer.Option(help="The TSV file to write.", show_default=False)],
@@ -374,7 +331,7 @@ def feedback(
         print(f"{output}: {done['accepted']:,} accepted, {done['rejected']:,} rejected")
 
 
-@handled
+@command()
 def info(run: RunArgument, as_json: Json = False) -> None:
     """Say what a run is: graph, model, signals and their weights, training, last metrics, size."""
     from kgmlm.sharing.info import info as job
@@ -386,7 +343,7 @@ def info(run: RunArgument, as_json: Json = False) -> None:
         print_lines(found.lines())
 
 
-@handled
+@command()
 def onnx(run: FolderArgument) -> None:
     """Make a run ready for ONNX Runtime: then it ranks and is served without torch, and starts in less time.
 

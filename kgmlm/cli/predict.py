@@ -10,47 +10,65 @@ import typer
 from kgmlm.cli.common import (
     INPUT,
     MOST,
-    Address,
+    OTHER_GRAPH,
+    WORKERS,
     BatchSize,
+    Csv,
     Device,
-    Engines,
     EntityTriples,
     Functional,
     Json,
+    JsonLines,
+    Options,
     Precision,
     Prior,
     Quiet,
     RunArgument,
     RuntimeOption,
     Scores,
-    SkipHeader,
     Typed,
-    Workers,
-    handled,
+    command,
+    flag,
+    option,
+    print_classified,
     print_json,
     tell,
 )
 
-NewRelations = Annotated[
-    bool,
-    typer.Option("--allow-new-relations", help="Read relations that the run does not have by their names."),
-]
-Thresholds = Annotated[
-    bool,
-    typer.Option(
+CLASSIFY: Options = {
+    "graph": option(
+        str | None,
+        None,
+        "Another dataset or folder that the triples are of: its entities compete, its training triples are "
+        "context.",
+    ),
+    "entities": option(
+        Path | None,
+        None,
+        "New entities that triples may have, read by their text: a table with the columns label, name and, "
+        "if you like, description, surface and types.",
+        read=True,
+    ),
+    "entity_triples": (EntityTriples, None),
+    "allow_new_relations": flag(
+        "--allow-new-relations", "Read relations that the run does not have by their names."
+    ),
+    "prior": (Prior, 0.5),
+    "relation_thresholds": flag(
         "--relation-thresholds",
-        help="Decide by a threshold of each relation, chosen on validation, instead of by .5.",
+        "Decide by a threshold of each relation, chosen on validation, instead of by .5.",
     ),
-]
-SkipTriples = Annotated[
-    bool,
-    typer.Option(
-        "--skip-header", help="Leave out the first line of the triples; with --graph, also of that folder's."
+    "skip_header": flag(
+        "--skip-header", "Leave out the first line of the triples; with --graph, also of that folder's."
     ),
-]
+    "precision": (Precision, "fp32"),
+    "batch_size": (BatchSize, 64),
+    "device": (Device, None),
+    "runtime": (RuntimeOption, "auto"),
+}
 
 
-@handled
+@command(CLASSIFY)
 def classify(
     run: RunArgument,
     triples: Annotated[
@@ -62,83 +80,57 @@ def classify(
         ),
         INPUT,
     ],
-    graph: Annotated[
-        str | None,
-        typer.Option(
-            help="Another dataset or folder that the triples are of: its entities compete, its training "
-            "triples are context.",
-            show_default=False,
-        ),
-    ] = None,
-    entities: Annotated[
-        Path | None,
-        typer.Option(
-            help="New entities that triples may have, read by their text: a table with the columns label, "
-            "name and, if you like, description, surface and types."
-        ),
-        INPUT,
-    ] = None,
-    entity_triples: EntityTriples = None,
-    allow_new_relations: NewRelations = False,
-    prior: Prior = 0.5,
-    relation_thresholds: Thresholds = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each probability is made of.")
     ] = False,
-    skip_header: SkipTriples = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    precision: Precision = "fp32",
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    runtime: RuntimeOption = "auto",
+    as_json: JsonLines = False,
+    as_csv: Csv = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Say of each triple how probable it is that it is true.
 
     Probabilities are those of `kgmlm calibrate`, which runs first where it has not yet. Triples that training
     has are marked as known and get none.
     """
-    from kgmlm.cli.common import print_classified
     from kgmlm.core.errors import QueryError
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.classify import classify as job
 
     if as_csv and (as_json or explain):
         raise QueryError("--csv goes without --json and --explain")
-    found = job(
-        run,
-        triples,
-        graph=graph,
-        entities=entities,
-        entity_triples=entity_triples or (),
-        allow_new_relations=allow_new_relations,
-        prior=prior,
-        relation_thresholds=relation_thresholds,
-        skip_header=skip_header,
-        precision=precision,
-        batch_size=batch_size,
-        device=device,
-        runtime=runtime,
-        progress=Bars(quiet),
-    )
+    given["entity_triples"] = given["entity_triples"] or ()
+    found = job(run, triples, progress=Bars(quiet), **given)
     print_classified(found, as_json=as_json, as_csv=as_csv, explain=explain)
     if (measured := found.measured) is not None:
         tell(
-            f"against the labels: {told(measured)}"
+            f"against the labels: {figures_line(measured)}"
             + (f"; without the {measured['known']:,} that training has" if measured["known"] else "")
         )
 
 
-@handled
+CALIBRATE: Options = {
+    "max_triples": option(
+        int, 1000, "A seeded sample of validation triples, or of --report; 0 is all.", min=0, max=MOST
+    ),
+    "seed": option(int, 0, "Of the sample and the negatives.", min=0, max=MOST),
+    "precision": (Precision, "fp32"),
+    "batch_size": (BatchSize, 64),
+    "device": (Device, None),
+}
+MEASURE: Options = {
+    "graph": option(
+        str | None,
+        None,
+        "With --report: of another dataset or folder, whose entities the run has never seen.",
+    ),
+    **OTHER_GRAPH,
+}
+
+
+@command(CALIBRATE, MEASURE)
 def calibrate(
     run: RunArgument,
-    max_triples: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MOST, help="A seeded sample of validation triples, or of --report; 0 is all."
-        ),
-    ] = 1000,
     missing: Annotated[
         float,
         typer.Option(
@@ -146,7 +138,6 @@ def calibrate(
             "every corrupted triple false."
         ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of the sample and the negatives.")] = 0,
     report: Annotated[
         str | None,
         typer.Option(
@@ -155,25 +146,9 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
-    graph: Annotated[
-        str | None,
-        typer.Option(
-            help="With --report: of another dataset or folder, whose entities the run has never seen.",
-            show_default=False,
-        ),
-    ] = None,
-    allow_seen_entities: Annotated[
-        bool, typer.Option("--allow-seen-entities", help="--graph may share entities with training.")
-    ] = False,
-    allow_new_relations: Annotated[
-        bool, typer.Option("--allow-new-relations", help="--graph may have relations that training has not.")
-    ] = False,
-    skip_header: SkipHeader = False,
-    precision: Precision = "fp32",
-    batch_size: BatchSize = 64,
-    device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Fit the probabilities that `classify` reports, on validation triples.
 
@@ -185,35 +160,28 @@ def calibrate(
     from kgmlm.prediction.classify import MISSING, measure_probabilities
     from kgmlm.prediction.classify import calibrate as job
 
-    watch = Bars(quiet)
+    of_graph = {name: given.pop(name) for name in MEASURE}
     if report is None:
-        if graph is not None or allow_seen_entities or allow_new_relations or skip_header:
+        if any(of_graph.values()):
             raise ConfigError("--graph and what goes with it need --report, the name of a split of it")
-        figures = job(
-            run, max_triples=max_triples, missing=missing, seed=seed, precision=precision,
-            batch_size=batch_size, device=device, progress=watch,
-        )  # fmt: skip
+        figures = job(run, missing=missing, progress=Bars(quiet), **given)
         what = "validation triples"
     else:
         if missing != MISSING:
             raise ConfigError("--missing is for fitting; --report measures the probabilities that there are")
-        figures = measure_probabilities(
-            run, split=report, graph=graph, allow_seen_entities=allow_seen_entities,
-            allow_new_relations=allow_new_relations, skip_header=skip_header, max_triples=max_triples,
-            seed=seed, precision=precision, batch_size=batch_size, device=device, progress=watch,
-        )  # fmt: skip
+        figures = measure_probabilities(run, split=report, progress=Bars(quiet), **of_graph, **given)
         what = f"{report} triples of {figures['graph']}"
     if as_json:
         print_json(figures)
         return
     print(
         f"{figures['positives']:,} {what} and {figures['negatives']:,} negatives, "
-        f"at equal shares: {told(figures)}"
+        f"at equal shares: {figures_line(figures)}"
     )
 
 
-def told(figures: dict[str, object]) -> str:
-    """The figures of probabilities as a sentence."""
+def figures_line(figures: dict[str, object]) -> str:
+    """The figures of probabilities on a line."""
     names = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier", "log_loss": "log-loss", "ece": "ECE"}
     interval = figures["ece_95"]
     assert isinstance(interval, list)
@@ -221,81 +189,63 @@ def told(figures: dict[str, object]) -> str:
     return f"{shown} ({interval[0]:.4f} to {interval[1]:.4f})"
 
 
-Output = Annotated[Path, typer.Option(help="The Parquet file to write.", show_default=False)]
 Least = Annotated[float, typer.Option(min=0.0, max=1.0, help="Leave out triples below it.")]
-Lacking = Annotated[
-    float,
-    typer.Option(
+COMPLETE: Options = {
+    "min_probability": (Least, 0.5),
+    "lacking": option(
+        float,
+        1.0,
+        "How many true triples are in no known split, as a multiple of validation's; above 0. The more, the "
+        "higher are all probabilities.",
         min=0.0,
-        help="How many true triples are in no known split, as a multiple of validation's; above 0. The more, "
-        "the higher are all probabilities.",
     ),
-]
-Relations = Annotated[
-    list[str] | None,
-    typer.Option(help="Ask about these alone, by label or name; may be given again.", show_default=False),
-]
-Known = Annotated[
-    str | None,
-    typer.Option(
-        help="The splits that are never listed, such as train,valid; by default all.", show_default=False
+    "relations": option(
+        list[str] | None, None, "Ask about these alone, by label or name; may be given again."
     ),
-]
-Reported = Annotated[
-    str | None,
-    typer.Option(
+    "top": option(int, 10, "Answers kept per query.", min=1, max=MOST),
+    "typed": (Typed, False),
+    "functional": (Functional, False),
+    "known": option(
+        str | None, None, "The splits that are never listed, such as train,valid; by default all."
+    ),
+    "report": option(
+        str | None,
+        None,
+        "Count how many triples of this split, not a known one, are listed, at each probability and among "
+        "the best.",
         "--report",
-        help="Count how many triples of this split, not a known one, are listed, at each probability and "
-        "among the best.",
-        show_default=False,
     ),
-]
-Sample = Annotated[
-    int,
-    typer.Option(
+    "explain": flag("--explain", "Add why: the rules that predict a triple, in runs with rules."),
+    "scores": (Scores, "all"),
+    "precision": (Precision, "fp32"),
+    "device": (Device, None),
+    "batch_size": (BatchSize, 64),
+    "part_size": option(int, 1024, "Queries of a part.", min=1, max=MOST),
+    "sample": option(
+        int,
+        0,
+        "Ask only so many queries, a seeded sample by relation and side, to see speed and precision first; "
+        "0 is all.",
         min=0,
         max=MOST,
-        help="Ask only so many queries, a seeded sample by relation and side, to see speed and precision "
-        "first; 0 is all.",
     ),
-]
-Sharded = Annotated[
-    str | None,
-    typer.Option(
+    **WORKERS,
+    "shard": option(
+        str | None,
+        None,
+        "Make a share of the parts and no list, such as 3/16; without it all parts are joined.",
         "--shard",
-        help="Make a share of the parts and no list, such as 3/16; without it all parts are joined.",
-        show_default=False,
     ),
-]
+}
 
 
-@handled
+@command(COMPLETE)
 def complete(
     run: RunArgument,
-    output: Output,
-    min_probability: Least = 0.5,
-    lacking: Lacking = 1.0,
-    relations: Relations = None,
-    top: Annotated[int, typer.Option(min=1, max=MOST, help="Answers kept per query.")] = 10,
-    typed: Typed = False,
-    functional: Functional = False,
-    known: Known = None,
-    report: Reported = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Add why: the rules that predict a triple, in runs with rules.")
-    ] = False,
-    scores: Scores = "all",
-    precision: Precision = "fp32",
-    device: Device = None,
-    batch_size: BatchSize = 64,
-    part_size: Annotated[int, typer.Option(min=1, max=MOST, help="Queries of a part.")] = 1024,
-    sample: Sample = 0,
-    workers: Workers = 1,
-    engine: Engines = "local",
-    address: Address = None,
-    shard: Sharded = None,
+    output: Annotated[Path, typer.Option(help="The Parquet file to write.", show_default=False)],
     as_json: Json = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """List the triples that a run's graph lacks, the most probable first.
 
@@ -306,30 +256,10 @@ def complete(
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.complete import complete as job
 
-    made = job(
-        run,
-        output,
-        min_probability=min_probability,
-        lacking=lacking,
-        relations=relations or None,
-        top=top,
-        typed=typed,
-        functional=functional,
-        known=None if known is None else [name.strip() for name in known.split(",")],
-        report=report,
-        explain=explain,
-        scores=scores,
-        precision=precision,
-        device=device,
-        batch_size=batch_size,
-        part_size=part_size,
-        sample=sample,
-        workers=workers,
-        engine=engine,
-        address=address,
-        shard=shard,
-        progress=Bars(quiet),
-    )
+    known = given["known"]
+    given["known"] = None if known is None else [name.strip() for name in known.split(",")]
+    given["relations"] = given["relations"] or None
+    made = job(run, output, progress=Bars(quiet), **given)
     if as_json:
         print_json(made)
         return
@@ -375,7 +305,7 @@ def _print_report(report: dict[str, Any]) -> None:
     stdout().print(table)
 
 
-@handled
+@command()
 def export(
     triples: Annotated[
         Path, typer.Argument(help="A list that `kgmlm complete` wrote.", show_default=False), INPUT

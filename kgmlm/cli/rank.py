@@ -11,28 +11,27 @@ import typer
 from kgmlm.cli.common import (
     INPUT,
     MOST,
-    Address,
-    AllowSelf,
+    OTHER_GRAPH,
+    RANKING,
+    WORKERS,
     BatchSize,
+    Csv,
     Device,
-    Effort,
-    Engines,
     EntityTriples,
-    Functional,
     Json,
+    JsonLines,
+    Options,
     Precision,
     Quiet,
     RelationsPrior,
-    Rerank,
-    Retrieve,
     RunArgument,
     RuntimeOption,
-    Scores,
     SkipHeader,
-    Typed,
     Verify,
-    Workers,
-    handled,
+    command,
+    flag,
+    option,
+    print_classified,
     print_comparison,
     print_json,
     print_metrics,
@@ -42,59 +41,48 @@ from kgmlm.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kgmlm.core.workers import Crew
+    from kgmlm.core.workers import Workers
     from kgmlm.graphs.names import Resolver
     from kgmlm.graphs.queries import Query
     from kgmlm.runs.run import Run
 
 
-@handled
+RANK: Options = {
+    "head": option(str | None, None, "Rank tails of this head (label or name)."),
+    "relation": option(str | None, None, "The relation; without it, those of --head and --tail are ranked."),
+    "tail": option(str | None, None, "Rank heads of this tail (label or name)."),
+    "queries": option(
+        Path | None,
+        None,
+        "Many queries: TSV or CSV whose first line names the columns relation and head or tail.",
+        read=True,
+    ),
+    "entities": option(
+        Path | None,
+        None,
+        "New entities that join the candidates and may be asked about: a table with the columns label, name "
+        "and, if you like, description, surface and types.",
+        read=True,
+    ),
+    "entity_triples": (EntityTriples, None),
+}
+
+
+@command(RANK, RANKING, {"device": (Device, None), "runtime": (RuntimeOption, "auto")}, WORKERS)
 def rank(
     run: RunArgument,
-    head: Annotated[str | None, typer.Option(help="Rank tails of this head (label or name).")] = None,
-    relation: Annotated[
-        str | None, typer.Option(help="The relation; without it, those of --head and --tail are ranked.")
-    ] = None,
-    tail: Annotated[str | None, typer.Option(help="Rank heads of this tail (label or name).")] = None,
-    queries: Annotated[
-        Path | None,
-        typer.Option(
-            help="Many queries: TSV or CSV whose first line names the columns relation and head or tail."
-        ),
-        INPUT,
-    ] = None,
-    entities: Annotated[
-        Path | None,
-        typer.Option(
-            help="New entities that join the candidates and may be asked about: a table with the columns "
-            "label, name and, if you like, description, surface and types."
-        ),
-        INPUT,
-    ] = None,
-    entity_triples: EntityTriples = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
     prior: RelationsPrior = None,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
     ] = False,
-    scores: Scores = "all",
-    allow_self: AllowSelf = False,
-    typed: Typed = False,
-    functional: Functional = False,
-    rerank: Rerank = None,
-    retrieve: Retrieve = None,
-    effort: Effort = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     batch_size: BatchSize = 64,
-    device: Device = None,
-    runtime: RuntimeOption = "auto",
     verify: Verify = False,
-    workers: Workers = 1,
-    engine: Engines = "local",
-    address: Address = None,
+    as_json: JsonLines = False,
+    as_csv: Csv = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
 
@@ -102,85 +90,57 @@ def rank(
     """
     from kgmlm.core.errors import QueryError
     from kgmlm.core.processes import main_process
-    from kgmlm.core.workers import Crew
-    from kgmlm.runs.run import open_run
+    from kgmlm.core.progress import Bars, watcher_of
+    from kgmlm.core.workers import Workers
+    from kgmlm.prediction.classify import rank_relations
+    from kgmlm.runs.run import open_run, predicted
 
-    crew = Crew(workers, engine, address)
-    _check((relation, head, tail), queries is not None, explain, as_json, as_csv, crew)
+    workers = Workers(**{name: given.pop(name) for name in WORKERS})
+    head, relation, tail, queries, entities, entity_triples = (given.pop(name) for name in RANK)
+    _check((relation, head, tail), queries is not None, explain, as_json, as_csv, workers)
     if queries is None and not main_process():
         return  # a single query is asked by one process
-    opened = open_run(
-        run, scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
-        retrieve=retrieve, effort=effort, device=device, runtime=runtime, verify=verify,
-    )  # fmt: skip
+    opened = open_run(run, verify=verify, **given)
     if entities is None and entity_triples is not None:
         raise QueryError("--entity-triples goes with --entities")
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples or ())
-    shown = {"as_json": as_json, "as_csv": as_csv, "explain": explain}
     if relation is None and head is not None and tail is not None and queries is None:
-        share = {} if prior is None else {"prior": prior}
-        options = {"k": k, "novel": novel, **share, "batch_size": batch_size, "device": device}
-        _rank_relations(opened, head, tail, options, shown, quiet)
+        _check_relations(opened)
+        relations = rank_relations(
+            opened, head, tail, k=k, novel=novel, prior=0.5 if prior is None else prior,
+            batch_size=batch_size, device=given["device"], progress=Bars(quiet),
+        )  # fmt: skip
+        print_classified(relations, as_json=as_json, as_csv=as_csv, explain=explain)
         return
     if prior is not None:
         raise QueryError("--prior is for relations, which --head and --tail without --relation rank")
-    find = opened.resolver
-    asked = [find.query(relation or "", head, tail)] if queries is None else read_queries(queries, find)
-    _rank_entities(opened, asked, queries is not None, k, novel, shown, batch_size, crew, quiet)
-
-
-def _rank_entities(
-    run: Run,
-    asked: list[Query],
-    many: bool,
-    k: int,
-    novel: bool,
-    shown: dict[str, bool],
-    batch_size: int,
-    crew: Crew,
-    quiet: bool,
-) -> None:
-    """Rank the entities that answer queries; what needs no model has been said by now."""
-    from kgmlm.core.progress import Bars, watcher_of
-    from kgmlm.runs.run import predicted
-
-    options: dict[str, Any] = {"k": k, "novel": novel, "explain": shown["explain"]}
-    with watcher_of(Bars(quiet)) as watch:
+    find, many = opened.resolver, queries is not None
+    asked = read_queries(queries, find) if many else [find.query(relation or "", head, tail)]
+    options: dict[str, Any] = {"k": k, "novel": novel, "explain": explain}
+    with watcher_of(Bars(quiet)) as watch:  # what needs no model has been said by now
         if many:
-            found = predicted(run, asked, watch, batch_size, crew, **options)
+            found = predicted(opened, asked, watch, batch_size, workers, **options)
         else:
-            one = run.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
+            one = opened.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
             found = [best for _, best in one]
-    printed = {key: shown[key] for key in ("as_json", "as_csv")}
-    print_predictions(run.graph, asked, dict(enumerate(found)), **printed, many=many)
+    print_predictions(opened.graph, asked, dict(enumerate(found)), as_json=as_json, as_csv=as_csv, many=many)
 
 
-def _rank_relations(
-    run: Run,
-    head: str,
-    tail: str,
-    options: dict[str, Any],
-    shown: dict[str, bool],
-    quiet: bool,
-) -> None:
-    """Rank the relations of a head and a tail by probability."""
-    from kgmlm.cli.common import print_classified
+def _check_relations(run: Run) -> None:
+    """Refuse options that ranking relations by their probability does not go by."""
     from kgmlm.core.errors import QueryError
-    from kgmlm.core.progress import Bars
-    from kgmlm.prediction.classify import rank_relations
     from kgmlm.runs.options import RankingOptions
 
-    if run.way != RankingOptions(device=run.way.device, runtime=run.way.runtime):
+    if run.options != RankingOptions(device=run.options.device, runtime=run.options.runtime):
         raise QueryError(
             "relations are ranked by probability: --scores, --allow-self, --typed, --functional, --rerank "
             "and --retrieve are for entities"
         )
-    print_classified(rank_relations(run, head, tail, progress=Bars(quiet), **options), **shown)
 
 
 def _check(
-    one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool, crew: Crew
+    one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool, workers: Workers
 ) -> None:
     """Refuse options that do not go together; ``one`` is the relation, head and tail of a single query."""
     from kgmlm.core.errors import QueryError
@@ -189,7 +149,7 @@ def _check(
         raise QueryError("--json and --csv exclude each other")
     if explain and as_csv:
         raise QueryError("--explain goes with a table or --json, not with --csv")
-    if not many and not crew.here:
+    if not many and not workers.here:
         raise QueryError("--workers and --engine go with --queries; a single query is asked by one process")
     if many and one != (None, None, None):
         raise QueryError("give either --queries or one query, not both")
@@ -241,7 +201,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"{path}:{number}", dict(zip(header, fields, strict=True))
 
 
-@handled
+@command()
 def linearize(
     source: Annotated[str, typer.Argument(help="A run folder, a built-in dataset, or a dataset folder.")],
     relation: Annotated[str, typer.Option(help="The relation (label or name).", show_default=False)],
@@ -273,49 +233,35 @@ def linearize(
     )
 
 
-@handled
-def evaluate(
-    run: RunArgument,
-    split: Annotated[str | None, typer.Option(help="The split to evaluate; by default test.")] = None,
-    protocol: Annotated[Path | None, typer.Option(help="A protocol as TOML."), INPUT] = None,
-    graph: Annotated[
-        str | None,
-        typer.Option(help="Evaluate on another dataset or folder, whose entities the run has never seen."),
-    ] = None,
-    candidates: Annotated[
+EVALUATE: Options = {
+    "split": option(str | None, None, "The split to evaluate; by default test."),
+    "protocol": option(Path | None, None, "A protocol as TOML.", read=True),
+    "graph": option(
+        str | None, None, "Evaluate on another dataset or folder, whose entities the run has never seen."
+    ),
+    "candidates": option(
         Literal["all", "graph", "split", "train"] | None,
-        typer.Option(help="Whose entities compete: by default all; with --graph, graph."),
-    ] = None,
-    allow_seen_entities: Annotated[
-        bool, typer.Option("--allow-seen-entities", help="--graph may share entities with training.")
-    ] = False,
-    allow_new_relations: Annotated[
-        bool, typer.Option("--allow-new-relations", help="--graph may have relations that training has not.")
-    ] = False,
-    skip_header: SkipHeader = False,
-    output: Annotated[Path | None, typer.Option(help="Write the report there as JSON.")] = None,
-    ranks: Annotated[Path | None, typer.Option(help="Per-query ranks, Parquet; else in RUN/ranks.")] = None,
-    max_triples: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Evaluate only this many triples, a seeded sample.")
-    ] = None,
-    by_relation: Annotated[bool, typer.Option("--by-relation", help="Report each relation, too.")] = False,
-    scores: Scores = "all",
-    allow_self: AllowSelf = False,
-    typed: Typed = False,
-    functional: Functional = False,
-    rerank: Rerank = None,
-    retrieve: Retrieve = None,
-    effort: Effort = None,
-    batch_size: BatchSize = 64,
-    precision: Precision = "fp32",
-    device: Device = None,
-    verify: Verify = False,
-    workers: Workers = 1,
-    engine: Engines = "local",
-    address: Address = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+        None,
+        "Whose entities compete: by default all; with --graph, graph.",
+    ),
+    **OTHER_GRAPH,
+    "output": option(Path | None, None, "Write the report there as JSON."),
+    "ranks": option(Path | None, None, "Per-query ranks, Parquet; else in RUN/ranks."),
+    "max_triples": option(
+        int | None, None, "Evaluate only this many triples, a seeded sample.", min=1, max=MOST
+    ),
+    "by_relation": flag("--by-relation", "Report each relation, too."),
+    **RANKING,
+    "batch_size": (BatchSize, 64),
+    "precision": (Precision, "fp32"),
+    "device": (Device, None),
+    "verify": (Verify, False),
+    **WORKERS,
+}
+
+
+@command(EVALUATE)
+def evaluate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Report filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
 
     With --graph, the run is asked about a graph that it was not trained on: that graph's training triples
@@ -325,22 +271,14 @@ def evaluate(
     from kgmlm.core.progress import Bars
     from kgmlm.evaluation.evaluate import evaluate as job
 
-    report = job(
-        run, graph=graph, split=split, protocol=protocol, candidates=candidates,
-        allow_seen_entities=allow_seen_entities, allow_new_relations=allow_new_relations,
-        skip_header=skip_header, output=output, ranks=ranks, max_triples=max_triples,
-        by_relation=by_relation, scores=scores, allow_self=allow_self, typed=typed, functional=functional,
-        rerank=rerank, retrieve=retrieve, effort=effort, batch_size=batch_size,
-        precision=precision, device=device, verify=verify, workers=workers, engine=engine, address=address,
-        progress=Bars(quiet),
-    )  # fmt: skip
+    report = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(report.values)
     else:
         print_metrics(report.evaluation)
 
 
-@handled
+@command()
 def compare(
     a: Annotated[
         Path, typer.Argument(help="A run folder, or ranks that `evaluate` wrote.", show_default=False), INPUT
@@ -365,7 +303,7 @@ def compare(
         print_comparison(found.differences, found.a, found.b)
 
 
-@handled
+@command()
 def rules(
     run: RunArgument,
     relation: Annotated[

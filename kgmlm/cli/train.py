@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from kgmlm.cli.common import (
-    INPUT,
     MOST,
     BatchSize,
     Candidates,
@@ -19,55 +18,57 @@ from kgmlm.cli.common import (
     FolderArgument,
     Json,
     MaxSteps,
+    Options,
     Precision,
     Quiet,
     SkipHeader,
-    handled,
+    command,
+    flag,
+    option,
     print_json,
     tell,
 )
 
+TRAIN: Options = {
+    "dataset": (Dataset, None),
+    "model": option(
+        str | None,
+        None,
+        "A masked LM by path or hub name, or `scratch` for a small BERT trained on the graph.",
+    ),
+    "preset": option(
+        Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
+        None,
+        "Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), best "
+        "(longer, asks back, with a reranker), zero-shot (for unseen entities: without KGE, asks back, with "
+        "a reranker); plain: text by the settings as they are. By default balanced, or plain with --config "
+        "or an objective.",
+    ),
+    "minutes": option(
+        float | None,
+        None,
+        "Time for all stages; a few steps are timed first, and epochs chosen to fit.",
+        min=0.1,
+        max=MOST,
+    ),
+    "config": option(Path | None, None, "Settings as TOML.", read=True),
+    "set_": option(
+        list[str] | None, None, "KEY=VALUE: change one setting, such as training.epochs=5.", "--set"
+    ),
+    "max_steps": (MaxSteps, None),
+    "decay": (Decay, None),
+    "resume": flag("--resume", "Continue an interrupted run."),
+    "overwrite": flag("--overwrite", "Replace an older run."),
+    "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
+    "skip_header": (SkipHeader, False),
+}
 
-@handled
+
+@command(TRAIN)
 def train(
     output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
-    dataset: Dataset = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A masked LM by path or hub name, or `scratch` for a small BERT trained on the graph."
-        ),
-    ] = None,
-    preset: Annotated[
-        Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
-        typer.Option(
-            help="Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), "
-            "best (longer, asks back, with a reranker), zero-shot (for unseen entities: "
-            "without KGE, asks back, with a reranker); plain: text by the settings "
-            "as they are. By default balanced, or plain with --config or an objective.",
-            show_default=False,
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            max=MOST,
-            help="Time for all stages; a few steps are timed first, and epochs chosen to fit.",
-        ),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings as TOML."), INPUT] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=5."),
-    ] = None,
-    max_steps: MaxSteps = None,
-    decay: Decay = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run.")] = False,
-    tracker: Annotated[str | None, typer.Option(help="An accelerate tracker, such as tensorboard.")] = None,
-    skip_header: SkipHeader = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Train a masked LM to rank the entities of a graph.
 
@@ -76,64 +77,48 @@ def train(
     from kgmlm.core.progress import Bars
     from kgmlm.training.train import train as job
 
-    job(
-        dataset,
-        model,
-        output,
-        preset=preset,
-        minutes=minutes,
-        config=config,
-        set_=set_ or [],
-        max_steps=max_steps,
-        decay=decay,
-        resume=resume,
-        overwrite=overwrite,
-        tracker=tracker,
-        skip_header=skip_header,
-        progress=Bars(quiet),
-    )
+    given["set_"] = given["set_"] or []
+    job(output=output, progress=Bars(quiet), **given)
 
 
-@handled
-def tune(
-    run: FolderArgument,
-    add: Annotated[
+TUNE: Options = {
+    "add": option(
         list[str] | None,
-        typer.Option(
-            help="First train a signal: kge, rules or types; or take a reranker; reverse asks the best "
-            "candidates back, which needs no training. May be given several times."
-        ),
-    ] = None,
-    drop: Annotated[
+        None,
+        "First train a signal: kge, rules or types; or take a reranker; reverse asks the best candidates "
+        "back, which needs no training. May be given several times.",
+    ),
+    "drop": option(
         list[str] | None,
-        typer.Option(
-            help="First remove a signal, such as kge, the reranker, or reverse. May be given several times."
-        ),
-    ] = None,
-    source: Annotated[
+        None,
+        "First remove a signal, such as kge, the reranker, or reverse. May be given several times.",
+    ),
+    "source": option(
         Path | None,
-        typer.Option(
-            "--from",
-            help="With --add: copy it from this run of the same graph instead of training it. A reranker "
-            "can only be copied.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="With --add: settings as TOML; by default those of the run."), INPUT
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="With --add: KEY=VALUE: change one setting, such as kge.epochs=30."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="With --add: replace an older one.")] = False,
-    candidates: Candidates = None,
-    max_triples: ChosenOn = None,
-    precision: Precision = "fp32",
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+        None,
+        "With --add: copy it from this run of the same graph instead of training it. A reranker can only be "
+        "copied.",
+        "--from",
+    ),
+    "config": option(
+        Path | None, None, "With --add: settings as TOML; by default those of the run.", read=True
+    ),
+    "set_": option(
+        list[str] | None, None, "With --add: KEY=VALUE: change one setting, such as kge.epochs=30.", "--set"
+    ),
+    "overwrite": flag("--overwrite", "With --add: replace an older one."),
+    "precision": (Precision, "fp32"),
+    "batch_size": (BatchSize, 64),
+}
+SECOND_STAGE: Options = {
+    "candidates": (Candidates, None),
+    "max_triples": (ChosenOn, None),
+    "device": (Device, None),
+}
+
+
+@command(TUNE, SECOND_STAGE)
+def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
     Signals are the likelihood, entity vectors, and what --add has trained beside the model. With --add
@@ -145,50 +130,31 @@ def tune(
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import tune as job
 
-    figures = job(
-        run,
-        add=add or [],
-        drop=drop or [],
-        source=source,
-        config=config,
-        set_=set_ or [],
-        overwrite=overwrite,
-        candidates=candidates,
-        max_triples=max_triples,
-        precision=precision,
-        batch_size=batch_size,
-        device=device,
-        progress=Bars(quiet),
-    )
+    given |= {name: given[name] or [] for name in ("add", "drop", "set_")}
+    figures = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(figures)
     else:
         print_figures(figures)
 
 
-@handled
-def rerank(
-    run: FolderArgument,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings as TOML; by default those of the run, for one epoch."), INPUT
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE: change one setting, such as training.epochs=0.5."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Begin with another masked LM than the run's own.", show_default=False)
-    ] = None,
-    max_steps: MaxSteps = None,
-    decay: Decay = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue interrupted training.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older reranker.")] = False,
-    candidates: Candidates = None,
-    max_triples: ChosenOn = None,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+RERANK: Options = {
+    "config": option(
+        Path | None, None, "Settings as TOML; by default those of the run, for one epoch.", read=True
+    ),
+    "set_": option(
+        list[str] | None, None, "KEY=VALUE: change one setting, such as training.epochs=0.5.", "--set"
+    ),
+    "model": option(str | None, None, "Begin with another masked LM than the run's own."),
+    "max_steps": (MaxSteps, None),
+    "decay": (Decay, None),
+    "resume": flag("--resume", "Continue interrupted training."),
+    "overwrite": flag("--overwrite", "Replace an older reranker."),
+}
+
+
+@command(RERANK, SECOND_STAGE)
+def rerank(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Train a second model that reads the best candidates of a run again, each together with its query.
 
     It begins with the run's own model and learns to tell true answers from wrong ones that the run ranks
@@ -198,20 +164,8 @@ def rerank(
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import rerank as job
 
-    found = job(
-        run,
-        config=config,
-        set_=set_ or [],
-        model=model,
-        max_steps=max_steps,
-        decay=decay,
-        resume=resume,
-        overwrite=overwrite,
-        candidates=candidates,
-        max_triples=max_triples,
-        device=device,
-        progress=Bars(quiet),
-    )
+    given["set_"] = given["set_"] or []
+    found = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(found)
     else:
@@ -238,7 +192,7 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
             tell(f"no weight improves validation: nothing will be {what}")
 
 
-@handled
+@command()
 def index(
     run: FolderArgument,
     factory: Annotated[str, typer.Option(help='A FAISS factory string such as "IVF4096,PQ64".')] = "auto",

@@ -19,7 +19,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, RunError, first_line
@@ -96,14 +96,27 @@ class Opened(Generic[T]):
         raise AssertionError("workers need work that they can open")
 
 
+class WorkerKeywords(TypedDict, total=False):
+    """An engine and its address as keywords of functions that have ``workers``."""
+
+    engine: Engine
+    address: str | None
+
+
 @dataclass(frozen=True)
-class Crew:
-    """Who makes pieces; it changes none of them.
+class Workers:
+    """Who does the work of :func:`~kgmlm.evaluate`, :func:`~kgmlm.complete` and ``Run.rank`` of many queries.
+
+    Results are the same, whoever does the work.
 
     Attributes:
-        workers: processes, or actors of a cluster, each of which opens what it needs.
-        engine: "local", processes of this machine; or "ray", actors of a Ray cluster.
-        address: HOST:PORT of the cluster; None is one of this machine alone.
+        workers: how many, each with the model in memory; 1 is this process itself.
+        engine: "local", processes of this machine; or "ray", actors of a Ray cluster, each with one CPU and,
+            where the device is "cuda", one GPU. All need the run, and what is written, at the same paths.
+        address: HOST:PORT of the cluster, of which this machine is a node; None starts one here.
+
+    Example:
+        >>> kgmlm.evaluate("runs/demo", workers=Workers(4))  # doctest: +SKIP
     """
 
     workers: int = 1
@@ -126,6 +139,11 @@ class Crew:
             raise ConfigError(
                 "several processes (torchrun) share the work already; leave out --workers and --engine"
             )
+
+    @classmethod
+    def of(cls, workers: Workers | int = 1, engine: Engine = "local", address: str | None = None) -> Workers:
+        """Workers as they are, or so many of an engine."""
+        return workers if isinstance(workers, Workers) else cls(workers, engine, address)
 
     @property
     def here(self) -> bool:

@@ -8,21 +8,21 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, load_protocol
 from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import World, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
-from kgmlm.core.workers import Crew, Engine, Make
+from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.evaluation.evaluator import Ranking, Scope
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import OpenedRun, computed_by, open_run_model, read_vectors
-from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import RERANKER, check_result, command_line, steady
 from kgmlm.runs.run import Run, path_if, path_of
@@ -62,12 +62,12 @@ def scope_of(
 
 
 def open_scorer(
-    run: Run | None, folder: RunFolder, scope: Scope, way: RankingOptions, watch: Watcher, batch_size: int
+    run: Run | None, folder: RunFolder, scope: Scope, options: RankingOptions, watch: Watcher, batch_size: int
 ) -> OpenedRun:
     """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
     graph = scope.graph
     if run is None or not (run.opened or graph is run.graph):
-        return open_run_model(folder, way, graph)
+        return open_run_model(folder, options, graph)
 
     def read() -> OpenedRun:
         now = folder.now()
@@ -76,7 +76,7 @@ def open_scorer(
         predictor = run.open(watch, batch_size)
         ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
         # All are scored, unless an index is asked for.
-        return OpenedRun(now, ranker, predictor.retrieval if way.retrieve else None)
+        return OpenedRun(now, ranker, predictor.retrieval if options.retrieve else None)
 
     return steady(folder.path, read)
 
@@ -95,7 +95,7 @@ class EvaluationWork:
     """
 
     run: Path
-    way: RankingOptions
+    options: RankingOptions
     protocol: Protocol
     batch_size: int
     graph: KnowledgeGraph | None
@@ -113,7 +113,7 @@ class EvaluationWork:
     @property
     def on_gpu(self) -> bool:
         """Whether a GPU is asked for by name."""
-        return self.way.on_gpu
+        return self.options.on_gpu
 
     def size(self, number: int) -> int:
         """How many ranks a piece has."""
@@ -130,8 +130,8 @@ class EvaluationWork:
         folder = open_folder(self.run)
         own = folder.graph if self.graph is None or self.other else self.graph
         other = self.graph if self.other else None
-        scope, _ = scope_of(folder, own, other, self.protocol, self.way.reranks, self.allowed, watch)
-        opened = open_run_model(folder, self.way, scope.graph)
+        scope, _ = scope_of(folder, own, other, self.protocol, self.options.reranks, self.allowed, watch)
+        opened = open_run_model(folder, self.options, scope.graph)
         ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
         if (opened.folder.made_by, ranking.asked.digest) != (self.made_by, self.digest):
             raise RunError(
@@ -144,7 +144,9 @@ class EvaluationWork:
     def sent(self, far: bool) -> EvaluationWork:
         """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
-        return replace(self, graph=graph, run=self.run.absolute(), way=self.way.sent() if far else self.way)
+        return replace(
+            self, graph=graph, run=self.run.absolute(), options=self.options.sent() if far else self.options
+        )
 
 
 _SHOWN = {
@@ -204,114 +206,155 @@ class Report:
         return f"<p>{what}</p>{table}"
 
 
+class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):
+    """Further keywords of :func:`evaluate`.
+
+    Those of a protocol go before the values of its file; those of the graph before its checks.
+    """
+
+    split: str | None
+    candidates: Literal["all", "graph", "split", "train"] | None
+    max_triples: int | None
+    by_relation: bool
+    allow_seen_entities: bool
+    allow_new_relations: bool
+    skip_header: bool
+    verify: bool
+
+
 def evaluate(
     run: Run | str | Path,
     *,
     graph: KnowledgeGraph | str | Path | None = None,
-    split: str | None = None,
     protocol: str | Path | None = None,
-    candidates: Literal["all", "graph", "split", "train"] | None = None,
-    allow_seen_entities: bool = False,
-    allow_new_relations: bool = False,
-    skip_header: bool = False,
+    options: RankingOptions | None = None,
+    workers: Workers | int = 1,
     output: str | Path | None = None,
     ranks: str | Path | None = None,
-    max_triples: int | None = None,
-    by_relation: bool = False,
-    scores: str | None = None,
-    allow_self: bool | None = None,
-    typed: bool | None = None,
-    functional: bool | None = None,
-    rerank: int | None = None,
-    retrieve: int | None = None,
-    effort: int | None = None,
     batch_size: int = 64,
-    precision: Literal["fp32", "bf16"] | None = None,
-    device: str | None = None,
-    verify: bool = False,
-    workers: int = 1,
-    engine: Engine = "local",
-    address: str | None = None,
     progress: bool | Watcher | Advance = True,
+    **keywords: Unpack[EvaluationKeywords],
 ) -> Report:
     """Filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
 
+    Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
+
     Args:
         graph: evaluate on another dataset or folder: its training triples are context, its splits the filter.
-        split, protocol: whose triples to ask (None is test), and a protocol as TOML.
-        candidates: whose entities compete; None is all, with ``graph`` those of that graph.
-        output, ranks: where to write the report as JSON, and per-query ranks as Parquet (None: in the run).
-        max_triples, by_relation: ask a seeded sample of the split; report each relation, too.
-        scores, allow_self, typed, functional, rerank, retrieve, effort, precision, device, verify: as
-            of :func:`~kgmlm.runs.run.open_run`; None is as the run was opened.
-        workers, engine, address: who ranks, as of :func:`~kgmlm.complete`; the report is that of one process.
-
-    Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
+        protocol: a protocol as TOML; by default test's triples among all entities.
+        options: how the run is asked; None is as it was opened.
+        workers: who ranks; the report is that of one process.
+        output: where to write the report as JSON.
+        ranks: where to write per-query ranks as Parquet; None is in the run.
+        keywords: ``split``, ``candidates`` (whose entities compete: by default all, with ``graph`` those of
+            that graph) and ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
+            each relation, too; ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift
+            checks of ``graph`` and leave out the first line of its files; ``verify`` reads all of the run's
+            files first; ``engine`` and ``address`` are of ``workers``, the others fields of ``options``.
 
     Raises:
         RunError: when the run has no such part, workers end again and again, or no cluster answers.
         ConfigError, DataError: when options do not go together, or the split is not there.
+
+    Example:
+        >>> kgmlm.evaluate("runs/demo", split="valid", max_triples=500).metrics["mrr"]  # doctest: +SKIP
     """
-    way = (run.way.given(runtime="torch") if isinstance(run, Run) else RankingOptions()).given(
-        scores=scores, allow_self=allow_self, typed=typed, functional=functional, rerank=rerank,
-        retrieve=retrieve, effort=effort, precision=precision, device=device,
-    )  # fmt: skip
-    check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
-    crew = Crew(workers, engine, address)
-    allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
-    world, for_graph = join(way.device), skip_header or any(allowed.values())
-    to, kept, asking = path_if(output, "the output"), path_if(ranks, "ranks"), path_if(protocol, "a protocol")
-    _check(path_of(run), graph, for_graph, way.retrieve, to, kept, world)
-    among = candidates or (None if graph is None or protocol else "graph")
-    chosen = {"split": split, "max_triples": max_triples, "allow_self": way.allow_self or None}
-    settings = load_protocol(asking, candidates=among, **chosen)
-    folder, watch = open_folder(path_of(run), verify=verify), watcher_of(progress)
-    _check_memory(folder, graph, watch)
-    other = None if graph is None else load_graph(graph, skip_header=skip_header)
-    (other or folder.graph).triples(settings.split)  # is there, or this says so before the heavy imports
+    asked = _Asked.of(run, graph, protocol, options, workers, batch_size, keywords)
+    world, watch = join(asked.options.device), watcher_of(progress)
+    to, kept = path_if(output, "the output"), path_if(ranks, "ranks")
+    for path in (to, kept):
+        if path is not None and world.main:
+            check_result(path)
+    if kept is None:
+        files.refuse_link(path_of(run) / "ranks")
+    folder = open_folder(path_of(run), verify=asked.verify)
+    if graph is None:
+        check_run(folder.path, folder.graph, watch.tell)
+    else:
+        check_dataset(graph, TRAINING, watch.tell)
+    other = None if graph is None else load_graph(graph, skip_header=asked.skip_header)
+    (other or folder.graph).triples(asked.protocol.split)  # says so before the heavy imports
     own, further = (run.graph, run.further) if isinstance(run, Run) else (folder.graph, None)
-    scope, unchecked = scope_of(folder, own, other, settings, way.reranks, allowed, watch)
-    source = find_pack(path_of(run)) or folder.path
-    work = EvaluationWork(source, way, settings, batch_size, other or further, other is not None, allowed)
-    opened, result = _evaluate(run, folder, scope, work, by_relation, crew, watch, world)
-    report = Report(result, whole_report(folder, opened, result, way.precision, unchecked))
-    if world.main and output:
-        report.save(output)
-    if world.main and (ranks is not None or len(own.entities) == len(folder.graph.entities)):
-        name = ranks_name(way, settings.split, other, asking, candidates, max_triples)
-        _keep_ranks(folder, opened.folder.made_by, result, kept, name, watch)
+    scope, unchecked = scope_of(
+        folder, own, other, asked.protocol, asked.options.reranks, asked.allowed, watch
+    )
+    work = EvaluationWork(
+        find_pack(path_of(run)) or folder.path, asked.options, asked.protocol, batch_size,
+        other or further, other is not None, asked.allowed,
+    )  # fmt: skip
+    opened, result = _evaluate(run, folder, scope, work, asked, watch, world)
+    report = Report(result, whole_report(folder, opened, result, asked.options.precision, unchecked))
+    if world.main and to is not None:
+        report.save(to)
+    if world.main and (kept is not None or len(own.entities) == len(folder.graph.entities)):
+        _keep_ranks(folder, opened.folder.made_by, result, kept, asked.ranks_name(other), watch)
     world.wait()  # what is written can be read, whichever process asks
-    _tell_caveats(report.values, other is not None or settings.split != "valid", watch)
+    _tell_caveats(report.values, other is not None or asked.protocol.split != "valid", watch)
     return report
 
 
-def _check_memory(run: RunFolder, graph: KnowledgeGraph | str | Path | None, watch: Watcher) -> None:
-    """Refuse what the machine has no memory for."""
-    if graph is None:
-        check_run(run.path, run.graph, watch.tell)
-    else:
-        check_dataset(graph, TRAINING, watch.tell)
+@dataclass(frozen=True)
+class _Asked:
+    """What an evaluation is asked for.
 
+    Attributes:
+        named: the protocol's file and the candidates, as they were given.
+        allowed: checks of another graph that are lifted.
+    """
 
-def _check(
-    run: Path,
-    graph: KnowledgeGraph | str | Path | None,
-    for_graph: bool,
-    retrieve: int | None,
-    output: Path | None,
-    ranks: Path | None,
-    world: World,
-) -> None:
-    """Refuse options that do not go together, and files that cannot be written."""
-    if graph is None and for_graph:
-        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
-    if graph is not None and retrieve is not None:
-        raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
-    for path in (output, ranks):
-        if path is not None and world.main:
-            check_result(path)
-    if ranks is None:
-        files.refuse_link(run / "ranks")
+    options: RankingOptions
+    protocol: Protocol
+    workers: Workers
+    named: tuple[Path | None, str | None]
+    allowed: Mapping[str, bool]
+    by_relation: bool
+    skip_header: bool
+    verify: bool
+
+    @classmethod
+    def of(
+        cls,
+        run: Run | str | Path,
+        graph: KnowledgeGraph | str | Path | None,
+        protocol: str | Path | None,
+        options: RankingOptions | None,
+        workers: Workers | int,
+        batch_size: int,
+        keywords: EvaluationKeywords,
+    ) -> _Asked:
+        """Sort the keywords, and refuse options that do not go together.
+
+        Raises:
+            ConfigError: naming them.
+        """
+        given: dict[str, Any] = dict(keywords)
+        split, candidates = given.pop("split", None), given.pop("candidates", None)
+        max_triples = given.pop("max_triples", None)
+        check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
+        flags = ("allow_seen_entities", "allow_new_relations", "skip_header", "by_relation", "verify")
+        flag = {name: bool(given.pop(name, False)) for name in flags}
+        crew = Workers.of(workers, given.pop("engine", "local"), given.pop("address", None))
+        opened = run.options if isinstance(run, Run) else RankingOptions()
+        asked = (options or opened).given(runtime="torch", **given)
+        allowed = {name: flag[name] for name in flags[:2]}
+        if graph is None and (flag["skip_header"] or any(allowed.values())):
+            raise ConfigError(
+                "--allow-seen-entities, --allow-new-relations and --skip-header go with --graph"
+            )
+        if graph is not None and asked.retrieve is not None:
+            raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
+        file = path_if(protocol, "a protocol")
+        among = candidates or (None if graph is None or file else "graph")
+        chosen = {"split": split, "max_triples": max_triples, "allow_self": asked.allow_self or None}
+        settings = load_protocol(file, candidates=among, **chosen)
+        more = {name: flag[name] for name in flags[2:]}
+        return cls(asked, settings, crew, (file, candidates), allowed, **more)
+
+    def ranks_name(self, other: KnowledgeGraph | None) -> str:
+        """The name of the file of ranks in the run."""
+        return ranks_name(
+            self.options, self.protocol.split, other, *self.named, max_triples=self.protocol.max_triples
+        )
 
 
 def _evaluate(
@@ -319,8 +362,7 @@ def _evaluate(
     run: RunFolder,
     scope: Scope,
     work: EvaluationWork,
-    by_relation: bool,
-    crew: Crew,
+    asked: _Asked,
     watch: Watcher,
     world: World,
 ) -> tuple[OpenedRun, Evaluation]:
@@ -328,29 +370,29 @@ def _evaluate(
     from kgmlm.evaluation.evaluator import evaluate as evaluate_ranker
 
     quiet_transformers()
-    way, protocol, batch_size = work.way, work.protocol, work.batch_size
-    same = given if isinstance(given, Run) and given.way.given(runtime="torch") == way else None
-    if same is not None and computed_by(run, same.way)[0] != "torch":
+    options, workers = asked.options, asked.workers
+    same = given if isinstance(given, Run) and given.options.given(runtime="torch") == options else None
+    if same is not None and computed_by(run, same.options)[0] != "torch":
         same = None
     untrained = (run.path / RERANKER / "run.json").is_file() and run.reranker is None
-    if way.reranks and way.rerank is None and untrained:
+    if options.reranks and options.rerank is None and untrained:
         watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
-    here = way if crew.here else way.given(device="cpu")  # it scores nothing where workers do
+    here = options if workers.here else options.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
-        opened = open_scorer(same, run, scope, here, watch, batch_size)
+        opened = open_scorer(same, run, scope, here, watch, work.batch_size)
         world.agree(opened.folder.made_by, "weights")
-        if crew.here:
-            read_vectors(opened.ranker, watch, batch_size)
+        if workers.here:
+            read_vectors(opened.ranker, watch, work.batch_size)
         return opened, evaluate_ranker(
             opened.ranker,
             scope,
-            protocol,
+            asked.protocol,
             retrieval=opened.retrieval,
-            batch_size=batch_size,
-            by_relation=by_relation,
-            advance=lambda n, total: watch(f"evaluating {protocol.split}", n, total),
-            crew=crew,
-            sent=None if crew.here else lambda ranking: work.of(ranking, opened.folder.made_by),
+            batch_size=work.batch_size,
+            by_relation=asked.by_relation,
+            advance=lambda n, total: watch(f"evaluating {asked.protocol.split}", n, total),
+            crew=workers,
+            sent=None if workers.here else lambda ranking: work.of(ranking, opened.folder.made_by),
             watch=watch,
         )
 
@@ -412,7 +454,7 @@ def _reranking(run: RunFolder, ranker: Ranker) -> dict[str, Any] | None:
 
 
 def ranks_name(
-    way: RankingOptions,
+    options: RankingOptions,
     split: str,
     other: KnowledgeGraph | None = None,
     protocol: Path | None = None,
@@ -426,7 +468,7 @@ def ranks_name(
         *([] if protocol is None else [protocol.stem]),
         *([] if candidates in (None, "all" if other is None else "graph") else [str(candidates)]),
         *([] if not max_triples else [f"{max_triples}-triples"]),
-        *way.words(),
+        *options.words(),
     ]
     return f"{files.safe_name('.'.join(words))}.parquet"
 

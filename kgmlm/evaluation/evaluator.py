@@ -26,7 +26,7 @@ from kgmlm.core.config import Protocol, is_expected
 from kgmlm.core.errors import ConfigError, DataError, counted
 from kgmlm.core.processes import World, sharing
 from kgmlm.core.progress import Watcher
-from kgmlm.core.workers import Crew, Make, Opened, Tick, Work, piece_size
+from kgmlm.core.workers import Make, Opened, Tick, Work, Workers, piece_size
 from kgmlm.evaluation.metrics import Ranks, rank_answers, write_ranks
 from kgmlm.evaluation.results import (
     about_candidates,
@@ -563,7 +563,7 @@ def evaluate(
     batch_size: int = 64,
     by_relation: bool = False,
     advance: Callable[[int, int], None] = lambda n, total: None,
-    crew: Crew | None = None,
+    crew: Workers | None = None,
     sent: Callable[[Ranking], Work[Found]] | None = None,
     watch: Watcher | None = None,
 ) -> Evaluation:
@@ -592,7 +592,7 @@ def evaluate(
     """
     ranking = Ranking.of(graph, protocol, retrieval is not None, batch_size)
     started = time.monotonic()
-    crew, world, sizes = crew or Crew(), sharing(), ranking.sizes
+    crew, world, sizes = crew or Workers(), sharing(), ranking.sizes
     world.agree(ranking.asked.digest, "triples")
     mine = world.share(sizes)
     total = int(sizes[mine].sum())

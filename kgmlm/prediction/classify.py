@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from kgmlm.prediction.features import FEATURES, features
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import open_ranker, read_vectors
-from kgmlm.runs.options import RankingOptions, Runtime
+from kgmlm.runs.options import ComputeKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack, is_unpacked
 from kgmlm.runs.run import Run, open_run, path_of, writes_run
 
@@ -322,9 +322,9 @@ def measure_probabilities(
     calibration = _calibration(folder, precision, batch_size, device, watch)
     from kgmlm.prediction.calibration import measured_on
 
-    way = RankingOptions(rerank=0, retrieve=0, device=device, precision=precision)
+    options = RankingOptions(rerank=0, retrieve=0, device=device, precision=precision, runtime="torch")
     with watch:
-        ranker = _ranker(folder, way, asked, batch_size, watch)
+        ranker = _ranker(folder, options, asked, batch_size, watch)
         return measured_on(
             calibration, ranker, asked, split, _numbers(folder.graph, asked),
             most=max_triples, seed=seed, batch_size=batch_size, advance=watch,
@@ -342,11 +342,9 @@ def classify(
     prior: float = 0.5,
     relation_thresholds: bool = False,
     skip_header: bool = False,
-    precision: Literal["fp32", "bf16"] = "fp32",
     batch_size: int = 64,
-    device: str | None = None,
-    runtime: Runtime | None = None,
     progress: bool | Watcher | Advance = True,
+    **keywords: Unpack[ComputeKeywords],
 ) -> Classified:
     """The probability that triples are true.
 
@@ -361,19 +359,20 @@ def classify(
         allow_new_relations: read relations that the run does not have from their names.
         prior: the share of true triples among those that are asked about.
         relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
-        device, runtime: as of :func:`~kgmlm.runs.run.open_run`; None is as the run was opened.
+        skip_header: leave out the first line of the file.
+        keywords: ``precision``, ``device`` and ``runtime``, as of
+            :class:`~kgmlm.runs.options.RankingOptions`; by default as the run was opened, in fp32.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
         DataError: when the file is no such table.
         RunError: when nothing is fitted and there is nothing to fit to.
     """
-
     _check_asked(prior, batch_size)
     rows, labels, lines = _read(triples, skip_header)
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
-    opened = opened if graph is None else Run(folder, opened.way, _other(graph, skip_header))
+    opened = opened if graph is None else Run(folder, opened.options, _other(graph, skip_header))
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or len(labeled_triples(entity_triples)):
@@ -383,10 +382,10 @@ def classify(
     if not allow_new_relations:
         _check_relations(asked, ids, numbers, lines)
     watch = watcher_of(progress)
-    calibration = _calibration(folder, precision, batch_size, device, watch)
+    options = _options(opened, **keywords)
+    calibration = _calibration(folder, options.precision, batch_size, keywords.get("device"), watch)
     learned = np.zeros(len(ids), np.bool_) if graph is None else _learned(folder.graph, asked, ids)
-    way = _way(opened, precision, device, runtime)
-    known, features = _features(folder, way, asked, ids, batch_size, watch, learned)
+    known, features = _features(folder, options, asked, ids, batch_size, watch, learned)
     return said(calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers)
 
 
@@ -473,8 +472,8 @@ def rank_relations(
         ids = ids[~graph.filter_index.has(ids)]
     watch = watcher_of(progress)
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
-    way = _way(opened, precision, device, None)
-    known, features = _features(opened.folder, way, graph, ids, batch_size, watch)
+    options = _options(opened, precision=precision, device=device)
+    known, features = _features(opened.folder, options, graph, ids, batch_size, watch)
     found = said(calibration, graph, ids, known, features, prior)
     return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
 
@@ -501,26 +500,24 @@ def _calibration(
     return made
 
 
-def _way(
-    run: Run, precision: Literal["fp32", "bf16"], device: str | None, runtime: Runtime | None
-) -> RankingOptions:
+def _options(run: Run, **keywords: Unpack[ComputeKeywords]) -> RankingOptions:
     """How a run's first stage is asked for what probabilities go by."""
-    asked = RankingOptions(rerank=0, retrieve=0, device=run.way.device, runtime=run.way.runtime)
-    return replace(asked.given(device=device, runtime=runtime), precision=precision)
+    plain = run.options.plain()
+    return plain.given(**keywords)
 
 
 def _ranker(
-    folder: RunFolder, way: RankingOptions, graph: KnowledgeGraph, batch_size: int, watch: Watcher
+    folder: RunFolder, options: RankingOptions, graph: KnowledgeGraph, batch_size: int, watch: Watcher
 ) -> Ranker:
     """The opened model over a graph, all entities read."""
-    ranker = open_ranker(folder, way, graph, watch.tell)
+    ranker = open_ranker(folder, options, graph, watch.tell)
     read_vectors(ranker, watch, batch_size)
     return ranker
 
 
 def _features(
     folder: RunFolder,
-    way: RankingOptions,
+    options: RankingOptions,
     graph: KnowledgeGraph,
     triples: IntArray,
     batch_size: int,
@@ -538,7 +535,7 @@ def _features(
     found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
     if not known.all():
         with watch:
-            ranker = _ranker(folder, way, graph, batch_size, watch)
+            ranker = _ranker(folder, options, graph, batch_size, watch)
             advance = partial(watch, "classifying")
             _, found[~known] = features_of(ranker, graph, triples[~known], batch_size, advance)
     return known, found

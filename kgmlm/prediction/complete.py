@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers
 from kgmlm.core.files import as_path, locked
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
-from kgmlm.core.workers import Crew, Engine, Make
+from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query, Target
@@ -28,7 +28,7 @@ from kgmlm.prediction.candidates import MANIFEST, Completer, Parts, Shard, asked
 from kgmlm.prediction.listing import check_validation, estimate, listed, measured, read_list, write_list
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder
 from kgmlm.runs.opened import constraints_of, open_ranker, read_vectors
-from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, path_of
@@ -54,7 +54,7 @@ class Plan:
 
     run: Path
     folder: Path
-    way: RankingOptions
+    options: RankingOptions
     top: int
     known: tuple[str, ...]
     relations: tuple[str, ...] | None
@@ -86,13 +86,13 @@ class Plan:
 
         train, count = self.graph.splits["train"], len(self.graph.entities)
         possible = Possible.anything(len(self.graph.relations))
-        possible = possible.met(*constraints_of(self.opened, self.way, self.graph))
+        possible = possible.met(*constraints_of(self.opened, self.options, self.graph))
         queries = asked_queries(
             train,
             count,
             self.asked,
             lambda relation, tails: possible.askable(relation, tails, count),
-            self.way.typed,
+            self.options.typed,
         )
         return sampled(queries, self.sample) if self.sample else queries
 
@@ -119,10 +119,10 @@ class Plan:
             "relations": None if self.relations is None else sorted(self.relations),
             "known": list(self.known),
             "top": self.top,
-            "typed": self.way.typed,
-            "functional": self.way.functional,
-            "scores": self.way.scores,
-            "precision": self.way.precision,
+            "typed": self.options.typed,
+            "functional": self.options.functional,
+            "scores": self.options.scores,
+            "precision": self.options.precision,
             "batch_size": self.batch_size,
             "queries": len(self.queries),
             "part_size": self.part_size,
@@ -138,7 +138,7 @@ class Plan:
 
         quiet_transformers()
         graph = self.graph
-        ranker = open_ranker(self.opened, self.way, graph)
+        ranker = open_ranker(self.opened, self.options, graph)
         read_vectors(ranker, watch, self.batch_size)
         false = [graph.negatives[split] for split in self.known if split in graph.negatives]
         known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
@@ -148,7 +148,7 @@ class Plan:
     @property
     def on_gpu(self) -> bool:
         """Whether a GPU is asked for by name."""
-        return self.way.on_gpu
+        return self.options.on_gpu
 
     def size(self, number: int) -> int:
         """How many queries a part has."""
@@ -177,8 +177,8 @@ class Plan:
 
     def sent(self, far: bool) -> Plan:
         """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
-        way = self.way.sent() if far else self.way
-        return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), way=way)
+        options = self.options.sent() if far else self.options
+        return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), options=options)
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,15 @@ class Wanted:
             raise ConfigError(f"the graph must lack some triples: lacking is above 0, not {self.lacking}")
 
 
+class CompletionKeywords(RankingKeywords, WorkerKeywords, total=False):
+    """Further keywords of :func:`complete`."""
+
+    explain: bool
+    batch_size: int
+    part_size: int
+    sample: int
+
+
 def complete(
     run: Run | str | Path,
     output: str | Path,
@@ -210,22 +219,13 @@ def complete(
     lacking: float = 1.0,
     relations: Sequence[str] | str | None = None,
     top: int = 10,
-    typed: bool = False,
-    functional: bool = False,
     known: Sequence[str] | None = None,
     report: str | None = None,
-    explain: bool = False,
-    scores: str = "all",
-    precision: Literal["fp32", "bf16"] = "fp32",
-    device: str | None = None,
-    batch_size: int = 64,
-    part_size: int = PART,
-    sample: int = 0,
-    workers: int = 1,
-    engine: Engine = "local",
-    address: str | None = None,
+    options: RankingOptions | None = None,
+    workers: Workers | int = 1,
     shard: str | None = None,
     progress: bool | Watcher | Advance = True,
+    **keywords: Unpack[CompletionKeywords],
 ) -> dict[str, Any]:
     """List the triples that a run's graph lacks, the most probable first.
 
@@ -238,18 +238,17 @@ def complete(
         lacking: how many true triples no known split has, in times those of validation: an assumption.
         relations: labels or names of those that are asked about; None is all.
         top: answers kept of each query.
-        typed: only entities whose types fit answer, and all whose types fit are asked about.
-        functional: nothing is asked for that training has, where it has one answer per entity.
         known: the splits that are never listed, training always; None is all.
         report: a split that is not among these, of which it is counted how many are listed.
-        explain: add the rules that predict a triple.
-        sample: ask only so many queries, a seeded sample of each relation and side; 0 asks all. Precision and
-            speed are those to expect of all, what is found is less.
-        workers: processes that score, each with the model in memory.
-        engine: "local", processes of this machine; or "ray", actors of a Ray cluster, one CPU each and, where
-            ``device`` is "cuda", one GPU. All need the run and the output at the same paths.
-        address: HOST:PORT of the cluster; None is one of this machine alone.
+        options: how the run is asked: with ``typed``, only entities whose types fit answer, and all whose
+            types fit are asked about; with ``functional``, nothing is asked for that training has, where it
+            has one answer per entity. Second stages, indexes and ``allow_self`` take no part.
+        workers: who scores.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
+        keywords: ``explain`` adds the rules that predict a triple; ``sample`` asks only so many queries, a
+            seeded sample of each relation and side, to see precision and speed first; ``batch_size`` and
+            ``part_size`` count queries; ``engine`` and ``address`` are of ``workers``, the others fields of
+            ``options``.
 
     Returns:
         The manifest: settings, counts, how probabilities were estimated, the report.
@@ -261,18 +260,21 @@ def complete(
         DataError: when the graph has no validation triples.
     """
     target = as_path(output, "the output")
-    crew = Crew(workers, engine, address)
+    given: dict[str, Any] = dict(keywords)
+    explain, sample = bool(given.pop("explain", False)), given.pop("sample", 0)
+    batch_size, part_size = given.pop("batch_size", 64), given.pop("part_size", PART)
+    crew = Workers.of(workers, given.pop("engine", "local"), given.pop("address", None))
     check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
     check_result(target)
     _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
-    way = RankingOptions(scores, False, typed, functional, rerank=0, precision=precision, device=device)
+    asked = (options or RankingOptions()).given(**given).given(runtime="torch", rerank=0, allow_self=False)
     folder = open_folder(path_of(run))
     splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
     where = target.with_name(f"{target.name}.parts")
     source = find_pack(path_of(run)) or folder.path
-    plan = Plan(source, where, way, top, splits, labels, batch_size, part_size, sample)
+    plan = Plan(source, where, asked, top, splits, labels, batch_size, part_size, sample)
     _check(plan, wanted)
     with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
         seconds, scored = _score(plan, part, crew, watch)
@@ -323,7 +325,7 @@ def _labels(graph: KnowledgeGraph, relations: Sequence[str] | str | None) -> tup
     return tuple(graph.relations[r].label for r in sorted({find.relation(name) for name in relations}))
 
 
-def _score(plan: Plan, shard: Shard, crew: Crew, watch: Watcher) -> tuple[float, int]:
+def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[float, int]:
     """Make the parts of a shard that are missing; how long it took, and how many queries were asked."""
     missing = plan.parts.missing(shard)
     whole = [n for n in range(plan.parts.count) if shard.has(n)]
@@ -336,7 +338,7 @@ def _score(plan: Plan, shard: Shard, crew: Crew, watch: Watcher) -> tuple[float,
         )
     began = time.monotonic()
     if missing:
-        with closing(crew.made(plan, missing, watch, lambda n: watch("asking queries", n, total))) as made:
+        with closing(workers.made(plan, missing, watch, lambda n: watch("asking queries", n, total))) as made:
             for _ in made:
                 pass
     return time.monotonic() - began, scored
@@ -389,7 +391,7 @@ def _explainer(plan: Plan) -> Predictor:
     from kgmlm.ranking.predictor import Predictor
 
     quiet_transformers()
-    return Predictor(plan.graph, open_ranker(plan.opened, plan.way, plan.graph))
+    return Predictor(plan.graph, open_ranker(plan.opened, plan.options, plan.graph))
 
 
 def _check(plan: Plan, wanted: Wanted) -> None:
@@ -411,5 +413,7 @@ def _check(plan: Plan, wanted: Wanted) -> None:
         raise ConfigError(
             f"{plan.run} has no rules, which alone say why; `kgmlm tune {plan.run} --add rules` mines some"
         )
-    if plan.way.scores not in ("all", *reasoned):
-        raise ConfigError(f"--explain says why by rules, which have no part in --scores {plan.way.scores}")
+    if plan.options.scores not in ("all", *reasoned):
+        raise ConfigError(
+            f"--explain says why by rules, which have no part in --scores {plan.options.scores}"
+        )

@@ -245,8 +245,8 @@ def report(
 def _opened(run: Run | str | Path, device: str | None) -> Run:
     if not isinstance(run, Run):
         return open_run(run, device=device, runtime="torch")
-    way = run.way.given(device=device, runtime="torch")
-    return run if way == run.way else Run(run.folder, way, run.graph)
+    options = run.options.given(device=device, runtime="torch")
+    return run if options == run.options else Run(run.folder, options, run.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +277,7 @@ class _Work:
                     f"`kgmlm evaluate {run.path}` makes them again"
                 )
             return found
-        kept = run.path / "ranks" / ranks_name(run.way, split, max_triples=self.max_triples)
+        kept = run.path / "ranks" / ranks_name(run.options, split, max_triples=self.max_triples)
         own = run.further is None
         if own and now and kept.is_file() and self._is_of(kept, now):
             self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
@@ -346,7 +346,7 @@ class _Work:
         from kgmlm.reporting import figures
 
         run = self.run
-        scope = Scope.of(run.graph, run.folder.past(run.way.reranks)[0])
+        scope = Scope.of(run.graph, run.folder.past(run.options.reranks)[0])
         return Result(
             asked=_asked(ranked),
             candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
@@ -373,8 +373,8 @@ class _Work:
         if found is None:
             return _how_to_calibrate(folder)
         scorer = ranker.unreranked()
-        if not (self.run.way.is_plain and self.run.further is None):  # else by what they were fitted to
-            scorer = open_ranker(folder, self.run.way.plain(), folder.graph)
+        if not (self.run.options.is_plain and self.run.further is None):  # else by what they were fitted to
+            scorer = open_ranker(folder, self.run.options.plain(), folder.graph)
             read_vectors(scorer, self.watch, self.batch_size)
         most = min(self.max_triples or MEASURED, MEASURED)
         sample = Sample.of(
@@ -477,7 +477,7 @@ def _moved(asked: Sequence[Question]) -> str:
         return ""
     return (
         f"{moved:,} of the {len(asked):,} answers below rank elsewhere when they are asked again: the ranks "
-        "are of an evaluation in another way than the run ranks by default."
+        "are of an evaluation in another options than the run ranks by default."
     )
 
 

@@ -201,41 +201,41 @@ def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
     return fingerprint(numpy(ranker.vectors.of(rows)))
 
 
-def computed_by(run: RunFolder, way: RankingOptions) -> tuple[Literal["torch", "onnx"], str]:
+def computed_by(run: RunFolder, options: RankingOptions) -> tuple[Literal["torch", "onnx"], str]:
     """What reads a run's texts, and why that is not what was asked for.
 
     Raises:
         ConfigError: when that is torch, which is not installed.
     """
-    if way.runtime == "torch":
+    if options.runtime == "torch":
         return "torch", ""
-    lack = _lack(run, way)
+    lack = _lack(run, options)
     if not lack:
         gpu = (
-            way.runtime == "auto"
-            and way.device is None
+            options.runtime == "auto"
+            and options.device is None
             and machine.installed("torch")
             and machine.may_have_gpu()
         )
         return ("torch", "") if gpu else ("onnx", "")
     if not machine.installed("torch"):
         raise ConfigError(f"{lack}, and torch is not installed")
-    return "torch", f"{lack}: torch reads the texts" if way.runtime == "onnx" else ""
+    return "torch", f"{lack}: torch reads the texts" if options.runtime == "onnx" else ""
 
 
-def _lack(run: RunFolder, way: RankingOptions) -> str:
+def _lack(run: RunFolder, options: RankingOptions) -> str:
     """What keeps ONNX Runtime from reading a run's texts; nothing where it can."""
     if not (run.model_folder / ONNX_FILE).is_file():
         return f"{run.path} has no model/{ONNX_FILE} (`kgmlm onnx` writes one)"
     if not machine.installed("onnxruntime"):
         return "ONNX Runtime is not installed (pip install onnxruntime)"
-    if way.precision != "fp32":
-        return f"ONNX Runtime computes in fp32, not {way.precision}"
-    if way.device not in (None, "cpu"):
-        return f"ONNX Runtime computes on the CPU here, not on '{way.device}'"
-    if way.reranks and run.reranker and (run.tuned.use or Use(0, 0)).k:
+    if options.precision != "fp32":
+        return f"ONNX Runtime computes in fp32, not {options.precision}"
+    if options.device not in (None, "cpu"):
+        return f"ONNX Runtime computes on the CPU here, not on '{options.device}'"
+    if options.reranks and run.reranker and (run.tuned.use or Use(0, 0)).k:
         return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
-    if way.retrieve or (way.retrieve is None and way.scores == "all" and shortlist_of(run)):
+    if options.retrieve or (options.retrieve is None and options.scores == "all" and shortlist_of(run)):
         return "ONNX Runtime asks no index"
     return ""
 
@@ -256,7 +256,7 @@ class OpenedRun:
 
 def open_run_model(
     run: RunFolder,
-    way: RankingOptions,
+    options: RankingOptions,
     graph: KnowledgeGraph,
     tell: Callable[[str], None] = lambda message: None,
     shortlist: bool = False,
@@ -274,13 +274,13 @@ def open_run_model(
 
     def read() -> OpenedRun:
         now = run.now()
-        ranker = _opened(now, way, graph, tell)
-        if way.rerank:
-            ranker = _reranking(now, way, ranker, way.rerank)
-        ranker.reduce(way.precision == "bf16")
-        ranker = ranker.constrained(*constraints_of(now, way, graph))
+        ranker = _opened(now, options, graph, tell)
+        if options.rerank:
+            ranker = _reranking(now, options, ranker, options.rerank)
+        ranker.reduce(options.precision == "bf16")
+        ranker = ranker.constrained(*constraints_of(now, options, graph))
         return OpenedRun(
-            now, ranker, retrieval_of(now, way, ranker, shortlist_of(now) if shortlist else None)
+            now, ranker, retrieval_of(now, options, ranker, shortlist_of(now) if shortlist else None)
         )
 
     return steady(run.path, read)
@@ -288,22 +288,22 @@ def open_run_model(
 
 def open_ranker(
     run: RunFolder,
-    way: RankingOptions,
+    options: RankingOptions,
     graph: KnowledgeGraph,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Ranker:
     """A run's ranker over a graph; see :func:`open_run_model`. An index that is asked for is not opened."""
-    return open_run_model(run, way.given(retrieve=0), graph, tell).ranker
+    return open_run_model(run, options.given(retrieve=0), graph, tell).ranker
 
 
-def _reranking(run: RunFolder, way: RankingOptions, ranker: Ranker, k: int) -> Ranker:
+def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) -> Ranker:
     """One that reranks so many of the best.
 
     Raises:
         ConfigError: when there is nothing to rerank with.
     """
-    if not way.reranks:
-        raise ConfigError(f"--rerank goes with --scores all or text, not {way.scores}")
+    if not options.reranks:
+        raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
     if not ranker.reranks and run.reranker is None and run.tuned.reverse is None:
         raise ConfigError(
             f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one, and "
@@ -322,28 +322,28 @@ def _reranking(run: RunFolder, way: RankingOptions, ranker: Ranker, k: int) -> R
 
 
 def _opened(
-    run: RunFolder, way: RankingOptions, graph: KnowledgeGraph, tell: Callable[[str], None]
+    run: RunFolder, options: RankingOptions, graph: KnowledgeGraph, tell: Callable[[str], None]
 ) -> Ranker:
     """By the runtime that was asked for, or by torch where that cannot."""
-    runtime, why = computed_by(run, way)
+    runtime, why = computed_by(run, options)
     if why:
         tell(why)
     try:
-        device = ONNX if runtime == "onnx" else way.device
-        return run.ranker(device, graph, way.scores, way.reranks)
+        device = ONNX if runtime == "onnx" else options.device
+        return run.ranker(device, graph, options.scores, options.reranks)
     except ModelError as error:
         if runtime == "torch" or not machine.installed("torch"):
             raise
         tell(f"{error}; torch reads the texts")
-    return run.ranker(way.device, graph, way.scores, way.reranks)
+    return run.ranker(options.device, graph, options.scores, options.reranks)
 
 
-def constraints_of(run: RunFolder, way: RankingOptions, graph: KnowledgeGraph) -> list[Constraint]:
+def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGraph) -> list[Constraint]:
     """What was asked for of a run's training, over a graph."""
     learned: list[Constraint] = []
-    if way.typed:
+    if options.typed:
         learned.append(Typed(types_of(run)))
-    if way.functional:
+    if options.functional:
         learned.append(Functional.learn(run.graph.context))
     if not learned:
         return []
@@ -352,18 +352,18 @@ def constraints_of(run: RunFolder, way: RankingOptions, graph: KnowledgeGraph) -
 
 
 def retrieval_of(
-    run: RunFolder, way: RankingOptions, ranker: Ranker, default: int | None = None
+    run: RunFolder, options: RankingOptions, ranker: Ranker, default: int | None = None
 ) -> Retrieval | None:
     """The index that finds candidates, where only some are to be scored.
 
     Args:
         default: how many, where it was not said; 0 of ``retrieve`` is all.
     """
-    k = default if way.retrieve is None and way.scores == "all" else way.retrieve
-    if not k and way.effort is None:
+    k = default if options.retrieve is None and options.scores == "all" else options.retrieve
+    if not k and options.effort is None:
         return None
 
-    return open_retrieval(run, ranker, k or None, way.effort)
+    return open_retrieval(run, ranker, k or None, options.effort)
 
 
 def shortlist_of(run: RunFolder) -> int | None:

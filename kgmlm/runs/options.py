@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 Runtime = Literal["auto", "torch", "onnx"]
+Precision = Literal["fp32", "bf16"]
+
+
+class ComputeKeywords(TypedDict, total=False):
+    """How scores are computed; see :class:`RankingOptions`."""
+
+    precision: Precision | None
+    device: str | None
+    runtime: Runtime | None
+
+
+class RankingKeywords(ComputeKeywords, total=False):
+    """The fields of :class:`RankingOptions` as keywords; None leaves one as it is."""
+
+    scores: str | None
+    allow_self: bool | None
+    typed: bool | None
+    functional: bool | None
+    rerank: int | None
+    retrieve: int | None
+    effort: int | None
 
 
 @dataclass(frozen=True)
 class RankingOptions:
-    """How a run is asked: by which parts of its score, through which index, how precisely.
+    """How a run is asked: by which parts of its score, among which candidates, computed how.
 
-    What is None goes by the run; ``runtime`` says what reads texts, "auto" taking ONNX Runtime where it can
-    do all that is asked; ``allow_self`` lets an entity be its own answer; ``typed`` and
-    ``functional`` forbid answers as :mod:`kgmlm.ranking.constraints` has it.
+    Attributes:
+        scores: "all" that it has, its "text", or one signal alone.
+        allow_self: let an entity answer a query about itself where training says that it cannot.
+        typed: leave out entities whose types do not fit, as training has them.
+        functional: leave out what training has filled already, where a relation has one answer.
+        rerank: how many of the best are asked back and reranked; None is what validation chose, 0 none.
+        retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
+            run's recipe.
+        effort: how hard the index searches; None is what its build chose.
+        precision: "fp32" or "bf16".
+        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+        runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
+            ready for it, whose scores are NumPy arrays; "auto" takes the latter on a CPU where it can do all
+            that is asked. Evaluation and completion take torch.
+
+    Raises:
+        ConfigError: when there are no such scores, or a value is out of range.
+
+    Example:
+        >>> kgmlm.open_run("runs/demo", RankingOptions(scores="text", rerank=0))  # doctest: +SKIP
     """
 
     scores: str = "all"
@@ -24,9 +62,9 @@ class RankingOptions:
     rerank: int | None = None
     retrieve: int | None = None
     effort: int | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     device: str | None = None
-    runtime: Runtime = "torch"
+    runtime: Runtime = "auto"
 
     def __post_init__(self) -> None:
         """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""

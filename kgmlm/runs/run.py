@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -25,12 +25,12 @@ from kgmlm.core.files import as_path
 from kgmlm.core.processes import join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.tables import ENDS
-from kgmlm.core.workers import Crew, Engine, Make, Tick, piece_size
+from kgmlm.core.workers import Engine, Make, Tick, Workers, piece_size
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import labeled_entities, labeled_queries, labeled_triples
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import open_run_model, read_vectors
-from kgmlm.runs.options import RankingOptions, Runtime
+from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
 from kgmlm.runs.record import writing
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def open_predictor(
-    way: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
+    options: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
 ) -> tuple[str, Predictor]:
     """Open a run's model to rank, and read the entity vectors that are missing; first of which weights it is.
 
@@ -52,8 +52,8 @@ def open_predictor(
     """
     from kgmlm.ranking.predictor import Predictor
 
-    opened = open_run_model(folder, way, graph, watch.tell, shortlist=True)
-    ranker = opened.ranker.allowing_self() if way.allow_self else opened.ranker
+    opened = open_run_model(folder, options, graph, watch.tell, shortlist=True)
+    ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
     return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval)
 
@@ -69,24 +69,24 @@ class Predicting:
         graph: the run's with further entities, where there are any.
         made_by: of the weights that all workers must have.
         piece: queries of a piece.
-        options: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
+        keywords: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
         opened: it is open here already.
     """
 
     path: Path
-    way: RankingOptions
+    options: RankingOptions
     graph: KnowledgeGraph | None
     made_by: str
     asked: Sequence[Query]
     piece: int
     batch_size: int
-    options: Mapping[str, Any]
+    keywords: Mapping[str, Any]
     opened: Predictor | None = None
 
     @property
     def on_gpu(self) -> bool:
         """Whether a GPU is asked for by name."""
-        return self.way.on_gpu
+        return self.options.on_gpu
 
     def of(self, number: int) -> range:
         """Positions of the queries of a piece."""
@@ -107,7 +107,7 @@ class Predicting:
         else:
             folder = open_folder(self.path)
             made_by, predictor = open_predictor(
-                self.way, folder, self.graph or folder.graph, watch, self.batch_size
+                self.options, folder, self.graph or folder.graph, watch, self.batch_size
             )
         if made_by != self.made_by:
             raise RunError(
@@ -118,7 +118,7 @@ class Predicting:
         def make(number: int, advance: Tick) -> Best:
             at = self.of(number)
             queries = [self.asked[i] for i in at]
-            found = predictor.predict(queries, batch_size=self.batch_size, advance=advance, **self.options)
+            found = predictor.predict(queries, batch_size=self.batch_size, advance=advance, **self.keywords)
             return [(at[row], best) for row, best in found]
 
         return make
@@ -126,8 +126,8 @@ class Predicting:
     def sent(self, far: bool) -> Predicting:
         """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
-        way = self.way.sent() if far else self.way
-        return replace(self, path=self.path.absolute(), way=way, graph=graph, opened=None)
+        options = self.options.sent() if far else self.options
+        return replace(self, path=self.path.absolute(), options=options, graph=graph, opened=None)
 
 
 def predicted(
@@ -135,33 +135,35 @@ def predicted(
     asked: Sequence[Query],
     watch: Watcher,
     batch_size: int = 64,
-    crew: Crew | None = None,
-    **options: Any,
+    workers: Workers | None = None,
+    **keywords: Any,
 ) -> list[list[Prediction]]:
     """The best candidates of many queries, in the order of the queries.
 
     Several processes (``torchrun``) share the queries; each must call this, and gets the answers to all.
 
     Args:
-        crew: who ranks; workers open the run for themselves.
-        options: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
+        workers: they open the run for themselves.
+        keywords: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
 
     Raises:
         RunError: when the processes were asked different queries, or see another run; or workers end again
             and again.
     """
-    crew = crew or Crew()
-    with shared_by(join(run.way.device)) as world:
-        opened = run.open(watch, batch_size) if crew.here else None
+    workers = workers or Workers()
+    with shared_by(join(run.options.device)) as world:
+        opened = run.open(watch, batch_size) if workers.here else None
         made_by = run.opened or run.folder.now().made_by
         digest = sha256(repr(list(asked)).encode()).hexdigest()
         world.agree((made_by, len(run.graph.entities), digest), "weights, entities or queries")
         piece = piece_size(len(asked), batch_size)
-        work = Predicting(run.path, run.way, run.further, made_by, asked, piece, batch_size, options, opened)
+        work = Predicting(
+            run.path, run.options, run.further, made_by, asked, piece, batch_size, keywords, opened
+        )
         sizes = np.array([work.size(n) for n in range(-(-len(asked) // piece))], np.int64)
         mine = world.share(sizes)
         bar = partial(watch, "ranking", total=int(sizes[mine].sum()))
-        by_query = dict(pair for found in crew.made(work, mine.tolist(), watch, bar) for pair in found)
+        by_query = dict(pair for found in workers.made(work, mine.tolist(), watch, bar) for pair in found)
     return [by_query[i] for i in range(len(asked))]
 
 
@@ -175,7 +177,7 @@ class Run:
 
     Attributes:
         folder: the run on disk: its settings, record and files.
-        way: by which parts of the score it ranks, on which device, through which index.
+        options: how it is asked.
         graph: its graph, with further entities where there are any.
 
     Example:
@@ -184,10 +186,10 @@ class Run:
     """
 
     def __init__(
-        self, folder: RunFolder, way: RankingOptions | None = None, graph: KnowledgeGraph | None = None
+        self, folder: RunFolder, options: RankingOptions | None = None, graph: KnowledgeGraph | None = None
     ) -> None:
         self.folder = folder
-        self.way = way or RankingOptions()
+        self.options = options or RankingOptions()
         self.graph = graph or folder.graph
         self.opened = ""  # of what the model that is loaded was made, as of ``RunFolder.made_by``
 
@@ -219,7 +221,7 @@ class Run:
         """
         with _OPENING:
             if "predictor" not in vars(self):
-                self.opened, made = open_predictor(self.way, self.folder, self.graph, watch, batch_size)
+                self.opened, made = open_predictor(self.options, self.folder, self.graph, watch, batch_size)
                 vars(self)["predictor"] = made
             return self.predictor
 
@@ -256,7 +258,7 @@ class Run:
             table = more if isinstance(more, EntityTable) else labeled_entities(more)
         graph = self.graph.extended(table)
         given = _given(graph, triples, first=len(self.graph.entities))
-        return Run(self.folder, self.way, graph.with_context(given) if len(given) else graph)
+        return Run(self.folder, self.options, graph.with_context(given) if len(given) else graph)
 
     def rank(
         self,
@@ -267,7 +269,7 @@ class Run:
         tail: str | None = None,
         k: int = 10,
         novel: bool = False,
-        workers: int = 1,
+        workers: Workers | int = 1,
         engine: Engine = "local",
         address: str | None = None,
         progress: bool | Watcher | Advance = False,
@@ -279,7 +281,7 @@ class Run:
                 list, or a DataFrame with these columns.
                 Several processes (``torchrun``) share them; each must ask, and gets the whole table.
             novel: leave out triples that the graph has.
-            workers, engine, address: who ranks many queries, as of :func:`~kgmlm.complete`.
+            workers, engine, address: who ranks many queries, as of :class:`~kgmlm.core.workers.Workers`.
 
         Returns:
             A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
@@ -291,7 +293,7 @@ class Run:
         """
         import pandas as pd
 
-        crew = Crew(workers, engine, address)
+        crew = Workers.of(workers, engine, address)
         with watcher_of(progress) as watch:
             check_whole("k", k, 1)
             if queries is None:
@@ -300,7 +302,7 @@ class Run:
                 raise QueryError("give either queries or one query, not both")
             find, rows = self.resolver.query, []
             asked = [find(r, h, t) for h, r, t in labeled_queries(queries)]
-            for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel):
+            for query, found in self._predicted(asked, watch, workers=crew, k=k, novel=novel):
                 rows += [_columns(self.graph, query) | _row(p) for p in found]
         return pd.DataFrame(rows, columns=[*ENDS, *_COLUMNS])
 
@@ -313,7 +315,7 @@ class Run:
         tail: str | None = None,
         k: int = 10,
         novel: bool = False,
-        workers: int = 1,
+        workers: Workers | int = 1,
         engine: Engine = "local",
         address: str | None = None,
         progress: bool | Watcher | Advance = False,
@@ -328,13 +330,13 @@ class Run:
         """
         import pandas as pd
 
-        crew = Crew(workers, engine, address)
+        crew = Workers.of(workers, engine, address)
         given = [(head, relation, tail)] if queries is None else labeled_queries(queries)
         find, rows = self.resolver.query, []
         asked = [find(r, h, t) for h, r, t in given]
         check_whole("k", k, 1)
         with watcher_of(progress) as watch:
-            for query, found in self._predicted(asked, watch, crew=crew, k=k, novel=novel, explain=True):
+            for query, found in self._predicted(asked, watch, workers=crew, k=k, novel=novel, explain=True):
                 for p in found:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
@@ -470,51 +472,24 @@ def path_of(run: Run | str | Path) -> Path:
 
 def open_run(
     path: str | Path,
+    options: RankingOptions | None = None,
     *,
-    scores: str = "all",
-    allow_self: bool = False,
-    typed: bool = False,
-    functional: bool = False,
-    rerank: int | None = None,
-    retrieve: int | None = None,
-    effort: int | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
-    device: str | None = None,
-    runtime: Runtime = "auto",
     verify: bool = False,
+    **keywords: Unpack[RankingKeywords],
 ) -> Run:
-    """Open a run that was trained before; its model is loaded when it is first asked.
+    """Open a run that was trained before, or a pack; its model is loaded when it is first asked.
 
     Args:
-        scores: "all" that it has, its "text", or one signal alone.
-        allow_self: let an entity answer a query about itself where training says that it cannot.
-        typed: leave out entities whose types do not fit, as training has them.
-        functional: leave out what training has filled already, where a relation has one answer.
-        rerank: how many of the best are reranked; None is what validation chose, 0 none.
-        retrieve: score only so many entities per query, found by the index; 0 scores all.
-        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-        runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
-            ready for it, whose scores are NumPy arrays; "auto" takes the latter on a CPU where it can do all
-            that is asked.
+        options: how the run is asked.
         verify: read all files first and see that none has changed.
+        keywords: fields of ``options`` by name, such as ``scores="text"``.
 
     Raises:
         RunError: when the folder is no run, or is damaged.
         ConfigError: when there are no such scores.
     """
-    way = RankingOptions(
-        scores=scores,
-        allow_self=allow_self,
-        typed=typed,
-        functional=functional,
-        rerank=rerank,
-        retrieve=retrieve,
-        effort=effort,
-        precision=precision,
-        device=device,
-        runtime=runtime,
-    )
-    return Run(open_folder(path, verify=verify), way)
+    asked = (options or RankingOptions()).given(**keywords)
+    return Run(open_folder(path, verify=verify), asked)
 
 
 Job = TypeVar("Job", bound=Callable[..., Any])

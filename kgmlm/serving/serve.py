@@ -193,7 +193,7 @@ def service(
     """A run as an ASGI application, to be served by any server or mounted in another one.
 
     Args:
-        run: a run, opened in the way in which it is to rank.
+        run: a run, opened in the options in which it is to rank.
         token: what clients must send, as ``Authorization: Bearer``; None lets everybody in.
         any_host: answer under whatever name the machine is called by; False answers to its own name alone, so
             that no page of another site can ask.

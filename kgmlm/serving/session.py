@@ -496,9 +496,9 @@ def _ids(names: Finding, triples: Sequence[Triple] | IntArray) -> IntArray:
 
 def _plain(run: Run) -> Ranker | None:
     """The ranker that probabilities were fitted to, where the one that ranks is another."""
-    if run.way.is_plain:
+    if run.options.is_plain:
         return None
-    ranker = open_ranker(run.folder, run.way.plain(), run.graph)
+    ranker = open_ranker(run.folder, run.options.plain(), run.graph)
     read_vectors(ranker, Watcher())
     return ranker
 

@@ -309,19 +309,24 @@ class Given:
 
 
 def as_assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Settings given by name as "KEY=VALUE".
+    """Settings given by name as "KEY=VALUE"; those of ``set_`` are that already, and come first.
 
     >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
     ['vector.enabled=true', 'training.epochs=5']
     """
+    given = settings.get("set_") or ()
+    settings = {k: v for k, v in settings.items() if k != "set_"}
     sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
     plain = {k: v for k, v in settings.items() if k not in sections}
     sections["training"] = {**plain, **sections.get("training", {})}
     return [
-        f"{section}.{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
-        for section, values in sections.items()
-        for key, value in values.items()
-        if value is not None  # as by default
+        *([given] if isinstance(given, str) else given),
+        *(
+            f"{section}.{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
+            for section, values in sections.items()
+            for key, value in values.items()
+            if value is not None
+        ),  # as by default
     ]
 
 

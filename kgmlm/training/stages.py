@@ -33,7 +33,7 @@ from kgmlm.signals.types import Types
 from kgmlm.training.index import index
 from kgmlm.training.loop import Interrupted
 from kgmlm.training.recipes import ASKING_BACK, PLAIN, Given, Recipe, epochs_within, recipe_of, share_of
-from kgmlm.training.tune import Addition, Figures, add_signal, choose, train_reranker
+from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
 
 if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Ranker
@@ -327,8 +327,7 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
             path,
             [] if begun else settings,
             further,
-            resume=begun,
-            max_steps=max_steps,
+            RerankerTraining(max_steps=max_steps, resume=begun),
             max_triples=few,
             watch=watch,
         )

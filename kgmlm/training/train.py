@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +39,10 @@ def train(
     preset: Preset | None = None,
     minutes: float | None = None,
     config: str | Path | None = None,
-    set_: Sequence[str] = (),
     max_steps: int | None = None,
     decay: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    tracker: str | None = None,
-    skip_header: bool = False,
     progress: bool | Watcher | Advance = True,
     **settings: Any,
 ) -> Run:
@@ -61,14 +57,14 @@ def train(
             ``config`` or an objective is given.
         minutes: fit epochs to this time, by the time of the first steps.
         config: settings as TOML; it and other settings go before those of a preset.
-        set_: settings as "KEY=VALUE", such as "training.epochs=5".
         max_steps: stop there; the schedule stays laid for all epochs.
         decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
         resume: continue an interrupted run, to the same losses.
         overwrite: replace an older run.
-        tracker: an accelerate tracker, such as "tensorboard".
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
-            ``vector={"enabled": True}``.
+            ``vector={"enabled": True}``; ``set_``: settings as a list of "KEY=VALUE". And, which are no
+            settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
+            the first line of each of the dataset's files of triples.
 
     Raises:
         RunError: when the folder is taken, or options do not go together.
@@ -81,13 +77,14 @@ def train(
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
+    tracker, skip_header = settings.pop("tracker", None), bool(settings.pop("skip_header", False))
     if max_steps is not None:
         check_whole("--max-steps", max_steps, 1)
     with writing(path, "train") if main_process() else nullcontext():
         check_end(decay, resume, overwrite)
         if not resume:
             _check_start(path, dataset, model, overwrite)
-        given = Given.of(path_if(config, "a settings file"), [*set_, *as_assignments(settings)])
+        given = Given.of(path_if(config, "a settings file"), as_assignments(settings))
         _check_settings(given, resume, preset, minutes)
         if tracker is not None:
             _check_tracker(tracker)
@@ -99,8 +96,13 @@ def train(
         else:
             assert dataset is not None
             check_dataset(dataset, TRAINING, watch.tell)
-            of = (dataset, str(model), given, preset, minutes)
-            run, ranker = _begin(path, *of, skip_header, overwrite, watch)
+            graph = load_graph(dataset, skip_header=skip_header)
+            if odd := odd_columns(graph):
+                watch.tell(odd)
+            chosen = preset or (PLAIN if given.plain else "balanced")
+            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch)
+            run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
+            del graph
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None:
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
@@ -207,27 +209,6 @@ def _resume(
     return run, ranker
 
 
-def _begin(
-    output: Path,
-    dataset: KnowledgeGraph | str | Path,
-    model: str,
-    given: Given,
-    preset: Preset | None,
-    minutes: float | None,
-    skip_header: bool,
-    overwrite: bool,
-    watch: Watcher,
-) -> tuple[RunFolder, Ranker]:
-    """Read a graph, choose how it is trained, and lay the run."""
-    graph = load_graph(dataset, skip_header=skip_header)
-    if odd := odd_columns(graph):
-        watch.tell(odd)
-    chosen = preset or (PLAIN if given.plain else "balanced")
-    recipe = choose_recipe(chosen, graph, model, given, minutes, watch)
-    settings = given.settings if recipe is None else recipe.settings
-    return _start(output, graph, model, recipe, settings, overwrite, watch)
-
-
 def _start(
     output: Path,
     graph: KnowledgeGraph,
@@ -237,9 +218,10 @@ def _start(
     overwrite: bool,
     watch: Watcher,
 ) -> tuple[RunFolder, Ranker]:
-    """Lay a new run, and say what it is about."""
+    """Lay a new run, by the settings of its recipe where it has one, and say what it is about."""
     from kgmlm.training.start import start_run
 
+    settings = settings if recipe is None else recipe.settings
     run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, recipe=recipe)
     _tell_start(run, ranker, watch)
     return run, ranker

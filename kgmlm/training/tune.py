@@ -188,7 +188,6 @@ def tune(
     drop: str | Sequence[str] | None = None,
     source: Run | str | Path | None = None,
     config: str | Path | None = None,
-    set_: Sequence[str] = (),
     overwrite: bool = False,
     candidates: int | None = None,
     max_triples: int | None = None,
@@ -210,7 +209,8 @@ def tune(
             added or dropped, the weights of the signals stay.
         drop: first remove a signal or several, the reranker, or "reverse".
         source: the run of the same graph to take what is added from, instead of training it.
-        config, set_, settings: settings of what is added; as ``kge={"epochs": 30}``.
+        config, settings: settings of what is added; as ``kge={"epochs": 30}``, or ``set_``: a list of
+            "KEY=VALUE".
         overwrite: replace an older one.
         candidates: how many are asked back or reranked at most; None is reranking.candidates.
         max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
@@ -226,7 +226,7 @@ def tune(
     folder = open_folder(path_of(run))
     if world.main:
         files.check_writable(folder.path / MIXTURE)
-    assignments = [*set_, *as_assignments(settings)]
+    assignments = as_assignments(settings)
     adding, dropping = as_names(add), as_names(drop)
     reverse = asks_back(folder, adding, dropping)
     adding = [name for name in adding if name != REVERSE]  # it is not trained
@@ -283,7 +283,6 @@ def rerank(
     run: Run | str | Path,
     *,
     config: str | Path | None = None,
-    set_: Sequence[str] = (),
     model: str | Path | None = None,
     max_steps: int | None = None,
     decay: float | None = None,
@@ -298,8 +297,8 @@ def rerank(
     """Train a second model that reads the best candidates of a run again, and choose how it is used.
 
     Args:
-        config, set_, settings: as of :func:`~kgmlm.training.train.train`; by default those of the run, for
-            one epoch.
+        config, settings: as of :func:`~kgmlm.training.train.train`; by default those of the run, for one
+            epoch.
         model: begin with another masked LM than the run's own.
         max_steps, decay, resume, overwrite: as of :func:`~kgmlm.training.train.train`.
         candidates, max_triples: as of :func:`tune`.
@@ -316,55 +315,58 @@ def rerank(
     check_end(decay, resume, overwrite)
     if resume and model is not None:
         raise RunError("--model begins a reranker; --resume continues the one that is there")
+    path = path_of(run)
     return train_reranker(
-        path_of(run),
-        [*set_, *as_assignments(settings)],
-        f"kgmlm rerank {shlex.quote(str(path_of(run)))} --resume",
+        path,
+        as_assignments(settings),
+        f"kgmlm rerank {shlex.quote(str(path))} --resume",
+        RerankerTraining(None if model is None else str(model), max_steps, decay, resume, overwrite, device),
         config=path_if(config, "a settings file"),
-        model=model,
-        max_steps=max_steps,
-        decay=decay,
-        resume=resume,
-        overwrite=overwrite,
         candidates=candidates,
         max_triples=max_triples,
-        device=device,
         watch=watcher_of(progress),
     )
+
+
+@dataclass(frozen=True)
+class RerankerTraining:
+    """How a reranker is trained; the fields are as of :func:`rerank`."""
+
+    model: str | None = None
+    max_steps: int | None = None
+    decay: float | None = None
+    resume: bool = False
+    overwrite: bool = False
+    device: str | None = None
 
 
 def train_reranker(
     path: Path,
     assignments: Sequence[str],
     further: str,
+    how: RerankerTraining,
     *,
     config: Path | None = None,
-    model: str | Path | None = None,
-    max_steps: int | None = None,
-    decay: float | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
     candidates: int | None = None,
     max_triples: int | None = None,
-    device: str | None = None,
     watch: Watcher,
 ) -> dict[str, float]:
     """:func:`rerank` as a part of any job that writes the run; ``further`` is the command that continues."""
     folder = open_folder(path)
-    _check_reranker(folder, resume, overwrite)
-    trained_by = _reranker_settings(folder, config, assignments, resume)
+    _check_reranker(folder, how.resume, how.overwrite)
+    trained_by = _reranker_settings(folder, config, assignments, how.resume)
     quiet_transformers()
     if config or assignments:  # what is given now goes before what it was begun with
-        max_steps = max_steps or trained_by.training.max_steps
-    if decay is not None and _is_trained(folder):
+        how = replace(how, max_steps=how.max_steps or trained_by.training.max_steps)
+    if how.decay is not None and _is_trained(folder):
         raise RunError(f"the reranker of {path} has finished; --decay would end its training")
     # What was killed between training and choosing continues with choosing.
-    if not (resume and _is_trained(folder) and folder.tuned.use is None):
-        options = {"max_steps": max_steps, "decay": decay, "resume": resume, "device": device}
-        _train_reranker(folder, trained_by, model, overwrite, further, watch, options)
+    if not (how.resume and _is_trained(folder) and folder.tuned.use is None):
+        _train_reranker(folder, trained_by, how, further, watch)
+    folder = folder.now()
     precision = open_folder(folder.path / RERANKER).settings.training.precision
     reduced = "bf16" if precision == "bf16" else "fp32"
-    found = choose(folder, max_triples, candidates, reduced, 64, device, watch, only="reranking")
+    found = choose(folder, max_triples, candidates, reduced, 64, how.device, watch, only="reranking")
     return found["reranking"]
 
 
@@ -509,34 +511,23 @@ def _reranker_settings(run: RunFolder, config: Path | None, given: Sequence[str]
 
 
 def _train_reranker(
-    opened: RunFolder,
-    settings: Settings,
-    model: str | Path | None,
-    overwrite: bool,
-    further: str,
-    watch: Watcher,
-    options: dict[str, Any],
+    opened: RunFolder, settings: Settings, how: RerankerTraining, further: str, watch: Watcher
 ) -> None:
-    """Train the reranker of a run, in a run folder of its own.
-
-    Args:
-        further: the command that continues.
-        options: of :func:`kgmlm.training.loop.train`.
-    """
+    """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
     from kgmlm.ranking.first_stage import Use, unit
     from kgmlm.ranking.second_stage import Reranker, Reranking
     from kgmlm.training.start import resume_run, start_run
     from kgmlm.training.weights import choose_reranking
 
     folder = opened.path / RERANKER
-    first = opened.ranker(options["device"], rerank=False)
-    if options["resume"]:
-        trained, ranker = resume_run(folder, options["device"])
+    first = opened.ranker(how.device, rerank=False)
+    if how.resume:
+        trained, ranker = resume_run(folder, how.device)
     else:
-        if overwrite and folder.is_dir() and not (folder / "run.json").is_file():
+        if how.overwrite and folder.is_dir() and not (folder / "run.json").is_file():
             shutil.rmtree(folder)  # what is left of an older one
         trained, ranker = start_run(
-            folder, opened.graph, str(model or opened.model_folder), settings, overwrite=overwrite
+            folder, opened.graph, how.model or str(opened.model_folder), settings, overwrite=how.overwrite
         )
     opened.save_tuned(replace(opened.tuned, use=None))  # until it is chosen how the new one is used
     training = trained.settings.training
@@ -550,5 +541,16 @@ def _train_reranker(
         _, found = choose_reranking(first.but(reranking=reranking), opened.graph, protocol, watch)
         return current.mixture, found
 
-    bound = options["max_steps"] or (None if ends_by_decay(trained, options["decay"]) else training.max_steps)
-    train_watched(trained, ranker, validation, further, watch, first=first, **options | {"max_steps": bound})
+    bound = how.max_steps or (None if ends_by_decay(trained, how.decay) else training.max_steps)
+    train_watched(
+        trained,
+        ranker,
+        validation,
+        further,
+        watch,
+        first=first,
+        max_steps=bound,
+        decay=how.decay,
+        resume=how.resume,
+        device=how.device,
+    )

@@ -12,7 +12,7 @@ import pytest
 import torch
 import typer
 
-from kgmlm.cli.common import handled, print_lines, print_metrics, print_predictions, print_table
+from kgmlm.cli.common import command, print_lines, print_metrics, print_predictions, print_table
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError
 from kgmlm.evaluation.evaluator import evaluate
@@ -40,12 +40,12 @@ from kgmlm.ranking.ranker import PlainScorer
 def test_what_users_can_cause_is_one_sentence(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
 ) -> None:
-    @handled
-    def command() -> None:
+    @command()
+    def failing() -> None:
         raise error
 
     with pytest.raises(typer.Exit) as caught:
-        command()
+        failing()
     assert caught.value.exit_code == code
     printed = capsys.readouterr()
     assert message in printed.err
@@ -57,8 +57,8 @@ def test_sigterm_interrupts_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> N
     before = signal.getsignal(signal.SIGTERM)
     tidied = []
 
-    @handled
-    def command() -> None:
+    @command()
+    def failing() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
@@ -66,7 +66,7 @@ def test_sigterm_interrupts_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> N
             tidied.append(signal.getsignal(signal.SIGTERM))
 
     with pytest.raises(typer.Exit) as caught:
-        command()
+        failing()
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "kgmlm: interrupted\n"
     assert tidied == [signal.SIG_DFL], "a second one ends the process"
@@ -77,21 +77,21 @@ def test_what_a_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch)
     shown = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="latin-1"))
 
-    @handled
-    def command() -> None:
+    @command()
+    def failing() -> None:
         print("caf\u00e9 \u65e5")
 
-    command()
+    failing()
     assert shown.getvalue() == b"caf\xe9 \\u65e5\n"
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:
-    @handled
-    def command() -> None:
+    @command()
+    def failing() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        command()
+        failing()
 
 
 class Constant(PlainScorer):

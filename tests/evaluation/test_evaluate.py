@@ -15,7 +15,7 @@ from kgmlm.core import workers
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.progress import Watcher
-from kgmlm.core.workers import Crew, Make, Tick
+from kgmlm.core.workers import Make, Tick, Workers
 from kgmlm.evaluation.evaluate import EvaluationWork
 from kgmlm.evaluation.evaluator import Found, evaluate
 from kgmlm.graphs.datasets import write_folder
@@ -54,7 +54,7 @@ def test_a_worker_that_is_lost_midway_changes_nothing(
     monkeypatch.setenv(MARK, str(tmp_path / "mark"))
     files = [tmp_path / f"ranks-{n}.parquet" for n in range(2)]
     alone = evaluated(toy_run, ranks=files[0], **EVALUATED)
-    monkeypatch.setattr(evaluate, "EvaluationWork", Ending)
+    monkeypatch.setattr("kgmlm.evaluation.evaluate.EvaluationWork", Ending)
     done: list[tuple[str, int, int]] = []
     found = evaluated(toy_run, ranks=files[1], workers=2, progress=lambda *of: done.append(of), **EVALUATED)
     assert (tmp_path / "mark").exists()
@@ -94,4 +94,4 @@ def test_what_does_not_go_together_is_refused(toy_run: Path, monkeypatch: pytest
         kgmlm.evaluate(toy_run, address="here:1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="share the work already"):
-        Crew(workers=2)
+        Workers(workers=2)

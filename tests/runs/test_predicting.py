@@ -44,6 +44,6 @@ def test_a_table_of_many_queries_is_the_same_by_workers(
 
 
 def test_a_worker_that_sees_other_weights_is_refused(toy_run: Path) -> None:
-    way = kgmlm.open_run(toy_run, device="cpu").way
+    way = kgmlm.open_run(toy_run, device="cpu").options
     with pytest.raises(RunError, match=r"has other weights on .*; workers need the run at the same path"):
         Predicting(toy_run, way, None, "others", [], 64, 64, {}).begin(Watcher())

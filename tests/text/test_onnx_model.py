@@ -130,8 +130,8 @@ def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: U
 def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = kgmlm.open_run(ready).folder
     asked = {
-        RankingOptions(runtime="auto"): ("onnx", ""),
-        RankingOptions(): ("torch", ""),
+        RankingOptions(runtime="torch"): ("torch", ""),
+        RankingOptions(): ("onnx", ""),
         RankingOptions(runtime="onnx", precision="bf16"): ("torch", "computes in fp32"),
         RankingOptions(runtime="onnx", device="cuda"): ("torch", "on the CPU here, not on 'cuda'"),
         RankingOptions(runtime="onnx", rerank=5): ("onnx", ""),
