@@ -17,7 +17,7 @@ from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.core.workers import Make, Tick, Workers
 from kgmlm.evaluation.evaluate import EvaluationWork
-from kgmlm.evaluation.evaluator import Found, evaluate
+from kgmlm.evaluation.evaluator import Found
 from kgmlm.graphs.datasets import write_folder
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.runs.options import RankingOptions
