@@ -23,8 +23,7 @@ import typer
 from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.ranking.constraints import Constraint, Functional, Typed
-from kgmlm.ranking.first_stage import Mixture
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs import record
 from kgmlm.runs.folder import open_folder
 from kgmlm.signals.rules import Rules

@@ -32,9 +32,8 @@ from kgmlm.core.config import (
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.first_stage import Use, unit
-from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import Reranker, Reranking
+from kgmlm.ranking.ranker import Ranker, Use, unit
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary, scratch_texts, train_tokenizer
 from kgmlm.text.torch_model import SpanModel, create_model
 
@@ -120,7 +119,7 @@ def reranking_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
     small = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
     settings = reader.settings.model_copy(update={"reranking": small}).for_reranking()
     reranker = Reranker(reader.context, reader.tokenizer, reader.model, settings)
-    made.reranking = Reranking(reranker, Use(5, 2.0), unit("vector", reader.settings))
+    made.stages["reranking"] = CrossEncoding(Use(5, 2.0), reranker, unit("vector", reader.settings))
     return made
 
 

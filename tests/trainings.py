@@ -9,8 +9,7 @@ from typing import Any
 
 from kgmlm.core.config import Settings, load_settings
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.first_stage import Mixture
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.training.loop import Outcome, train
 from kgmlm.training.start import start_run
 

@@ -423,7 +423,7 @@ def whole_report(
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
-        "reverse": asdict(ranker.reverse) if ranker.reverse else None,
+        "reverse": asdict(ranker.uses["reverse"]) if "reverse" in ranker.uses else None,
         "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
@@ -445,12 +445,12 @@ def _types_from(ranker: Ranker) -> dict[str, int]:
 
 def _reranking(run: RunFolder, ranker: Ranker) -> dict[str, Any] | None:
     """What a report says of reranking."""
-    if ranker.reranking is None:
+    if "reranking" not in ranker.uses:
         return None
     trained = open_folder(run.path / RERANKER)
     keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
     how = {key: trained.record.get(key) for key in keys}
-    return {**how, "settings": trained.settings.model_dump(mode="json"), **asdict(ranker.reranking.use)}
+    return {**how, "settings": trained.settings.model_dump(mode="json"), **asdict(ranker.uses["reranking"])}
 
 
 def ranks_name(

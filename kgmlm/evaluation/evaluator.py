@@ -41,8 +41,7 @@ from kgmlm.evaluation.results import (
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Groups, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.first_stage import MAX_SCORES
-from kgmlm.ranking.ranker import Scorer
+from kgmlm.ranking.ranker import MAX_SCORES, Scorer
 from kgmlm.ranking.retrieval import Retrieval, scores_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from kgmlm.evaluation.metrics import HITS_AT, Ranks, expected_hits, flat_metrics
 from kgmlm.graphs.graph import EntityTable, RelationTable
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Possible
-from kgmlm.ranking.first_stage import MAX_SCORES
+from kgmlm.ranking.ranker import MAX_SCORES
 from kgmlm.ranking.retrieval import Retrieval
 
 Figures = Callable[[Ranks], dict[str, float]]

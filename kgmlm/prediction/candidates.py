@@ -29,8 +29,7 @@ from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
 from kgmlm.prediction.merged import FEATURES
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.first_stage import MAX_SCORES
-from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.ranking.ranker import MAX_SCORES, Ranker, Scorer
 
 
 def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries:

@@ -264,15 +264,14 @@ class Predictor:
     def _second(
         self, asked: Queries, ids: IntArray, scores: Sequence[float]
     ) -> dict[str, tuple[float, Sequence[float]]]:
-        """The weights of asking back and reranking, those that there are, and the candidates' scores after
-        each, of which the last are known.
-        """
+        """The weight of each second stage, and the scores after it, of which the last are known."""
         ranker = self.ranker
-        uses = {"reverse": ranker.reverse, "reranking": ranker.reranking and ranker.reranking.use}
-        found = {name: (use.weight, scores) for name, use in uses.items() if use and use.k}
-        if len(found) > 1:
-            ((_, halfway_1N),) = ranker.but(reranking=None).rank(asked)
-            found["reverse"] = (found["reverse"][0], numpy(halfway_1N)[0, ids].tolist())
+        found = {name: (use.weight, scores) for name, use in ranker.uses.items() if use.k}
+        for name in reversed(list(found)[1:]):
+            ranker = ranker.without_stage(name)
+            ((_, before_1N),) = ranker.rank(asked)
+            last = next(reversed(ranker.stages))
+            found[last] = (found[last][0], numpy(before_1N)[0, ids].tolist())
         return found
 
     def because(self, query: Query, candidate: int) -> tuple[str, ...]:

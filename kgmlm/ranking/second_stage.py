@@ -13,9 +13,10 @@ Shapes: B queries, N candidates, K of them the best, P pairs of a query and a ca
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ from kgmlm.core.errors import ModelError
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Groups, Queries, Query
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.first_stage import BEST, FirstStage, Mixture, Use
+from kgmlm.ranking.ranker import BEST, Ranker, Use
 from kgmlm.signals.base import Pool
 from kgmlm.text.linearization import answer_text, linearize, neighborhood
 from kgmlm.text.reader import Reader, SpanOutput, padded
@@ -278,46 +279,98 @@ def filled(asked: Encoded, answer: list[int]) -> Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class Reranking:
-    """A reranker and how it is used.
+class _OfTheBest(ABC):
+    """A second stage: scores the K best candidates, and adds that to their scores.
 
     Attributes:
-        use: how many of the best it reads again, and how much that counts.
-        unit: the weight at which vectors are as confident as the likelihood; what the reranker says is put on
-            the scale of each query's scores by it.
+        use: how many of the best, and how much that counts.
     """
 
-    reranker: Reranker
     use: Use
+
+    def reranked(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        scores_BN: Array,
+        pool: Pool,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+    ) -> Array:
+        """As of :class:`~kgmlm.ranking.ranker.SecondStage`."""
+        if not self.use.k:
+            return scores_BN
+        best, ids_BK = best_of(ranker.context, queries, scores_BN, self.use.k, pool)
+        found_BK = self.score(ranker, queries, best.to_read(ids_BK), batch_size, advance, free_B)
+        return best.reranked(scores_BN, found_BK, self.use.weight)
+
+    @abstractmethod
+    def score(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        ids_BK: IntArray,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+    ) -> Floats:
+        """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
+
+    def used(self, use: Use) -> Self:
+        """The same, used otherwise."""
+        return replace(self, use=use)
+
+    def over(self, context: ContextGraph) -> Self:
+        """The same over another graph."""
+        return self
+
+    def reduce(self, enabled: bool) -> None:
+        """Compute in bf16, or in float32 again."""
+        return  # the run's own model computes
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEncoding(_OfTheBest):
+    """Candidates read together with their query by a cross-encoder (``kgmlm rerank``).
+
+    Attributes:
+        unit: the weight at which vectors are as confident as the likelihood; the cross-encoder's scores are
+            put on the scale of each query's scores by it.
+    """
+
+    name: ClassVar[str] = "reranking"
+    reranker: Reranker
     unit: float
 
-    def over(self, context: ContextGraph) -> Reranking:
+    def over(self, context: ContextGraph) -> Self:
         """The same over another graph."""
         return replace(self, reranker=self.reranker.over(context))
 
-    def reranked(
-        self, queries: Queries, scores_BN: Array, pool: Pool, mixture: Mixture, batch_size: int = 64
-    ) -> Array:
-        """First-stage scores with what reading adds to the best of each query; all of them stay ahead of the
-        rest.
+    def reduce(self, enabled: bool) -> None:
+        """Compute in bf16, or in float32 again."""
+        self.reranker.model.reduce(enabled)
+
+    def score(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        ids_BK: IntArray,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+    ) -> Floats:
+        """Log odds of "yes", on the scale of each query's scores.
+
+        Where a relation weighs the text more than the average does, its scores are as much larger, and one
+        weight of reranking has to mean the same for all.
 
         Args:
             batch_size: pairs of a query and a candidate that are read at once.
         """
-        if not self.use.k:
-            return scores_BN
-        best, ids_BK = best_of(self.reranker.context, queries, scores_BN, self.use.k, pool)
-        read_BK = self.read(queries, best.to_read(ids_BK), mixture, batch_size)
-        return best.reranked(scores_BN, read_BK, self.use.weight)
-
-    def read(self, queries: Queries, ids_BK: IntArray, mixture: Mixture, batch_size: int = 64) -> Floats:
-        """What the reranker says of the candidates ``(B, K)``, on the scale of each query's scores.
-
-        Where a relation weighs the text more than the average does, its scores are as much larger, and one
-        weight of reranking has to mean the same for all.
-        """
         read_BK: Floats = numpy(self.reranker.score(queries, ids_BK, batch_size))
         check_finite(read_BK)
+        mixture = ranker.mixture
         if not {"likelihood", "vector"} <= set(mixture.signals):
             return read_BK
         likelihood_B, vector_B = (mixture.of(name, queries) for name in ("likelihood", "vector"))
@@ -330,69 +383,46 @@ class Reranking:
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
 
-def reranked(
-    first: FirstStage,
-    use: Use,
-    queries: Queries,
-    scores_BN: Array,
-    pool: Pool,
-    batch_size: int = 64,
-    advance: Callable[[int, int], None] = lambda n, total: None,
-    free_B: BoolArray | None = None,
-) -> Array:
-    """First-stage scores with what asking back adds to the best of each query; all of them stay ahead of the
-    rest.
+@dataclass(frozen=True, eq=False)
+class ReverseScoring(_OfTheBest):
+    """Candidates asked in turn for the entity of their query (``kgmlm tune --add reverse``)."""
 
-    Args:
-        use: how many of the best, and how much that counts.
-        advance: called with how many of how many distinct queries have just been asked back.
-        free_B: as of :func:`asked_back`.
-    """
-    if not use.k:
-        return scores_BN
-    best, ids_BK = best_of(first.context, queries, scores_BN, use.k, pool)
-    back_BK = asked_back(first, queries, best.to_read(ids_BK), batch_size, advance, free_B)
-    return best.reranked(scores_BN, back_BK, use.weight)
+    name: ClassVar[str] = "reverse"
 
+    def score(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        ids_BK: IntArray,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+    ) -> Floats:
+        """Log-probability of each query's entity as the answer of its candidates; 0 where an id is -1.
 
-def asked_back(
-    first: FirstStage,
-    queries: Queries,
-    ids_BK: IntArray,
-    batch_size: int = 64,
-    advance: Callable[[int, int], None] = lambda n, total: None,
-    free_B: BoolArray | None = None,
-) -> Floats:
-    """How probable the entity of each query is as the answer of its candidates ``(B, K)``; 0 where an id is
-    -1.
-
-    A logarithm of the softmax over the best answers of each candidate, known ones included, on the scale of
-    the scores. Between temperatures of .25 and 4 validation saw no difference (eval/LOG.md), so it is 1; one
-    signal alone has that of training.
-
-    Args:
-        advance: as of :func:`reranked`.
-        free_B: queries whose candidates are asked without constraints on what can answer; None is no query.
-    """
-    row_P, column_P = np.nonzero(ids_BK >= 0)
-    asked = queries[row_P]
-    free_P = np.zeros(len(row_P), np.bool_) if free_B is None else free_B[row_P]
-    back = Queries(ids_BK[row_P, column_P], asked.relation_B, ~asked.tail_B)
-    groups = Groups.of(first.context.answers.keys(back))
-    distinct = back[groups.first]
-    single = len(first.mixture.signals) == 1
-    temperature = first.reader.settings.training.temperature if single else 1.0
-    back_BK = np.zeros(ids_BK.shape, np.float32)
-    for rows, _, said in first.said(distinct, None, batch_size):
-        all_dN = first.mixture.combine(said, distinct[rows])
-        at_p, of_p = groups.take(rows)
-        for free in np.unique(free_P[at_p]).tolist():
-            scores_dN = all_dN if free else first.possible.applied(all_dN, distinct[rows])
-            best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
-            whole_d = logsumexp(numpy(best_dK) / temperature)
-            mine = free_P[at_p] == free
-            at_m, of_m = at_p[mine], of_p[mine]
-            found_m = numpy(scores_dN[of_m, asked.entity_B[at_m]]) / temperature - whole_d[of_m]
-            back_BK[row_P[at_m], column_P[at_m]] = temperature * np.maximum(found_m, FLOOR)
-        advance(len(rows), len(distinct))
-    return back_BK
+        A logarithm of the softmax over the best answers of each candidate, known ones included, on the scale
+        of the scores. Between temperatures of .25 and 4 validation saw no difference (eval/LOG.md), so it is
+        1; one signal alone has that of training.
+        """
+        row_P, column_P = np.nonzero(ids_BK >= 0)
+        asked = queries[row_P]
+        free_P = np.zeros(len(row_P), np.bool_) if free_B is None else free_B[row_P]
+        back = Queries(ids_BK[row_P, column_P], asked.relation_B, ~asked.tail_B)
+        groups = Groups.of(ranker.context.answers.keys(back))
+        distinct = back[groups.first]
+        single = len(ranker.mixture.signals) == 1
+        temperature = ranker.reader.settings.training.temperature if single else 1.0
+        back_BK = np.zeros(ids_BK.shape, np.float32)
+        for rows, _, said in ranker.said(distinct, None, batch_size):
+            all_dN = ranker.mixture.combine(said, distinct[rows])
+            at_p, of_p = groups.take(rows)
+            for free in np.unique(free_P[at_p]).tolist():
+                scores_dN = all_dN if free else ranker.possible.applied(all_dN, distinct[rows])
+                best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
+                whole_d = logsumexp(numpy(best_dK) / temperature)
+                mine = free_P[at_p] == free
+                at_m, of_m = at_p[mine], of_p[mine]
+                found_m = numpy(scores_dN[of_m, asked.entity_B[at_m]]) / temperature - whole_d[of_m]
+                back_BK[row_P[at_m], column_P[at_m]] = temperature * np.maximum(found_m, FLOOR)
+            advance(len(rows), len(distinct))
+        return back_BK

@@ -22,8 +22,7 @@ from kgmlm.evaluation.metrics import Bins, Ranks, rank_answers, read_ranks, side
 from kgmlm.evaluation.results import about_relations, breakdown, brief
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Queries, both_sides
-from kgmlm.ranking.first_stage import Mixture
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.reporting.charts import (
     SIGNALS,
     Cell,

@@ -449,14 +449,12 @@ def _how_to_calibrate(folder: RunFolder) -> str:
 def _reranked(ranker: Ranker) -> str:
     """What the second stage does, in sentences; nothing where there is none."""
     told = []
-    if ranker.reverse is not None:
-        use = ranker.reverse
+    if use := ranker.uses.get("reverse"):
         told.append(
             f"Then the {use.k:,} best answers are asked back: how probable the entity of the question is as "
             f"their answer is added with a weight of {use.weight:.3g}."
         )
-    if ranker.reranking is not None:
-        use = ranker.reranking.use
+    if use := ranker.uses.get("reranking"):
         told.append(
             f"Then a second model, the reranker, reads the {use.k:,} best answers together with the "
             f"question; what it says is added with a weight of {use.weight:.3g}."

@@ -36,7 +36,8 @@ from kgmlm.core.progress import quiet_transformers
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, unit
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
 from kgmlm.runs.record import (
     FORMAT,
@@ -63,8 +64,7 @@ from kgmlm.text.tokenization import Candidates, SpanTokenizer, Vocabulary, load_
 if TYPE_CHECKING:
     import torch
 
-    from kgmlm.ranking.first_stage import Use
-    from kgmlm.ranking.second_stage import Reranker, Reranking
+    from kgmlm.ranking.ranker import Use
     from kgmlm.signals.base import Signal
     from kgmlm.text.torch_model import SpanModel
 
@@ -140,8 +140,6 @@ def open_reranker(folder: Path, context: ContextGraph, device: Device) -> Rerank
     Raises:
         RunError: when something of it is missing or damaged.
     """
-    from kgmlm.ranking.second_stage import Reranker
-
     check_files(folder, read_record(folder), "config.toml")
     model, tokenizer = _loaded(folder / "model", device), load_tokenizer(folder / "model")
     check_vocabulary(model, tokenizer, folder / "model")
@@ -491,29 +489,29 @@ class RunFolder:
 
         others = tuple(name for name in beside() if scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
-        ranker = ranker.but(mixture=tuned.mixture, reverse=tuned.asked_back if rerank else None).by(scores)
+        ranker = ranker.but(mixture=tuned.mixture)
+        if rerank and tuned.asked_back is not None:
+            ranker = ranker.with_stage(ReverseScoring(tuned.asked_back))
+        ranker = ranker.by(scores)
         if scores in ("all", "text"):
             tuned.check(self.fingerprints, self.path, others if rerank else (*others, RERANKER))
         else:
             rerank = False
         if rerank and tuned.use is not None and tuned.use.k:
-            ranker = ranker.but(reranking=self.reranking(tuned.use, ranker.reader.model.device))
+            ranker = ranker.with_stage(self.cross_encoding(tuned.use, ranker.reader.model.device))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
-    def reranking(self, use: Use, device: torch.device) -> Reranking:
+    def cross_encoding(self, use: Use, device: torch.device) -> CrossEncoding:
         """The reranker of this run, used so.
 
         Raises:
             RunError: when it is missing or damaged.
         """
-        from kgmlm.ranking.first_stage import unit
-        from kgmlm.ranking.second_stage import Reranking
-
         if self.reranker is None:
             more = "--resume` continues its training" if (self.path / RERANKER).is_dir() else "` trains one"
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
-        return Reranking(reranker, use, unit("vector", self.settings))
+        return CrossEncoding(use, reranker, unit("vector", self.settings))
 
 
 def unread(run: RunFolder) -> bool:

@@ -23,8 +23,7 @@ from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Typed
-from kgmlm.ranking.first_stage import Use
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.runs.folder import ONNX, RunFolder, unread
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import steady
@@ -314,11 +313,8 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
             f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
             f"`kgmlm tune {run.path}` chooses again"
         )
-    again, reverse = ranker.reranking, ranker.reverse
-    return ranker.but(
-        reranking=again and replace(again, use=replace(again.use, k=k)),
-        reverse=reverse and replace(reverse, k=k),
-    )
+    stages = {name: stage.used(replace(stage.use, k=k)) for name, stage in ranker.stages.items()}
+    return ranker.but(stages=stages)
 
 
 def _opened(

@@ -39,7 +39,7 @@ from kgmlm.core.files import locked
 from kgmlm.core.processes import check_main_guard
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph
-from kgmlm.ranking.first_stage import Mixture, Use, Weights
+from kgmlm.ranking.ranker import Mixture, Use, Weights
 from kgmlm.signals import SIGNALS
 
 

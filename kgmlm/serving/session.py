@@ -286,10 +286,7 @@ class Session:
         if isinstance(task, ClassifyTask):
             size, count = 2, len(task.triples)
         else:
-            ranker = self.predictor.ranker
-            size = 1 + sum(
-                use.k for use in (ranker.reverse, ranker.reranking and ranker.reranking.use) if use
-            )
+            size = 1 + sum(use.k for use in self.predictor.ranker.uses.values())
             if isinstance(task, ExploreTask):
                 size, count = size + (task.asked.k + len(task.asked.also)) // EXPLAINED, 1
             else:

@@ -1,6 +1,6 @@
 """Signals: each scores candidates on a scale of its own, is one file here and a line in :data:`SIGNALS`.
 
-A :class:`~kgmlm.ranking.first_stage.Mixture` weighs them by relation and side; the weighted sum ranks.
+A :class:`~kgmlm.ranking.ranker.Mixture` weighs them by relation and side; the weighted sum ranks.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.core.machine import bound_memory, keep_memory, only_cpu, reduced
 from kgmlm.core.processes import count_processes
 from kgmlm.core.progress import Watcher
-from kgmlm.ranking.first_stage import Mixture
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import ENDED, discard_checkpoints
 from kgmlm.text.torch_model import SpanModel, reduced_products

@@ -27,8 +27,7 @@ from kgmlm.training.start import ends_by_decay
 from kgmlm.training.tune import complete_text
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.first_stage import Mixture
-    from kgmlm.ranking.ranker import Ranker
+    from kgmlm.ranking.ranker import Mixture, Ranker
 
 
 def train(

@@ -30,8 +30,7 @@ from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.first_stage import Mixture
-    from kgmlm.ranking.ranker import Ranker
+    from kgmlm.ranking.ranker import Mixture, Ranker
     from kgmlm.signals.base import Signal
 
 
@@ -390,7 +389,8 @@ def choose(
         world: the processes that share the queries.
         reverse: whether the best are asked back, if that helps; None is as the run does now.
     """
-    from kgmlm.ranking.first_stage import Use
+    from kgmlm.ranking.ranker import Use
+    from kgmlm.ranking.second_stage import ReverseScoring
     from kgmlm.runs.opened import read_entities
     from kgmlm.runs.record import TunedWeights, command_line
     from kgmlm.training.weights import Tuned, choose_reranking, choose_reverse
@@ -408,10 +408,10 @@ def choose(
     if reverse is not None:
         back = (back or Use(0, 0.0)) if reverse else None
     if back is not None and only != "signals":
-        ranker = ranker.but(reverse=back)
+        ranker = ranker.with_stage(ReverseScoring(back))
     read_again = run.reranker is not None and only in ("", "reranking")
     if read_again:
-        ranker = ranker.but(reranking=run.reranking(Use(0, 0.0), ranker.reader.model.device))
+        ranker = ranker.with_stage(run.cross_encoding(Use(0, 0.0), ranker.reader.model.device))
     training = (open_folder(run.path / RERANKER) if read_again else run).settings.training
     few = training.eval_triples if max_triples is None else max_triples
     protocol = Protocol(split="valid", max_triples=max_triples or 0)
@@ -514,8 +514,8 @@ def _train_reranker(
     opened: RunFolder, settings: Settings, how: RerankerTraining, further: str, watch: Watcher
 ) -> None:
     """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
-    from kgmlm.ranking.first_stage import Use, unit
-    from kgmlm.ranking.second_stage import Reranker, Reranking
+    from kgmlm.ranking.ranker import Use, unit
+    from kgmlm.ranking.second_stage import CrossEncoding, Reranker
     from kgmlm.training.start import resume_run, start_run
     from kgmlm.training.weights import choose_reranking
 
@@ -536,9 +536,9 @@ def _train_reranker(
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
         reranker = Reranker.of(current.reader)
-        reranking = Reranking(reranker, Use(0, 0.0), unit("vector", opened.settings))
+        stage = CrossEncoding(Use(0, 0.0), reranker, unit("vector", opened.settings))
         reranker.model.reduce(training.precision == "bf16")
-        _, found = choose_reranking(first.but(reranking=reranking), opened.graph, protocol, watch)
+        _, found = choose_reranking(first.with_stage(stage), opened.graph, protocol, watch)
         return current.mixture, found
 
     bound = how.max_steps or (None if ends_by_decay(trained, how.decay) else training.max_steps)

@@ -24,8 +24,7 @@ from kgmlm.evaluation.evaluator import Asked, Scope, View, within
 from kgmlm.evaluation.metrics import Ranks
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.first_stage import MAX_SCORES, Said
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import MAX_SCORES, Ranker, Said
 from kgmlm.training.objectives.streams import Columns
 
 

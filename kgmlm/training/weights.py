@@ -31,9 +31,8 @@ from kgmlm.core.processes import sharing
 from kgmlm.core.progress import Advance, Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.first_stage import BEST, Mixture, Said, Use
-from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import Best, Floats, asked_back, best_of
+from kgmlm.ranking.ranker import BEST, Mixture, Ranker, Said, Use
+from kgmlm.ranking.second_stage import Best, CrossEncoding, Floats, ReverseScoring, best_of
 from kgmlm.runs.record import REVERSE
 from kgmlm.signals import SIGNALS
 from kgmlm.signals.vector import read_together
@@ -235,16 +234,16 @@ def choose_reranking(
         was chosen on the other; the weights of the signals stay), ``k`` and ``weight``, ``mrr_first`` without
         reranking, and ``held``, the share of answers that the most candidates hold.
     """
-    reranking = ranker.reranking
-    if reranking is None:
+    stage = ranker.stages.get(CrossEncoding.name)
+    if not isinstance(stage, CrossEncoding):
         raise ConfigError("the ranker has no reranker to weigh")
-    most = candidates or reranking.reranker.reranking.candidates
+    most = candidates or stage.reranker.reranking.candidates
     confident = ranker.reader.settings.training.temperature  # both as in training
     weights = [confident * x for x in WEIGHTS_TRIED]
     told = partial(advance, "reranking")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
-        return reranking.read(queries, ids_dK, ranker.mixture, batch_size)
+        return stage.score(ranker, queries, ids_dK, batch_size)
 
     return _choose_use(ranker, contest_of(graph, protocol), told, most, weights, read, batch_size)
 
@@ -287,7 +286,7 @@ def _all_asked_back(
         best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
         ids_SK[rows] = best.to_read(ids_dK)
     back_DK = np.zeros((len(contest.asked.groups), most), np.float32)
-    back_DK[share] = asked_back(ranker, queries, ids_SK, batch_size, advance)
+    back_DK[share] = ReverseScoring(Use(most, 1.0)).score(ranker, queries, ids_SK, batch_size, advance)
     return back_DK
 
 
@@ -310,7 +309,7 @@ def _choose_use(
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
     tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
     found: list[_Part] = []
-    first = ranker.but(reranking=None)
+    first = ranker.without_stage(CrossEncoding.name)
 
     def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
         scores_dN = first.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
@@ -555,9 +554,9 @@ def tune(
     mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
     first, few = ranker.but(mixture=mixture), reranking or protocol
     use = reverse = None
-    if ranker.reverse is not None:
+    if REVERSE in ranker.stages:
         reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates, batch_size)
-        first = first.but(reverse=reverse)
-    if ranker.reranking is not None:
+        first = first.with_stage(ReverseScoring(reverse))
+    if CrossEncoding.name in ranker.stages:
         use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates, batch_size)
     return Tuned(mixture, use, reverse, figures)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 from conftest import TINY_SETTINGS, Cli, refused
 
-from kgmlm.ranking.first_stage import Use
+from kgmlm.ranking.ranker import Use
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.record import began_from
 from kgmlm.signals import SIGNALS

@@ -25,10 +25,9 @@ from kgmlm.core.processes import ALONE, World, join, sharing, speaks
 from kgmlm.core.progress import Bars, Calls, Watcher, watcher_of
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.first_stage import Use
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import FOLDER, Retriever
-from kgmlm.ranking.second_stage import Reranker, Reranking
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.runs.folder import open_folder
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reader
@@ -146,7 +145,7 @@ def everything(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranke
     reader = ranker.reader
     settings = reader.settings.model_copy(update=small)
     reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
-    return ranker.but(reranking=Reranking(reranker, Use(0, 0.0), 1.0))
+    return ranker.with_stage(CrossEncoding(Use(0, 0.0), reranker, 1.0))
 
 
 def test_processes_choose_the_weights_of_one(

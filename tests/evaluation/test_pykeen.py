@@ -18,10 +18,10 @@ from kgmlm.evaluation.pykeen import from_pykeen, to_factory, to_pykeen_model
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Functional, Possible
-from kgmlm.ranking.first_stage import Use
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
+from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.signals.rules import Rules
 from kgmlm.training.index import build_index
 
@@ -142,7 +142,7 @@ def test_ranks_are_those_of_pykeens_evaluator(
     if kind == "reranked":
         ranker = reranking_ranker
     if "reverse" in kind or kind == "reranked":
-        ranker = ranker.but(reverse=Use(20, 3.0))
+        ranker = ranker.with_stage(ReverseScoring(Use(20, 3.0)))
     loop_free_R = np.ones(len(toy.relations), np.bool_)
     ranker.possible = Possible(loop_free_R, (Functional.learn(toy.context),))
     if "retrieve" in kind:

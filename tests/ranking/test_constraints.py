@@ -18,11 +18,10 @@ from kgmlm.graphs.datasets import build_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
-from kgmlm.ranking.first_stage import Use, unit
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use, unit
 from kgmlm.ranking.retrieval import Retrieval, Retriever, entity_part, retrieve_and_rank
-from kgmlm.ranking.second_stage import Reranker, Reranking, best_of
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker, best_of
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reader, Reading
 from kgmlm.training.weights import weigh
@@ -197,7 +196,7 @@ def test_reranking_never_reads_it(make_ranker: Callable[..., Ranker], queries: Q
     short = {"reranking": RerankingSettings(max_length=20)}
     settings = ranker.reader.settings.for_reranking().model_copy(update=short)
     reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-    ranker.reranking = Reranking(reranker, Use(5, 1.0), unit("vector", ranker.reader.settings))
+    ranker.stages["reranking"] = CrossEncoding(Use(5, 1.0), reranker, unit("vector", ranker.reader.settings))
     ((_, ruled, free),) = ranker.rank_both(queries, len(queries))
     ((_, expected),) = ranker.unconstrained().rank(queries, batch_size=len(queries))
     torch.testing.assert_close(free, expected)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kgmlm.core.errors import ModelError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.first_stage import Mixture
+from kgmlm.ranking.ranker import Mixture
 
 TAIL, HEAD = (Queries(np.array([0]), np.array([1]), np.array([tail])) for tail in (True, False))
 

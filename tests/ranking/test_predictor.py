@@ -15,11 +15,10 @@ from kgmlm.core.config import KGESettings, RerankingSettings, RuleSettings, Text
 from kgmlm.core.errors import DataError, ModelError, RunError
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
-from kgmlm.ranking.first_stage import Use
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
-from kgmlm.ranking.second_stage import Reranker, Reranking
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.opened import save_index
 from kgmlm.signals.kge import KGE
@@ -110,7 +109,7 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
         small = {"reranking": RerankingSettings(max_length=16), "text": text}
         settings = ranker.reader.settings.model_copy(update=small)
         reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-        ranker.reranking = Reranking(reranker, Use(5, 2.0), 5.0)
+        ranker.stages["reranking"] = CrossEncoding(Use(5, 2.0), reranker, 5.0)
     if case.endswith("alone"):
         ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
@@ -148,7 +147,7 @@ def test_scores_that_are_no_numbers_are_refused(
         model = copy.deepcopy(ranker.reader.model)
         model.decoder[0].data.fill_(float("nan"))
         reranker = Reranker(ranker.context, ranker.reader.tokenizer, model, small)
-        ranker.reranking = Reranking(reranker, Use(5, 1.0), 1.0)
+        ranker.stages["reranking"] = CrossEncoding(Use(5, 1.0), reranker, 1.0)
     if damaged.endswith("by index"):
         pytest.importorskip("faiss")
         retrieval = Retrieval(build_index(ranker, toy), 31)

@@ -11,9 +11,8 @@ from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.datasets import TextColumns, build_graph
 from kgmlm.graphs.graph import KnowledgeGraph, RelationTable
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.first_stage import Use, unit
-from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import Reranker, Reranking
+from kgmlm.ranking.ranker import Ranker, Use, unit
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -119,16 +118,18 @@ def test_reranking_is_on_the_scale_of_the_scores(
     settings = ranker.reader.settings.model_copy(update=small)
     reranker = Reranker(toy.context, ranker.reader.tokenizer, ranker.reader.model, settings)
     one = unit("vector", ranker.reader.settings)
-    reranking = Reranking(reranker, Use(3, 1.0), one)
+    reranking = CrossEncoding(Use(3, 1.0), reranker, one)
     queries, _ = toy.queries("test")
     ids_BK = np.tile([3, 1, 4], (len(queries), 1))
-    plain = reranking.read(queries, ids_BK, ranker.mixture)
+    plain = reranking.score(ranker, queries, ids_BK)
     np.testing.assert_allclose(plain, reranker.score(queries, ids_BK), rtol=1e-5)
     table_R2 = torch.full((len(toy.relations), 2), 8 * one)
     weighed = ranker.mixture.weighed("vector", table_R2, 2 * one)
-    np.testing.assert_allclose(reranking.read(queries, ids_BK, weighed), plain * (1 + 8) / (1 + 2), rtol=1e-5)
+    np.testing.assert_allclose(
+        reranking.score(ranker.but(mixture=weighed), queries, ids_BK), plain * (1 + 8) / (1 + 2), rtol=1e-5
+    )
     even = ranker.mixture.evenly("vector", 2 * one)
-    np.testing.assert_allclose(reranking.read(queries, ids_BK, even), plain, rtol=1e-5)
+    np.testing.assert_allclose(reranking.score(ranker.but(mixture=even), queries, ids_BK), plain, rtol=1e-5)
 
 
 def test_weights_of_relations_go_along_to_another_graph(

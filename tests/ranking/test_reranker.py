@@ -21,8 +21,7 @@ from kgmlm.core.errors import ModelError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking import second_stage
-from kgmlm.ranking.first_stage import Use
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.second_stage import Reranker
 from kgmlm.runs.folder import MIXTURE, open_folder
 from kgmlm.runs.record import RERANKER

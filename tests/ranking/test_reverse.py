@@ -23,10 +23,9 @@ from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking import ranker as ranker_module
 from kgmlm.ranking import second_stage
 from kgmlm.ranking.constraints import MISSED, Possible
-from kgmlm.ranking.first_stage import BEST, Use
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import FLOOR, Reranker, Reranking, asked_back
+from kgmlm.ranking.ranker import BEST, Ranker, Use
+from kgmlm.ranking.second_stage import FLOOR, CrossEncoding, Reranker, ReverseScoring
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.record import TunedWeights
 from kgmlm.signals.kge import KGE
@@ -56,7 +55,9 @@ def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
     ids_BK[0, 2] = -1
     ids_BK[1, 1] = queries.entity_B[1]
     told: list[tuple[int, int]] = []
-    found_BK = asked_back(ranker, queries, ids_BK, 5, lambda n, total: told.append((n, total)))
+    found_BK = ReverseScoring(Use(9, 1.0)).score(
+        ranker, queries, ids_BK, 5, lambda n, total: told.append((n, total))
+    )
     assert found_BK.shape == ids_BK.shape
     distinct = set()
     for b, query in enumerate(queries):
@@ -79,7 +80,7 @@ def test_what_cannot_answer_does_not_hide_the_others(ranker: Ranker, toy: Knowle
     relation = int(np.bincount(toy.splits["train"][:, 1]).argmax())
     constrained = ranker.possible.constrained_B(Queries.of([Query(0, relation, "tail")]))
     own = Query(int(toy.splits["train"][0, 0]), int(toy.splits["train"][0, 1]), "tail")
-    found = asked_back(ranker, Queries.of([own]), np.array([[own.entity]]))
+    found = ReverseScoring(Use(9, 1.0)).score(ranker, Queries.of([own]), np.array([[own.entity]]))
     assert FLOOR <= found.item() <= 0
     if constrained.all():
         assert found.item() == pytest.approx(FLOOR)
@@ -91,7 +92,7 @@ def test_one_signal_alone_has_the_temperature_of_training(ranker: Ranker, toy: K
     ((_, scores_1N),) = alone.rank(Queries.of([turned(query, 5)]))
     temperature = alone.reader.settings.training.temperature
     expected = temperature * (torch.as_tensor(scores_1N)[0] / temperature).log_softmax(0)[3]
-    found = asked_back(alone, Queries.of([query]), np.array([[5]]))[0, 0]
+    found = ReverseScoring(Use(9, 1.0)).score(alone, Queries.of([query]), np.array([[5]]))[0, 0]
     assert found == pytest.approx(expected.item(), abs=1e-4, rel=1e-4)
 
 
@@ -101,7 +102,7 @@ def test_the_best_gain_and_stay_ahead(
 ) -> None:
     monkeypatch.setattr(ranker_module, "MAX_SCORES", 8 * at_once * len(toy.entities))
     queries, _ = toy.queries("test")
-    asking, told = ranker.but(reverse=Use(4, 0.5)), list[int]()
+    asking, told = ranker.with_stage(ReverseScoring(Use(4, 0.5))), list[int]()
     after_BN = torch.zeros(len(queries), len(toy.entities))
     for rows, scores_bN in asking.rank(queries, advance=told.append):
         after_BN[rows] = torch.as_tensor(scores_bN)
@@ -119,7 +120,7 @@ def test_the_best_gain_and_stay_ahead(
         passed = torch.zeros(len(toy.entities), dtype=torch.bool)
         passed[known.lookup(asked)[1]] = True
         best = before_N.masked_fill(passed | (before_N <= MISSED), -torch.inf).topk(4).indices
-        back = torch.from_numpy(asked_back(ranker, asked, best[None].numpy())[0])
+        back = torch.from_numpy(ReverseScoring(Use(9, 1.0)).score(ranker, asked, best[None].numpy())[0])
         gain = 0.5 * (back - back.min())
         torch.testing.assert_close(after_BN[b, best], before_N[best] + gain, atol=1e-3, rtol=1e-3)
         rest = torch.ones(len(toy.entities), dtype=torch.bool)
@@ -130,7 +131,7 @@ def test_the_best_gain_and_stay_ahead(
     # Beside the scores stand those of a ranker without constraints, whose reverse queries have none either.
     for rows, scores_bN in unconstrained.rank(queries):
         torch.testing.assert_close(free_BN[rows], torch.as_tensor(scores_bN))
-    assert unconstrained.reverse == asking.reverse
+    assert unconstrained.uses == asking.uses
 
 
 def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
@@ -138,7 +139,7 @@ def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: Knowled
     graph, protocol = replace(toy, splits={**toy.splits, "valid": twice}), Protocol(split="valid")
     use, found = choose_reverse(ranker, graph, protocol, candidates=8)
     assert found["mrr_first"] == pytest.approx(evaluate(ranker, graph, protocol).report["metrics"]["mrr"])
-    asking = ranker.but(reverse=use)
+    asking = ranker.with_stage(ReverseScoring(use))
     assert evaluate(asking, graph, protocol).report["metrics"]["mrr"] == pytest.approx(found["mrr"])
     assert use.k <= 8
     with pytest.raises(ConfigError, match="test triples"):
@@ -156,11 +157,13 @@ def test_one_triple_does_not_choose_how_it_is_asked_back(
 ) -> None:
     sizes = list[int]()
 
-    def asking(*given: Any, **more: Any) -> Any:
-        sizes.append(given[3])
-        return asked_back(*given, **more)
+    score = ReverseScoring.score
 
-    monkeypatch.setattr("kgmlm.training.weights.asked_back", asking)
+    def asking(*given: Any, **more: Any) -> Any:
+        sizes.append(given[4])
+        return score(*given, **more)
+
+    monkeypatch.setattr(ReverseScoring, "score", asking)
     one = replace(toy, splits={**toy.splits, "valid": toy.splits["valid"][:1]})
     use, found = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
     assert (use, found["mrr"]) == (Use(0, 0.0), found["mrr_first"])
@@ -176,7 +179,7 @@ def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: Knowle
 
 
 def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    asking = ranker.but(reverse=Use(5, 0.5))
+    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     ((_, found),) = Predictor(toy, asking).predict([query], k=10, explain=True)
     parts = [p.parts for p in found if p.parts]
@@ -192,8 +195,8 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
     small = {"reranking": RerankingSettings(max_length=16), "text": TextSettings(max_length=40)}
     settings = ranker.reader.settings.model_copy(update=small)
     reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-    asking = ranker.but(reverse=Use(5, 0.5))
-    both = asking.but(reranking=Reranking(reranker, Use(5, 2.0), 5.0))
+    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5)))
+    both = asking.with_stage(CrossEncoding(Use(5, 2.0), reranker, 5.0))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     said = []
     for found_by in (asking, both):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,10 +16,9 @@ from hypothesis import strategies as st
 from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.first_stage import Mixture, Use
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
-from kgmlm.ranking.second_stage import Reranking, best_of
+from kgmlm.ranking.second_stage import CrossEncoding, best_of
 from kgmlm.signals.base import Pool
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 from kgmlm.training.index import build_index
@@ -30,7 +30,8 @@ def ranker(reranking_ranker: Ranker) -> Ranker:
 
 
 def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    assert ranker.reranking is not None
+    stage = ranker.stages["reranking"]
+    assert isinstance(stage, CrossEncoding)
     queries, _ = toy.queries("test")
     known = 0
     for rows, _, said in ranker.said(queries):
@@ -44,7 +45,7 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
             assert int(gained.sum()) >= 4, "the worst read gains nothing"
             ahead = before[b] >= before[b, leading].min()
             assert after[b, ahead].min() > after[b, ~ahead].max()
-            read = ranker.reranking.reranker.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
+            read = stage.reranker.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
             gain = 2 * (read - read.min())
             close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
             close(after[b, leading], before[b, leading] + gain)
@@ -71,14 +72,16 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
     toy: KnowledgeGraph, seed: int, k: int, weight: float, tied: bool
 ) -> None:
     reranker: Any = Drawn(toy.context, seed)
-    made = Reranking(reranker, Use(k, weight), 1.0)
+    made = CrossEncoding(Use(k, weight), reranker, 1.0)
     queries = toy.queries("train")[0][np.arange(12)]
     generator = torch.Generator().manual_seed(seed)
     before = torch.randn(12, len(toy.entities), generator=generator)
     if tied:
         before = before.round()
-    mixture = Mixture.even({"likelihood": 1.0}, len(toy.relations))
-    after = made.reranked(queries, before, Pool(len(toy.entities)), mixture)
+    ranker: Any = SimpleNamespace(
+        context=toy.context, mixture=Mixture.even({"likelihood": 1.0}, len(toy.relations))
+    )
+    after = made.reranked(ranker, queries, before, Pool(len(toy.entities)))
     for b, query in enumerate(queries):
         fresh = np.setdiff1d(np.arange(len(toy.entities)), list(answers(toy, query)))
         last = before[b, fresh].sort(descending=True).values[:k][-1]
@@ -92,7 +95,7 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
 def test_no_more_is_read_at_once_than_asked(
     ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ranker.reranking is not None
+    assert ranker.reranks
     queries = toy.queries("test")[0][np.arange(8)]
     whole = dict(_rows(ranker, queries))
     sizes: list[int] = []
@@ -179,12 +182,10 @@ def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> Non
 
 
 def test_new_entities_are_read_like_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    assert ranker.reranking is not None
     wider = toy.extended(EntityTable(["q1"], ["Atlantis"], ["a lost city"]))
     twin = ranker.over(wider.context)
-    assert twin.reranking is not None
-    assert twin.reranking.use == ranker.reranking.use
-    reranker, over = ranker.reranking.reranker, twin.reranking.reranker
+    assert twin.uses == ranker.uses
+    reranker, over = (cast(CrossEncoding, of.stages["reranking"]).reranker for of in (ranker, twin))
     queries = toy.queries("test")[0][np.arange(3)]
     ids = np.array([[0, 1]] * 3)
     torch.testing.assert_close(over.score(queries, ids), reranker.score(queries, ids))

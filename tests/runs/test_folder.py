@@ -12,7 +12,7 @@ from conftest import without_digests
 from kgmlm.core.errors import ModelError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
-from kgmlm.ranking.first_stage import Use
+from kgmlm.ranking.ranker import Use
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.record import began_from
 from kgmlm.signals.vector import Vector

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kgmlm.core.errors import RunError
-from kgmlm.ranking.first_stage import Mixture, Use
+from kgmlm.ranking.ranker import Mixture, Use
 from kgmlm.runs.record import TunedWeights
 
 SHA = "0" * 64

@@ -16,8 +16,7 @@ from kgmlm.core.config import KGESettings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.first_stage import Mixture
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE

@@ -24,7 +24,7 @@ from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.pykeen import to_pykeen_model
 from kgmlm.graphs.graph import EntityTable
-from kgmlm.ranking.first_stage import Use
+from kgmlm.ranking.ranker import Use
 from kgmlm.runs.opened import computed_by, open_ranker
 from kgmlm.runs.options import RankingOptions, Runtime
 from kgmlm.runs.record import TunedWeights
@@ -114,7 +114,7 @@ def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: U
     scores, free, plain = {}, {}, {}
     for runtime in RUNTIMES:
         ranker = open_ranker(run, RankingOptions(runtime=runtime), run.graph)
-        assert ranker.reverse == use
+        assert ranker.uses == {"reverse": use}
         of = np.zeros((3, len(queries), len(run.graph.entities)), np.float32)
         for rows, scores_bN, free_bN in ranker.rank_both(queries):
             of[0, rows], of[1, rows] = numpy(scores_bN), numpy(free_bN)

@@ -22,8 +22,7 @@ import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
-from kgmlm.ranking.first_stage import Mixture
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.folder import open_folder
 from kgmlm.text.torch_model import Residuals, SpanModel
 from kgmlm.training.loop import _optimizer, train

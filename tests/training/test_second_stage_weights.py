@@ -13,7 +13,7 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import Reranker
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.training.weights import choose_reranking
 
 
@@ -71,25 +71,25 @@ class Hint(Reranker):
 def test_the_weight_goes_by_how_much_the_scores_say(ranker: Ranker, toy: KnowledgeGraph) -> None:
     twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
     toy = replace(toy, splits={**toy.splits, "valid": twice})
-    made = ranker.reranking
-    assert made is not None
+    made = ranker.stages["reranking"]
+    assert isinstance(made, CrossEncoding)
     of, uses = made.reranker, []
     for scale in (4.0, 16.0):
         hint = Hint(of.context, of.tokenizer, of.model, of.settings)
         hint.graph, hint.scale = toy, scale
-        ranker.reranking = replace(made, reranker=hint)
+        ranker.stages["reranking"] = replace(made, reranker=hint)
         uses.append(choose_reranking(ranker, toy, Protocol(split="valid"))[0])
     assert uses[0].k == uses[1].k > 0
     assert uses[0].weight == pytest.approx(4 * uses[1].weight)
 
 
 def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    made = ranker.reranking
-    assert made is not None
+    made = ranker.stages["reranking"]
+    assert isinstance(made, CrossEncoding)
     of = made.reranker
     fickle = Fickle(of.context, of.tokenizer, of.model, of.settings)
     fickle.graph, fickle.sign = toy, 1.0
-    ranker.reranking = replace(made, reranker=fickle)
+    ranker.stages["reranking"] = replace(made, reranker=fickle)
     use, found = choose_reranking(ranker, toy, Protocol(split="valid"))
     assert (use.k, use.weight, found["mrr"]) == (0, 0.0, found["mrr_first"])
 
@@ -99,17 +99,17 @@ def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: Knowledge
     protocol = Protocol(split="valid")
     twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
     toy = replace(toy, splits={**toy.splits, "valid": twice})
-    reranking, ranker.reranking = ranker.reranking, None
-    assert reranking is not None
+    reranking = ranker.stages.pop("reranking")
+    assert isinstance(reranking, CrossEncoding)
     before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
     with pytest.raises(ConfigError, match="no reranker"):
         choose_reranking(ranker, toy, protocol)
     made = reranking.reranker
     oracle = Oracle(made.context, made.tokenizer, made.model, made.settings)
     oracle.graph, oracle.sign = toy, sign
-    ranker.reranking = replace(reranking, reranker=oracle)
+    ranker.stages["reranking"] = replace(reranking, reranker=oracle)
     use, found = choose_reranking(ranker, toy, protocol)
-    ranker.reranking = replace(ranker.reranking, use=use)
+    ranker.stages["reranking"] = replace(reranking, reranker=oracle, use=use)
     assert found["mrr_first"] == pytest.approx(before)
     after = evaluate(ranker, toy, protocol).report["metrics"]
     assert after["mrr"] == pytest.approx(found["mrr"])
@@ -120,4 +120,4 @@ def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: Knowledge
         assert use.k == reranking.reranker.reranking.candidates
         assert found["mrr"] > before
         assert found["hits_at_1"] <= found["held"], "what the first stage misses stays missed"
-    assert ranker.by("likelihood").reranking is None
+    assert not ranker.by("likelihood").reranks

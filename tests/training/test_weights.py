@@ -19,9 +19,8 @@ from kgmlm.core.config import (
 from kgmlm.core.errors import ConfigError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.first_stage import Use
-from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import Reranker, Reranking
+from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.types import Types
@@ -53,7 +52,7 @@ def test_no_choice_depends_on_test_triples(
             settings = ranker.reader.settings.model_copy(update=small | {"text": TextSettings(max_length=40)})
             reader = ranker.reader
             reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
-            ranker.reranking = Reranking(reranker, Use(0, 0.0), 1.0)
+            ranker.stages["reranking"] = CrossEncoding(Use(0, 0.0), reranker, 1.0)
             found.append(choose_reranking(ranker, graph, protocol))
         else:
             mixture, figures = weigh(ranker, graph, protocol)
@@ -161,10 +160,10 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     reader = ranker.reader
     settings = reader.settings.model_copy(update=small)
     reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
-    ranker = ranker.but(reranking=Reranking(reranker, Use(0, 0.0), 1.0))
-    before = (ranker.mixture, ranker.reranking, dict(ranker.signals))
+    ranker = ranker.with_stage(CrossEncoding(Use(0, 0.0), reranker, 1.0))
+    before = (ranker.mixture, dict(ranker.stages), dict(ranker.signals))
     mixture, use, _, figures = tune(ranker, toy, Protocol(split="valid"))
-    assert (ranker.mixture, ranker.reranking, dict(ranker.signals)) == before
+    assert (ranker.mixture, dict(ranker.stages), dict(ranker.signals)) == before
     assert list(figures) == ["text", "kge", "reranking"]
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]
     assert figures["kge"]["mrr_kge"] > 0.9
@@ -177,5 +176,5 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     assert mixture.signals[-1] == "kge"
     assert use is not None
     assert (use.k, use.weight) == (figures["reranking"]["k"], figures["reranking"]["weight"])
-    first = evaluate(ranker.but(mixture=mixture, reranking=None), toy, Protocol(split="valid"))
+    first = evaluate(ranker.but(mixture=mixture).unreranked(), toy, Protocol(split="valid"))
     assert first.report["metrics"]["mrr"] == pytest.approx(figures["reranking"]["mrr_first"])
