@@ -24,8 +24,8 @@ from pykeen_complex import PyKEENComplEx
 import kgmlm
 from kgmlm.core.arrays import FloatArray, IntArray
 from kgmlm.core.config import Protocol
-from kgmlm.evaluation.evaluator import Scope
 from kgmlm.evaluation.metrics import binned, measured, reweighted
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.prediction.calibration import Calibration, Sample, calibrate, figures, shifted, temperature_of

@@ -19,7 +19,8 @@ import typer
 
 from kgmlm.core.arrays import at
 from kgmlm.core.config import Protocol, load_settings
-from kgmlm.evaluation.evaluator import Scope, evaluate
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Possible

@@ -16,7 +16,8 @@ from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import World, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
-from kgmlm.evaluation.evaluator import Ranking, Scope
+from kgmlm.evaluation.evaluator import Ranking
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
@@ -49,7 +50,7 @@ def scope_of(
     Args:
         own: the run's graph, with further entities where there are any.
         other: another graph, which is asked about instead.
-        allowed: as of :meth:`~kgmlm.evaluation.evaluator.Scope.inductive`.
+        allowed: as of :meth:`~kgmlm.evaluation.task.Scope.inductive`.
     """
     earlier, gone = run.past(reranked)
     if gone:
@@ -108,7 +109,7 @@ class EvaluationWork:
     def of(self, ranking: Ranking, made_by: str) -> EvaluationWork:
         """The same when it is known what is asked, and by which weights."""
         sizes = tuple(ranking.sizes.tolist())
-        return replace(self, made_by=made_by, digest=ranking.asked.digest, sizes=sizes)
+        return replace(self, made_by=made_by, digest=ranking.task.digest, sizes=sizes)
 
     @property
     def on_gpu(self) -> bool:
@@ -133,7 +134,7 @@ class EvaluationWork:
         scope, _ = scope_of(folder, own, other, self.protocol, self.options.reranks, self.allowed, watch)
         opened = open_run_model(folder, self.options, scope.graph)
         ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
-        if (opened.folder.made_by, ranking.asked.digest) != (self.made_by, self.digest):
+        if (opened.folder.made_by, ranking.task.digest) != (self.made_by, self.digest):
             raise RunError(
                 f"{self.run} has other weights or triples on {platform.node()}; workers need the run at the "
                 "same path, and nobody may change it meanwhile"

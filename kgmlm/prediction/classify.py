@@ -411,7 +411,7 @@ def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, li
 
 def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
     """Which triples of a graph a run's training has, by their labels."""
-    from kgmlm.evaluation.evaluator import held
+    from kgmlm.evaluation.task import held
 
     return held(graph.labels(triples), (trained,), "train")
 
@@ -426,7 +426,7 @@ def _unseen(
 ) -> KnowledgeGraph:
     """Another graph, refused where the run knows its answers or what would count as unseen."""
     from kgmlm.core.config import Protocol
-    from kgmlm.evaluation.evaluator import Scope
+    from kgmlm.evaluation.task import Scope
 
     earlier, gone = folder.past(False)
     if gone:

@@ -17,9 +17,9 @@ from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.config import Protocol, load_protocol
 from kgmlm.core.errors import DataError
 from kgmlm.evaluation.compare import Difference
-from kgmlm.evaluation.evaluator import Scope
 from kgmlm.evaluation.metrics import Bins, Ranks, rank_answers, read_ranks, sides, summarize
 from kgmlm.evaluation.results import about_relations, breakdown, brief
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Queries, both_sides
 from kgmlm.ranking.ranker import Mixture, Ranker

@@ -342,7 +342,7 @@ class _Work:
 
     def _result(self, ranked: Ranked) -> Result:
         """The sections that ranks say."""
-        from kgmlm.evaluation.evaluator import Scope
+        from kgmlm.evaluation.task import Scope
         from kgmlm.reporting import figures
 
         run = self.run

@@ -1,4 +1,8 @@
-"""Weights chosen on validation: of all signals at once, and of the second stage.
+"""Weights chosen on validation: of all signals at once, and of the second stages.
+
+Candidates of validation are all entities, or a sample with the answers, which does for choosing: ranks in it
+are better than among all, for every way of scoring. Each half of the triples is measured by what the other
+half chose (two-fold cross-fitting).
 
 The weighted sum of S signal scores of a query's candidates goes through a softmax over those that no known
 triple has; the weights maximize the likelihood of validation's answers. Weights are positive, so their
@@ -29,6 +33,8 @@ from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import Advance, Watcher
+from kgmlm.evaluation.metrics import Ranks
+from kgmlm.evaluation.task import Part, RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, Said, Use
@@ -36,13 +42,96 @@ from kgmlm.ranking.second_stage import Best, CrossEncoding, Floats, ReverseScori
 from kgmlm.runs.record import REVERSE
 from kgmlm.signals import SIGNALS
 from kgmlm.signals.vector import read_together
-from kgmlm.training.validation import Contest, Group, contest_of, crossed, figures_of, halved, odd, ranked_by
 
 SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in nats per squared logarithm
 LEAN = 1.0  # how strongly weights are drawn to those under which all signals vary alike
 FAR = 10.0  # no weight is farther from that than this, as a logarithm
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
 _Floats = npt.NDArray[np.float32]
+
+
+def check_choice(protocol: Protocol) -> None:
+    """Refuse to choose anything by what is kept for the test.
+
+    Raises:
+        ConfigError: when test triples are asked or filtered.
+    """
+    if "test" in (protocol.split, *protocol.filter):
+        raise ConfigError("what is chosen on validation must not know the test triples: leave 'test' out")
+
+
+def validation_task(graph: KnowledgeGraph, protocol: Protocol, among: int = 0) -> RankingTask:
+    """The task to choose by; arguments as of :meth:`~kgmlm.evaluation.task.RankingTask.of`.
+
+    Raises:
+        ConfigError: when test triples are asked or filtered.
+    """
+    check_choice(protocol)
+    return RankingTask.of(graph, protocol, among)
+
+
+def ranked_by(
+    ranker: Ranker,
+    task: RankingTask,
+    count: int,
+    score: Callable[[Queries, IntArray, Said], Iterable[torch.Tensor]],
+    advance: Callable[[int, int], None],
+    batch_size: int = 64,
+    by: tuple[str, ...] | None = None,
+) -> list[Ranks]:
+    """Rank a task's queries by several ways of scoring.
+
+    All from the same forward passes, each query in one of the processes that share the work.
+
+    Args:
+        count: how many ways there are.
+        score: scores ``(d, N)`` by each, of some of the distinct queries, their rows, and what signals say.
+        by: which signals are asked; None is those that count.
+    """
+    views, world = [task.view() for _ in range(count)], sharing()
+    share = task.share(world)
+    distinct, pool = task.distinct[share], ranker.pool(task.ids)
+    for own, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=by):
+        rows = share[own]
+        parts = list(task.parts(rows))
+        for view, scores_dN in zip(views, score(distinct[own], rows, said), strict=True):
+            for part in parts:
+                view.rank(scores_dN, part)
+        advance(len(rows), len(distinct))
+    for view in views:
+        world.filled(view.ranks_3B, task.groups.take(share)[0])
+    return [view.result() for view in views]
+
+
+def crossed(by_odd_B: FloatArray, by_even_B: FloatArray) -> FloatArray:
+    """Of the odd triples what the even ones chose, and the other way round."""
+    return np.where(odd(len(by_odd_B)), by_even_B, by_odd_B)
+
+
+def halved(reciprocal_WB: FloatArray, choose: Callable[[BoolArray], int]) -> FloatArray:
+    """Reciprocal ranks ``(B,)``, those of each half of the triples by the way that the other half chooses; of
+    a single triple by the first way, which nothing chose.
+
+    Args:
+        choose: a way, by some of the queries.
+    """
+    odd_B = odd(reciprocal_WB.shape[1])
+    by_odd, by_even = (choose(odd_B), choose(~odd_B)) if odd_B.any() else (0, 0)
+    return crossed(reciprocal_WB[by_odd], reciprocal_WB[by_even])
+
+
+def odd(count: int) -> BoolArray:
+    """Which of so many queries, all heads and then all tails, are of every other triple."""
+    return np.tile(np.arange(count // 2) % 2 == 1, 2)
+
+
+def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
+    """``mrr``, ``hits_at_1`` and ``hits_at_10`` of reciprocal ranks."""
+    return {
+        "mrr": float(reciprocal_B.mean()),
+        "hits_at_1": float((reciprocal_B >= 1).mean()),
+        "hits_at_10": float((reciprocal_B >= 0.1).mean()),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,21 +154,20 @@ class Sample:
 
     @classmethod
     def drawn(
-        cls, ranker: Ranker, contest: Contest, names: Sequence[str], advance: Advance, batch_size: int = 64
+        cls, ranker: Ranker, task: RankingTask, names: Sequence[str], advance: Advance, batch_size: int = 64
     ) -> Sample:
-        """Of a contest's queries, in one pass, which several processes share."""
-        asked, pool, world = contest.asked, ranker.pool(contest.ids), sharing()
-        share = asked.share(world)
-        distinct = asked.distinct[share]
+        """Of a task's queries, in one pass, which several processes share."""
+        pool, world = ranker.pool(task.ids), sharing()
+        share = task.share(world)
+        distinct = task.distinct[share]
         tell = partial(advance, "choosing weights")
         found = []
         for own, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=tuple(names)):
-            groups = contest.groups(share[own])
-            found += [(group.at, *_best(ranker, contest, group, said)) for group in groups]
+            found += [(part.at, *_best(ranker, task, part, said)) for part in task.parts(share[own])]
             tell(len(own), len(distinct))
         parts = [part for of_one in world.gathered(found) for part in of_one]
         confident = ranker.reader.settings.training.temperature
-        return cls.joined(names, asked.queries, parts, len(ranker.context.relations), confident)
+        return cls.joined(names, task.queries, parts, len(ranker.context.relations), confident)
 
     @classmethod
     def joined(
@@ -131,18 +219,18 @@ class Sample:
         return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
 
 
-def _best(ranker: Ranker, contest: Contest, group: Group, said: Said) -> tuple[_Floats, BoolArray]:
+def _best(ranker: Ranker, task: RankingTask, part: Part, said: Said) -> tuple[_Floats, BoolArray]:
     """What signals say ``(b, C, S)`` of the answers and of the best other candidates, and which there are."""
     device = ranker.reader.model.device
     source, answer_b1, rows, columns = (
         torch.from_numpy(x).to(device)
-        for x in (group.group, group.answers[:, None], *group.known)
+        for x in (part.group, part.answers[:, None], *part.known)
     )  # fmt: skip
-    queries = contest.asked.queries[group.at]
+    queries = task.queries[part.at]
     said_SbN = [torch.as_tensor(x, device=device)[source].float() for x in said.values()]
-    blocked_bN = ranker.possible.applied(torch.zeros_like(said_SbN[0]), queries, contest.ids) < 0
-    if contest.ids is None:
-        blocked_bN |= torch.from_numpy(~contest.member_N).to(device)
+    blocked_bN = ranker.possible.applied(torch.zeros_like(said_SbN[0]), queries, task.ids) < 0
+    if task.ids is None:
+        blocked_bN |= torch.from_numpy(~task.member_N).to(device)
     impossible_b1 = blocked_bN.gather(1, answer_b1)
     blocked_bN[rows, columns] = True
     blocked_bN.scatter_(1, answer_b1, True)
@@ -245,7 +333,7 @@ def choose_reranking(
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
         return stage.score(ranker, queries, ids_dK, batch_size)
 
-    return _choose_use(ranker, contest_of(graph, protocol), told, most, weights, read, batch_size)
+    return _choose_use(ranker, validation_task(graph, protocol), told, most, weights, read, batch_size)
 
 
 def choose_reverse(
@@ -261,38 +349,38 @@ def choose_reverse(
     Args:
         candidates: None is as many as the settings of the run say.
     """
-    first, contest = ranker.unreranked(), contest_of(graph, protocol)
+    first, task = ranker.unreranked(), validation_task(graph, protocol)
     most = min(candidates or ranker.reader.settings.reranking.candidates, len(graph.entities))
-    back_DK = _all_asked_back(first, contest, most, partial(advance, "asking back"), batch_size)
+    back_DK = _all_asked_back(first, task, most, partial(advance, "asking back"), batch_size)
     told = partial(advance, "validating")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
         return back_DK[rows]
 
-    return _choose_use(first, contest, told, most, WEIGHTS_TRIED, read, batch_size)
+    return _choose_use(first, task, told, most, WEIGHTS_TRIED, read, batch_size)
 
 
 def _all_asked_back(
-    ranker: Ranker, contest: Contest, most: int, advance: Callable[[int, int], None], batch_size: int
+    ranker: Ranker, task: RankingTask, most: int, advance: Callable[[int, int], None], batch_size: int
 ) -> Floats:
     """What asking back says of the best candidates ``(D, K)`` of all distinct queries at once, so that those
     that share a candidate ask it once. Of several processes each has its own share of the queries.
     """
-    share = contest.asked.share(sharing())
-    queries = contest.asked.distinct[share]
+    share = task.share(sharing())
+    queries = task.distinct[share]
     ids_SK = np.full((len(share), most), -1)
     for rows, _, said in ranker.said(queries, batch_size=batch_size):
         asked = queries[rows]
         best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
         ids_SK[rows] = best.to_read(ids_dK)
-    back_DK = np.zeros((len(contest.asked.groups), most), np.float32)
+    back_DK = np.zeros((len(task.groups), most), np.float32)
     back_DK[share] = ReverseScoring(Use(most, 1.0)).score(ranker, queries, ids_SK, batch_size, advance)
     return back_DK
 
 
 def _choose_use(
     ranker: Ranker,
-    contest: Contest,
+    task: RankingTask,
     advance: Callable[[int, int], None],
     most: int,
     weights: Sequence[float],
@@ -305,25 +393,25 @@ def _choose_use(
         most: candidates that are tried at most.
         read: what it says of candidates ``(d, K)`` of some queries, and which of all these are.
     """
-    most = min(most, len(contest.member_N))
+    most = min(most, len(task.member_N))
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
     tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
-    found: list[_Part] = []
+    found: list[_Both] = []
     first = ranker.without_stage(CrossEncoding.name)
 
     def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
         scores_dN = first.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
         read_dK = read(queries, rows, best.to_read(ids_dK))
-        found.extend(_parts(contest, rows, best, ids_dK, read_dK))
+        found.extend(_parts(task, rows, best, ids_dK, read_dK))
         yield scores_dN
         for use in tried[1:]:
             yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
 
-    asked, ranks = ranked_by(ranker, contest, len(tried), score, advance, batch_size)
+    ranks = ranked_by(ranker, task, len(tried), score, advance, batch_size)
     parts = [part for of_one in sharing().gathered(found) for part in of_one]
-    sample = Sample.joined(STAGES, asked.queries, [p[:3] for p in parts], len(ranker.context.relations))
-    held = sum(int(part.held_b.sum()) for part in parts) / len(asked.queries)
+    sample = Sample.joined(STAGES, task.queries, [p[:3] for p in parts], len(ranker.context.relations))
+    held = sum(int(part.held_b.sum()) for part in parts) / len(task.queries)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
 
     def choose(of_B: BoolArray) -> int:
@@ -336,7 +424,7 @@ def _choose_use(
         )
 
     mean_W, crossed_B = reciprocal_WB.mean(1), halved(reciprocal_WB, choose)
-    use = tried[choose(np.ones(len(asked.queries), np.bool_))]
+    use = tried[choose(np.ones(len(task.queries), np.bool_))]
     if crossed_B.mean() <= mean_W[0]:
         use, crossed_B = tried[0], reciprocal_WB[0]
     return use, {
@@ -348,7 +436,7 @@ def _choose_use(
     }
 
 
-class _Part(NamedTuple):
+class _Both(NamedTuple):
     """Of some queries what both stages say of the candidates ``(b, 1 + K, 2)``, as :class:`Sample` has it.
 
     Attributes:
@@ -363,21 +451,21 @@ class _Part(NamedTuple):
 
 
 def _parts(
-    contest: Contest, rows: IntArray, best: Best, ids_dK: IntArray, read_dK: Floats
-) -> Iterator[_Part]:
+    task: RankingTask, rows: IntArray, best: Best, ids_dK: IntArray, read_dK: Floats
+) -> Iterator[_Both]:
     """What both stages say of the best candidates of some distinct queries, for each of their answers."""
-    said_dKS, count = np.stack([best.scores_BK, read_dK], 2), len(contest.member_N)
-    for group in contest.groups(rows):
-        ids_bK, said_bKS = ids_dK[group.group], said_dKS[group.group]
-        own_bK = ids_bK == group.answers[:, None]
-        chosen_bK = best.chosen_BK[group.group]
-        known = group.known[0] * count + group.known[1]
-        others_bK = chosen_bK & ~own_bK & contest.member_N[ids_bK]
+    said_dKS, count = np.stack([best.scores_BK, read_dK], 2), len(task.member_N)
+    for part in task.parts(rows):
+        ids_bK, said_bKS = ids_dK[part.group], said_dKS[part.group]
+        own_bK = ids_bK == part.answers[:, None]
+        chosen_bK = best.chosen_BK[part.group]
+        known = part.known[0] * count + part.known[1]
+        others_bK = chosen_bK & ~own_bK & task.member_N[ids_bK]
         others_bK &= ~np.isin(np.arange(len(ids_bK))[:, None] * count + ids_bK, known)
         there_bC = np.concatenate([(own_bK & chosen_bK).any(1, keepdims=True), others_bK], 1)
         answer_b1S = np.where(own_bK[..., None], said_bKS, 0).sum(1, keepdims=True)
         scores_bCS = np.where(there_bC[..., None], np.concatenate([answer_b1S, said_bKS], 1), 0)
-        yield _Part(group.at, scores_bCS.astype(np.float32), there_bC, own_bK.any(1))
+        yield _Both(part.at, scores_bCS.astype(np.float32), there_bC, own_bK.any(1))
 
 
 TEXT = ("likelihood", "vector")  # signals of the text model, which training weighs
@@ -451,15 +539,13 @@ def weigh(
         other; ``mrr_one_weight`` with the same weights for all relations; ``mrr_`` and its name by a signal
         alone; ``mrr_text`` without the stage's signal, of all but the text; ``weight_...`` of the text's.
     """
-    contest, stages = contest_of(graph, protocol, among), _stages(ranker)
+    task, stages = validation_task(graph, protocol, among), _stages(ranker)
     *_, (last, names) = stages.items()
     if ranker.vectors is not None:
-        unread = ranker.vectors.unread_of(contest.ids)
-        read_together(
-            ranker.vectors, advance=lambda n: advance("reading entities", n, unread), ids=contest.ids
-        )
+        unread = ranker.vectors.unread_of(task.ids)
+        read_together(ranker.vectors, advance=lambda n: advance("reading entities", n, unread), ids=task.ids)
     if len(names) > 1:
-        sample = Sample.drawn(ranker, contest, names, advance, batch_size)
+        sample = Sample.drawn(ranker, task, names, advance, batch_size)
     ways: dict[str, Folds] = {f"{name} alone": Folds.same(ranker.mixture.only(name)) for name in names}
     fits = 6 * sum(len(of) > 1 for of in stages.values())
     tell = partial(advance, "fitting weights", 1, fits)
@@ -467,7 +553,7 @@ def weigh(
         fitted = len(of) > 1
         ways[stage] = Folds.fitted(sample, of, tell) if fitted else ways[f"{of[0]} alone"]
         ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
-    measured = _measured(ranker, contest, ways, advance, batch_size)
+    measured = _measured(ranker, task, ways, advance, batch_size)
     mrr = {name: float(found_B.mean()) for name, found_B in measured.items()}
     figures = {stage: figures_of(measured[stage]) for stage in stages}
     for before, (stage, of) in zip([None, *stages], stages.items(), strict=False):
@@ -479,8 +565,8 @@ def weigh(
             figures[stage]["mrr_text"] = mrr[before]
     if "text" in stages and len(stages["text"]) > 1:
         figures["text"] |= {f"weight_{n}": w for n, w in ways["text"].whole.averages.items()}
-    if contest.ids is not None:
-        figures[last]["candidates"] = float(contest.width)
+    if task.ids is not None:
+        figures[last]["candidates"] = float(task.width)
     return ways[last].whole, figures
 
 
@@ -493,17 +579,17 @@ def _stages(ranker: Ranker) -> dict[str, list[str]]:
 
 
 def _measured(
-    ranker: Ranker, contest: Contest, ways: Mapping[str, Folds], advance: Advance, batch_size: int
+    ranker: Ranker, task: RankingTask, ways: Mapping[str, Folds], advance: Advance, batch_size: int
 ) -> dict[str, FloatArray]:
     """Reciprocal ranks ``(B,)`` by name, those of each half of the triples by what the other half chose.
 
     So no triple is measured by weights that were fitted on it.
     """
     tried = {id(mixture): mixture for way in ways.values() for mixture in (way.odd, way.even)}
-    pool = ranker.pool(contest.ids)
-    _, ranks = ranked_by(
+    pool = ranker.pool(task.ids)
+    ranks = ranked_by(
         ranker,
-        contest,
+        task,
         len(tried),
         lambda queries, rows, said: (ranker.combined(queries, said, pool, m) for m in tried.values()),
         partial(advance, "validating"),

@@ -16,10 +16,11 @@ from doubles import FakeRanker, fake, run
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol, VectorSettings, load_protocol
 from kgmlm.core.errors import ConfigError, DataError
-from kgmlm.evaluation import evaluator as evaluator_module
-from kgmlm.evaluation.evaluator import Asked, Scope, View, _Drawn, evaluate
+from kgmlm.evaluation import task as task_module
+from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.metrics import MADE_BY, read_ranks
 from kgmlm.evaluation.pykeen import to_factory, to_pykeen
+from kgmlm.evaluation.task import Part, RankingTask, Scope, View, _Drawn
 from kgmlm.graphs.datasets import build_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Target
@@ -67,7 +68,7 @@ def test_metrics_are_those_of_pykeen(
 ) -> None:
     graph = real(name)
     monkeypatch.setattr(
-        "kgmlm.evaluation.evaluator.MAX_SCORES", 5 * len(graph.entities)
+        "kgmlm.evaluation.task.MAX_SCORES", 5 * len(graph.entities)
     )  # a hub's triples in parts
     ours = run(graph, kind).report["metrics"]
     theirs = pykeen_metrics(graph, kind)
@@ -423,7 +424,7 @@ def test_ranks_are_made_on_the_device_of_the_scores(drawn: bool) -> None:
     scores_bN = torch.arange(12.0)[None].expand(2, -1)
     nothing = np.zeros(0, np.int64)
     with torch.device("meta"):  # on which nothing can be computed
-        view.rank(scores_bN, np.arange(2), np.array([0, 1]), np.array([5, 7]), (nothing, nothing))
+        view.rank(scores_bN, Part(np.array([0, 1]), np.arange(2), np.array([5, 7]), (nothing, nothing)))
     assert view.result().optimistic_B.tolist() == view.result().pessimistic_B.tolist() == [7, 5]
     assert view.result().candidates_B.tolist() == [12, 12]
 
@@ -434,7 +435,7 @@ def test_ranks_do_not_depend_on_how_many_scores_are_compared_at_once(
 ) -> None:
     before = run(toy, candidates=candidates)
     for scores in (1, 3 * len(toy.entities)):
-        monkeypatch.setattr(evaluator_module, "_COMPARED", scores)
+        monkeypatch.setattr(task_module, "_COMPARED", scores)
         again = run(toy, candidates=candidates)
         assert again.scores_B.tolist() == before.scores_B.tolist()
         for name, ranks_B in vars(before.ranks).items():
@@ -448,7 +449,8 @@ def test_each_query_is_ranked_among_negatives_of_its_own() -> None:
     view = drawing(negatives=40, negatives_by="grail")
     scores_bN = torch.zeros(2, 12)
     scores_bN[:, [7, 5, 3]] = torch.tensor([1.0, 2.0, 3.0])
-    view.rank(scores_bN, np.array([1]), np.array([1]), np.array([7]), (np.array([0]), np.array([3])))
+    part = Part(np.array([1]), np.array([1]), np.array([7]), (np.array([0]), np.array([3])))
+    view.rank(scores_bN, part)
     assert view.ranks_3B[:, 1].tolist()[0] == 1
     assert view.ranks_3B[2, 1] == 41
     assert view.ranks_3B[:, 0].tolist() == [0, 0, 0], "the other query has not been asked"
@@ -688,18 +690,19 @@ def test_a_hub_in_parts_of_one_query_is_ranked_alike(
     toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = run(toy)
-    monkeypatch.setattr("kgmlm.evaluation.evaluator.MAX_SCORES", 1)
+    monkeypatch.setattr("kgmlm.evaluation.task.MAX_SCORES", 1)
     after = run(toy)
     assert (before.ranks.optimistic_B == after.ranks.optimistic_B).all()
     assert torch.equal(before.scores_B, after.scores_B)
     rows = np.arange(3)
-    asked = Asked.of(toy.splits["test"], toy, Protocol())
-    whole, group = asked.groups.take(rows)
+    task = RankingTask.of(toy, Protocol())
+    whole, group = task.groups.take(rows)
     for most in (0, 1, 2, 99):
-        parts = list(asked.in_parts(rows, most))
-        assert max(len(at) for at, _ in parts) <= max(1, most)
-        assert np.concatenate([at for at, _ in parts]).tolist() == whole.tolist()
-        assert np.concatenate([of for _, of in parts]).tolist() == group.tolist()
+        monkeypatch.setattr(task_module, "MAX_SCORES", most * task.width)
+        parts = list(task.parts(rows))
+        assert max(len(part.at) for part in parts) <= max(1, most)
+        assert np.concatenate([part.at for part in parts]).tolist() == whole.tolist()
+        assert np.concatenate([part.group for part in parts]).tolist() == group.tolist()
 
 
 def test_nothing_to_evaluate_names_the_split(toy: KnowledgeGraph) -> None:

@@ -8,7 +8,8 @@ from doubles import fake, run
 
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError
-from kgmlm.evaluation.evaluator import Scope, evaluate
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import build_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 

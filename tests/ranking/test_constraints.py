@@ -13,7 +13,8 @@ from conftest import vectors_of
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, VectorSettings
-from kgmlm.evaluation.evaluator import Scope, evaluate
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import build_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query

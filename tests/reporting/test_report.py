@@ -25,8 +25,9 @@ from trainings import TINY
 import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError, RunError
-from kgmlm.evaluation.evaluator import Scope, evaluate
+from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.metrics import Ranks
+from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.reporting import figures

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.graphs.queries import GroupedAnswers
+from kgmlm.graphs.queries import Columns, GroupedAnswers
 from kgmlm.training.objectives import streams
-from kgmlm.training.objectives.streams import Columns, Drawing, Recent, Sampled
+from kgmlm.training.objectives.streams import Drawing, Recent, Sampled
 
 KNOWN = GroupedAnswers(np.array([0, 2, 3, 9]), np.array([1, 4, 7, 0, 2, 3, 5, 8, 9]))
 
@@ -35,7 +35,7 @@ def test_nothing_is_sampled_where_all_are_scored_anyway() -> None:
 def test_answers_are_found_among_candidates_whoever_is_looked_up(
     monkeypatch: pytest.MonkeyPatch, hub: int
 ) -> None:
-    monkeypatch.setattr(streams, "_HUB", hub)
+    monkeypatch.setattr("kgmlm.graphs.queries._HUB", hub)
     rows = np.array([2, 0, 1, 2])
     for ids in ([5, 4, 3, 6, 1], [9], [6]):
         columns = Columns(np.array(ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kgmlm.training.validation import halved
+from kgmlm.training.weights import halved
 
 
 def test_a_single_triple_chooses_nothing() -> None:

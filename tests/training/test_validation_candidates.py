@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from kgmlm.core.config import Protocol, VectorSettings
+from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Columns
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training import weights
-from kgmlm.training.objectives.streams import Columns
-from kgmlm.training.validation import Contest
 from kgmlm.training.weights import weigh
 
 
@@ -24,9 +24,9 @@ def test_validation_in_training_reads_the_sample_and_no_other_text(
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     assert ranker.vectors is not None
     protocol = Protocol(split="valid", max_triples=3)
-    contest = Contest.of(toy, protocol, 4)
+    contest = RankingTask.of(toy, protocol, 4)
     assert contest.ids is not None
-    assert set(contest.asked.answers.tolist()) <= set(contest.ids.tolist())
+    assert set(contest.answers.tolist()) <= set(contest.ids.tolist())
     assert contest.width < len(toy.entities)
     mixture, by_stage = weigh(ranker, toy, protocol, among=4)
     figures = by_stage["text"]
@@ -48,10 +48,10 @@ def test_a_sample_that_leaves_none_out_ranks_as_all_entities_do(
     ranker, protocol = make_ranker(vector=vector), Protocol(split="valid")
     whole = weigh(ranker, toy, protocol)[1]["text"]
     members = np.arange(len(toy.entities))
-    asked = Contest.of(toy, protocol)
-    assert Contest.of(toy, protocol, len(members)).ids is None
+    asked = RankingTask.of(toy, protocol)
+    assert RankingTask.of(toy, protocol, len(members)).ids is None
     everyone = replace(asked, columns=Columns(members))
-    monkeypatch.setattr(weights, "contest_of", lambda *of: everyone)
+    monkeypatch.setattr(weights, "validation_task", lambda *of: everyone)
     sampled = weigh(ranker, toy, protocol, among=1)[1]["text"]
     assert sampled.pop("candidates") == len(members)
     assert sampled == pytest.approx(whole)
@@ -63,7 +63,7 @@ def test_ranks_in_a_sample_are_those_of_its_columns(
     """Against a loop over the scores of all entities."""
     ranker, protocol = make_ranker(), Protocol(split="valid")
     figures = weigh(ranker, toy, protocol, among=6)[1]["text"]
-    contest = Contest.of(toy, protocol, 6)
+    contest = RankingTask.of(toy, protocol, 6)
     assert contest.ids is not None
     queries, answers = toy.queries("valid")
     known = {split: set(map(tuple, toy.splits[split].tolist())) for split in ("train", "valid")}

@@ -12,11 +12,11 @@ from scipy.optimize import approx_fprime
 
 from kgmlm.core.config import Protocol, VectorSettings
 from kgmlm.core.progress import Watcher
+from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training import weights as weights_module
-from kgmlm.training.validation import Contest
 from kgmlm.training.weights import Sample
 
 
@@ -114,10 +114,10 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
     """Against a loop over the scores of all entities."""
     monkeypatch.setattr(weights_module, "BEST", 2)
     ranker, protocol = make_ranker(vector=VectorSettings(enabled=True)), Protocol(split="valid")
-    contest = Contest.of(toy, protocol)
+    contest = RankingTask.of(toy, protocol)
     names = ("likelihood", "vector")
     sample = Sample.drawn(ranker, contest, names, Watcher())
-    queries, answers = contest.asked.queries, contest.asked.answers
+    queries, answers = contest.queries, contest.answers
     rows, known = toy.known(protocol.filter).lookup(queries)
     said = {name: torch.zeros(len(queries), len(toy.entities)) for name in names}
     for at, _, says in ranker.said(queries, by=names):
@@ -141,7 +141,7 @@ def test_an_impossible_answer_has_no_say(toy: KnowledgeGraph, make_ranker: Calla
     looped = replace(toy, splits={**toy.splits, "valid": own})
     plenty = np.full(len(toy.relations), True)
     ranker = ranker.but(possible=replace(ranker.possible, loop_free_R=plenty))
-    sample = Sample.drawn(ranker, Contest.of(looped, Protocol(split="valid")), ("vector",), Watcher())
+    sample = Sample.drawn(ranker, RankingTask.of(looped, Protocol(split="valid")), ("vector",), Watcher())
     heads = len(own)
     assert not sample.there_BC[[0, heads]].any()
     assert sample.there_BC[:, 0].sum() == 2 * heads - 2

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from kgmlm.core.arrays import FloatArray, IntArray, cosines
+from kgmlm.graphs.queries import Columns
 from kgmlm.signals.likelihood_torch import entity_loss, left_out, token_loss
 from kgmlm.text.reader import SpanOutput
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 from kgmlm.text.torch_model import Residuals
 from kgmlm.training.objectives.streams import (
-    Columns,
     Drawing,
     Drawn,
     Objective,

@@ -27,7 +27,7 @@ from torch import distributed
 from kgmlm.core.arrays import FloatArray, IntArray
 from kgmlm.core.config import TrainingSettings
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import GroupedAnswers, Queries
+from kgmlm.graphs.queries import Columns, GroupedAnswers, Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.reader import SpanOutput
 
@@ -303,48 +303,6 @@ class Objective(Generic[_Stream]):
 
 ANSWERS = 64  # of a query that are always candidates; of hubs so many are drawn
 RECENT = 2  # one of so many candidates is a recent answer
-_HUB = 4096  # answers of a query from which on its candidates are looked up among them, not they among those
-
-
-class Columns:
-    """Where entities stand among M candidates, which all differ."""
-
-    def __init__(self, ids_M: IntArray) -> None:
-        self.ids_M = ids_M
-        self._order = np.argsort(ids_M, kind="stable")
-        self._sorted = ids_M[self._order]
-
-    def __len__(self) -> int:
-        return len(self.ids_M)
-
-    def of(self, entity_ids: IntArray) -> IntArray:
-        """The column of each entity, -1 for those that are no candidates.
-
-        >>> Columns(np.array([7, 3])).of(np.array([3, 4, 7])).tolist()
-        [1, -1, 0]
-        """
-        if not len(self):
-            return np.full(len(entity_ids), -1)
-        at = np.minimum(np.searchsorted(self._sorted, entity_ids), len(self) - 1)
-        return np.where(self._sorted[at] == entity_ids, self._order[at], -1)
-
-    def answers(self, known: GroupedAnswers, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """The answers of B queries that are candidates, as (position in ``rows``, column) pairs.
-
-        A hub with a million answers costs no more than its candidates.
-        """
-        hub_B = known.offsets[rows + 1] - known.offsets[rows] > max(_HUB, len(self))
-        few = np.flatnonzero(~hub_B)
-        positions, ids = known.take(rows[few])
-        columns = self.of(ids)
-        there = columns >= 0
-        found = [(few[positions[there]], columns[there])]
-        for b in np.flatnonzero(hub_B):
-            of_A = known.ids[known.offsets[rows[b]] : known.offsets[rows[b] + 1]]
-            at = np.minimum(np.searchsorted(of_A, self._sorted), len(of_A) - 1)
-            columns = self._order[of_A[at] == self._sorted]
-            found.append((np.full(len(columns), b), columns))
-        return np.concatenate([b for b, _ in found]), np.concatenate([c for _, c in found])
 
 
 class Recent:
