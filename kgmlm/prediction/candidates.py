@@ -24,12 +24,13 @@ import pyarrow.parquet as pq
 import torch
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, like, top
+from kgmlm.core.arrays import BoolArray, IntArray, like, top
 from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
+from kgmlm.prediction.features import compared
 from kgmlm.prediction.merged import FEATURES
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import MAX_SCORES, Ranker, Scorer
+from kgmlm.ranking.ranker import Ranker, Scorer
 
 
 def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries:
@@ -329,37 +330,10 @@ class Completer:
             "hidden": np.array([pair in members[0] for pair in pairs], np.bool_),
             "open": np.array([pair in members[1] for pair in pairs], np.bool_),
         }
-        columns |= dict(zip(FEATURES, self._features(others_BN, row_n, id_n), strict=True))
+        found = compared(scores_BN, others_BN, row_n, id_n, self.temperature)
+        found["log_rank"] = np.log(found.pop("rank"))
+        columns |= {name: found[name] for name in FEATURES}
         return columns | {name: values[at].float().cpu().numpy() for name, values in said.items()}
-
-    def _features(self, others_BN: torch.Tensor, row_n: IntArray, id_n: IntArray) -> FloatArray:
-        """What scores say of candidates, ``(F, n)``, each among all that training does not give.
-
-        These are the score, the log-softmax, the logarithm of the realistic rank, and by how much the score
-        is above that of the best other candidate.
-        """
-        device = others_BN.device
-        rows, ids = (torch.from_numpy(x).to(device) for x in (row_n, id_n))
-        values = others_BN[rows, ids]
-        normalizer_B = torch.logsumexp(others_BN.double() / self.temperature, 1)
-        best_BK = others_BN.topk(min(2, others_BN.shape[1]), dim=1).values
-        best_B, second_B = best_BK[:, 0], best_BK[:, -1]
-        above, equal = (torch.empty(len(values), dtype=torch.float64, device=device) for _ in range(2))
-        step = max(1, MAX_SCORES // others_BN.shape[1])
-        for start in range(0, len(values), step):
-            some = slice(start, start + step)
-            among, own = others_BN[rows[some]], values[some, None]
-            above[some], equal[some] = (among > own).sum(1).double(), (among == own).sum(1).double()
-        rival = torch.where((above == 0) & (equal == 1), second_B[rows], best_B[rows])
-        rival = torch.where(rival.isinf(), values, rival)  # nobody else is there
-        features = [
-            values.double(),
-            values.double() / self.temperature - normalizer_B[rows],
-            torch.log(1 + above + (equal - 1) / 2),
-            values.double() - rival.double(),
-        ]
-        found: FloatArray = torch.stack(features).cpu().numpy()
-        return found
 
     @property
     def temperature(self) -> float:

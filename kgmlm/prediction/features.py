@@ -14,10 +14,20 @@ from functools import cache
 
 import numpy as np
 
-from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, logsumexp, numpy
+from kgmlm.core.arrays import (
+    Array,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    highest,
+    like,
+    logsumexp,
+    numpy,
+    where,
+)
 from kgmlm.graphs.queries import FilterIndex, Groups, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import Scorer
+from kgmlm.ranking.ranker import MAX_SCORES, Scorer
 
 # Of each side. Three are of the rank: wrong answers that a run ranks high are rarest at the first rank and
 # far behind, which no straight line says.
@@ -25,6 +35,48 @@ FEATURES = ("score", "log_softmax", "margin", "log_rank", "log_rank_squared", "r
 KINDS_OF_NEGATIVES = ("uniform", "typed", "hard")
 HARD = 20  # the best wrong candidates that hard negatives are drawn from
 _TRIES = 20  # draws of each negative before it is left out: everything may be true
+
+
+def compared(
+    scores_BN: Array, others_BN: Array, rows: IntArray, ids: IntArray, temperature: float = 1.0
+) -> dict[str, FloatArray]:
+    """Compare candidates of queries with the others that compete.
+
+    Args:
+        scores_BN: of B queries, torch tensors or NumPy arrays.
+        others_BN: the same, minus infinity where an entity does not compete.
+        rows, ids: (n,) which candidates of which queries.
+        temperature: scores divided by it are logits.
+
+    Returns:
+        By name ``(n,)``, float64: the ``score``; its ``log_softmax``; its realistic ``rank``; and its
+        ``margin`` above the best other candidate, 0 where nobody else competes.
+    """
+    at = (like(rows, scores_BN), like(ids, scores_BN))
+    own_n1 = scores_BN[at][:, None]
+    score_n = numpy(own_n1)[:, 0].astype(np.float64)
+    among_n = np.isfinite(numpy(others_BN[at]))
+    above_n, equal_n = (np.empty(len(rows), np.int64) for _ in range(2))
+    step = max(1, MAX_SCORES // others_BN.shape[1])
+    for start in range(0, len(rows), step):
+        some = slice(start, start + step)
+        rivals_bN = others_BN[like(rows[some], others_BN)]
+        above_n[some] = numpy((rivals_bN > own_n1[some]).sum(1))
+        equal_n[some] = numpy((rivals_bN == own_n1[some]).sum(1))
+    best_BK = numpy(highest(others_BN, min(2, others_BN.shape[1]))[0]).astype(np.float64)
+    first_n, second_n = best_BK[rows, 0], best_BK[rows, -1]
+    rival_n = np.where(among_n & (above_n == 0) & (equal_n == 1), second_n, first_n)
+    rival_n = np.where(np.isfinite(rival_n), rival_n, score_n)
+    with np.errstate(invalid="ignore", divide="ignore"):  # where nobody competes
+        total_B = logsumexp(numpy(others_BN).astype(np.float64) / temperature)
+    logit_n, total_n = score_n / temperature, np.where(np.isfinite(first_n), total_B[rows], -np.inf)
+    total_n = np.where(among_n, total_n, np.logaddexp(total_n, logit_n))
+    return {
+        "score": score_n,
+        "log_softmax": np.minimum(logit_n - total_n, 0.0),
+        "rank": 1 + above_n + (equal_n - among_n) / 2,
+        "margin": score_n - rival_n,
+    }
 
 
 def side_features(
@@ -39,48 +91,29 @@ def side_features(
     Args:
         scores_BN: of B queries.
         rows, ids: (m,) which candidates of which queries.
-        known: answers of the queries in training, as (row, id) pairs; a candidate is not compared with them.
+        known: answers of the queries in training, as (row, id) pairs, which do not compete.
         temperature: scores divided by it are logits.
 
     Returns:
-        ``(m, F)``, in the order of :data:`FEATURES`: the score and by how much it is above
-        that of the best other candidate (the margin), both in units of the temperature, the log-softmax, and
-        functions of the realistic rank. What cannot answer is as good as the worst that can.
+        ``(m, F)``, in the order of :data:`FEATURES`; score and margin in units of the temperature. What cannot
+        answer is as good as the worst that can.
     """
-    found = np.empty((len(rows), len(FEATURES)))
-    scores = numpy(scores_BN).astype(np.float64)
-    known_row, known_id = known
-    for row in np.unique(rows):
-        own_N = scores[row]
-        possible_N = own_N > MISSED
-        own_N = np.maximum(own_N, own_N[possible_N].min()) if possible_N.any() else np.zeros_like(own_N)
-        at = np.flatnonzero(rows == row)
-        answers = np.unique(known_id[known_row == row])
-        found[at] = _of_row(own_N, ids[at], answers, temperature)
-    return found
-
-
-def _of_row(scores_N: FloatArray, ids: IntArray, answers: IntArray, temperature: float) -> FloatArray:
-    """The features of some candidates of one query."""
-    asked = scores_N[ids]
-    others = np.sort(np.delete(scores_N, answers))
-    among = ~np.isin(ids, answers)  # whether a candidate is one of the others
-    left, right = (np.searchsorted(others, asked, side) for side in ("left", "right"))
-    rank = 1 + (len(others) - right) + (right - left - among) / 2
-    top = np.concatenate([np.full(2, scores_N.min()), others])[-2:]  # there may be nobody else
-    rival = np.where(among & (right == len(others)) & (right - left == 1), top[0], top[1])
-    logits, log_others = asked / temperature, -np.inf
-    if len(others):
-        log_others = float(logsumexp(others / temperature))
-    log_total = np.where(among, log_others, np.logaddexp(log_others, logits))
-    log_softmax = np.minimum(logits - log_total, 0.0)
+    possible_BN = scores_BN > MISSED
+    worst_B1 = -highest(where(possible_BN, -scores_BN, -np.inf), 1)[0]
+    worst_B1 = where(worst_B1 < np.inf, worst_B1, 0.0)
+    scores_BN = where(possible_BN, scores_BN, worst_B1)
+    taken_BN = np.zeros(tuple(scores_BN.shape), np.bool_)
+    taken_BN[known] = True
+    others_BN = where(like(taken_BN, scores_BN), -np.inf, scores_BN)
+    found = compared(scores_BN, others_BN, rows, ids, temperature)
+    log_rank_n = np.log(found["rank"])
     columns = {
-        "score": logits,
-        "log_softmax": log_softmax,
-        "margin": (asked - rival) / temperature,
-        "log_rank": np.log(rank),
-        "log_rank_squared": np.log(rank) ** 2,
-        "reciprocal_rank": 1 / rank,
+        "score": found["score"] / temperature,
+        "log_softmax": found["log_softmax"],
+        "margin": found["margin"] / temperature,
+        "log_rank": log_rank_n,
+        "log_rank_squared": log_rank_n**2,
+        "reciprocal_rank": 1 / found["rank"],
     }
     return np.stack([columns[name] for name in FEATURES], axis=1)
 
