@@ -95,8 +95,8 @@ def side_features(
         temperature: scores divided by it are logits.
 
     Returns:
-        ``(m, F)``, in the order of :data:`FEATURES`; score and margin in units of the temperature. What cannot
-        answer is as good as the worst that can.
+        ``(m, F)``, in the order of :data:`FEATURES`; score and margin are in units of the temperature. What
+        cannot answer is as good as the worst that can.
     """
     possible_BN = scores_BN > MISSED
     worst_B1 = -highest(where(possible_BN, -scores_BN, -np.inf), 1)[0]

@@ -334,22 +334,12 @@ class RunFolder:
             mixture = folder / Path(MIXTURE).name
             TunedWeights(ranker.mixture.without(*_elsewhere()), of=of).save(mixture)
             digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
+        self._changed()
 
-    @property
-    def chosen(self) -> TunedWeights:
-        """What validation chose for the run's signals.
-
-        Raises:
-            RunError: when it is missing or damaged.
-        """
-
-        return TunedWeights.open(self.path / MIXTURE, len(self.graph.relations))
-
-    def save_tuned(self, chosen: TunedWeights) -> None:
-        """Keep what was chosen for the signals that there are now."""
-        from kgmlm.runs.record import fingerprints
-
-        whole = replace(chosen, of=fingerprints(self.path))
+    def save_tuned(self, tuned: TunedWeights) -> None:
+        """Keep the weights that were chosen for the signals that there are now."""
+        self._changed()
+        whole = replace(tuned, of=self.fingerprints)
         folder = self.model_folder
         keep = partial(digests.write_manifest, folder)
         with digests.replacing(self.path / MIXTURE, digests.read_manifest(folder), keep) as temporary:

@@ -12,6 +12,8 @@ from kgmlm.core.errors import RunError
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_ranker
+from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import ENDED, check_output, check_result, steady, writing
 from kgmlm.text.torch_model import SpanModel, load_model
 
@@ -114,7 +116,8 @@ def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
         if moment == "between the renames":
             shutil.copytree(another / "model", run / ".model.kgmlm-new")
             (run / "model").rename(run / ".model.kgmlm-old")
-        assert torch.equal(scores(opened.ranker("cpu")), expected)
+        options = RankingOptions(device="cpu", runtime="torch")
+        assert torch.equal(scores(open_ranker(opened, options, opened.graph)), expected)
     assert len(reads) == (2 if moment == "before the weights" else 1)
 
 
