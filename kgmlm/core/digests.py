@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kgmlm.core import files
 from kgmlm.core.errors import RunError
@@ -20,10 +20,20 @@ MANIFEST = "kgmlm.json"
 RESTORE = "restore it from a copy, or train the run again"
 
 
-class Digest(BaseModel):
-    """What a file was when it was written."""
+class StrictModel(BaseModel):
+    """What a file of ours may have: all keys known, all values of their types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def fault(error: ValidationError) -> str:
+    """The first fault that validation has found: the key, and why its value cannot be."""
+    first = error.errors()[0]
+    return f"'{'.'.join(map(str, first['loc']))[:60]}': {first['msg']}"
+
+
+class Digest(StrictModel):
+    """What a file was when it was written."""
 
     size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")

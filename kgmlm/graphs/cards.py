@@ -19,7 +19,7 @@ import pyarrow as pa
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kgmlm.core import files
+from kgmlm.core import digests, files
 from kgmlm.core.errors import DataError, first_line
 
 
@@ -133,9 +133,7 @@ def _parse(path: Path) -> Card:
         values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
         return Card.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path} is not a valid card: '{key}': {first['msg']}") from None
+        raise DataError(f"{path} is not a valid card: {digests.fault(error)}") from None
     except (OSError, ValueError, RecursionError) as error:  # what is no TOML is a ValueError
         raise DataError(f"{path} is not a valid card: {error}") from None
 

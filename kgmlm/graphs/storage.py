@@ -74,7 +74,7 @@ def _write_triples(path: Path, splits: Mapping[str, IntArray]) -> None:
 
 
 def portable(graph: KnowledgeGraph) -> dict[str, pa.Table]:
-    """The tables of a graph by name, as Parquet files have them: those of packs and of older runs."""
+    """The tables of a graph by name, as Parquet files have them: those of packs."""
     tables = {"entities": graph.entities.table, "relations": _relations(graph)}
     for name, splits in (("triples", graph.splits), (NEGATIVES, graph.negatives)):
         if splits:

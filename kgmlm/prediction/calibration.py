@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from scipy.special import expit, logit
 
 from kgmlm.core import digests, files
@@ -45,11 +45,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Calibrator(_Strict):
+class Calibrator(digests.StrictModel):
     """From a sum of features to a probability: a sigmoid, or steps with straight lines between them.
 
     Attributes:
@@ -96,7 +92,7 @@ class Calibrator(_Strict):
         return np.clip(found, self.lowest, self.highest)
 
 
-class Model(_Strict):
+class Model(digests.StrictModel):
     """From the features of a triple to a probability.
 
     Attributes:
@@ -156,7 +152,7 @@ class Examples:
         return Examples(self.features, self.relations, self.labels, weights, self.halves)
 
 
-class Calibration(_Strict):
+class Calibration(digests.StrictModel):
     """What a run's probabilities go by.
 
     Attributes:
@@ -624,9 +620,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
     try:
         found = Calibration.of_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))[:60]
-        raise RunError(f"{path} is damaged: '{key}': {first['msg']}; {again}") from None
+        raise RunError(f"{path} is damaged: {digests.fault(error)}; {again}") from None
     except ValueError as error:
         raise RunError(f"{path} is damaged: {first_line(error)}; {again}") from None
     if not _fits(found, len(run.graph.relations)):

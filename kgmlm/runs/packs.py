@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kgmlm import __version__
 from kgmlm.core import digests, files
@@ -53,9 +53,7 @@ _PLACE = re.compile(r"(reranker/)?(run\.json|config\.toml|(graph|model|signals)/
 _RATIO, _SMALL, _CONTENTS_SIZE = 100, 2**24, 2**22  # times; bytes; bytes
 
 
-class _Contents(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Contents(digests.StrictModel):
     format: int
     kgmlm: str
     name: str
@@ -452,8 +450,7 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
             raise RunError(f"{pack} is a pack of format {version}; this kgmlm opens format {FORMAT}")
         contents = _Contents.model_validate(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise _damaged(pack, f"{CONTENTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise _damaged(pack, f"{CONTENTS}: {digests.fault(error)}") from None
     except ValueError as error:
         raise _damaged(pack, str(error).splitlines()[0]) from None
     if missing := {"run.json", "config.toml", _CHOSEN, _MODEL} - contents.files.keys():

@@ -169,7 +169,7 @@ class RecipeRecord(_Known):
     stages: list[Stage]
     reranker_epochs: float = Field(gt=0)
     weighed: int = Field(default=0, ge=0)
-    asked: int = Field(default=1, ge=1)  # older runs lack it
+    asked: int = Field(default=1, ge=1)
 
 
 class ShortlistRecord(_Known):
@@ -236,7 +236,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def accepted(record: Mapping[str, Any]) -> digests.Accepted | None:
-    """The digests that a record has of files of the run; None of runs by versions that kept none."""
+    """The digests that a record has of files of the run, if any."""
     return digests.of_json(record.get("files"))
 
 
@@ -470,21 +470,17 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Signal(_Strict):
+class _Signal(digests.StrictModel):
     average: _Finite
     weights: list[Annotated[list[_Finite], Field(min_length=2, max_length=2)]] | None
 
 
-class _Use(_Strict):
+class _Use(digests.StrictModel):
     k: int = Field(ge=0)
     weight: _Finite
 
 
-class _File(_Strict):
+class _File(digests.StrictModel):
     signals: dict[str, _Signal] = Field(min_length=1)
     reranking: _Use | None
     reverse: _Use | None = None
@@ -541,9 +537,7 @@ class TunedWeights:
         except OSError:
             raise RunError(f"{path} is missing; {RESTORE}") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))[:60]
-            raise RunError(f"{path} is damaged: '{key}': {first['msg']}; {RESTORE}") from None
+            raise RunError(f"{path} is damaged: {digests.fault(error)}; {RESTORE}") from None
         tables = {
             name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
             if signal.weights is None

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kgmlm.core import files
 from kgmlm.core.arrays import IntArray, logits, logsumexp
+from kgmlm.core.digests import StrictModel
 from kgmlm.core.errors import ModelError, first_line
 from kgmlm.core.machine import installed
 from kgmlm.text.reader import SpanOutput
@@ -34,7 +35,7 @@ _CHUNK = 2**26  # logits held at once while normalizing: 256 MB
 Floats = npt.NDArray[np.float32]
 
 
-class Facts(BaseModel):
+class Facts(StrictModel):
     """What a file of a structure says of itself.
 
     Attributes:
@@ -45,8 +46,6 @@ class Facts(BaseModel):
         positions: how many tokens a text may have.
         tokens: how many tokens can be read.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     kgmlm_structure: int = Field(ge=1, le=1)
     config: str
