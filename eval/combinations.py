@@ -40,7 +40,7 @@ class Remembering(Ranker):
 
     remembered: dict[str, dict[bytes, torch.Tensor]]
 
-    def said(
+    def signal_scores(
         self, queries: Any, pool: Any = None, batch_size: int = 64, advance: Any = None, *, by: Any = None
     ) -> Any:
         """As of any ranker of all entities, from memory where it can."""
@@ -53,7 +53,7 @@ class Remembering(Ranker):
             for name in names:
                 known = self.remembered.setdefault(name, {})
                 if key not in known:
-                    known[key] = self.says(name, reading, self.pool())
+                    known[key] = self.signal_score(name, reading, self.pool())
                 said[name] = known[key]
             yield rows, reading, said
             if advance is not None:

@@ -60,7 +60,7 @@ class Cards:
 
 @dataclass(frozen=True)
 class Check:
-    """What is wrong, odd or leaky about a graph.
+    """The findings about a graph: errors, oddities, leaks.
 
     Attributes:
         values: the report, as JSON has it: counts, duplicates, leakage, colliding names and the ceiling that
@@ -80,7 +80,7 @@ class Check:
         return dict(self.values)
 
     def lines(self) -> Mapping[str, Sequence[str]]:
-        """What people read, by heading."""
+        """The findings for people, by heading."""
         return lines_of(self.values)
 
     def _repr_html_(self) -> str:
@@ -227,7 +227,7 @@ def _card_of(dataset: KnowledgeGraph | str | Path) -> Card | None:
 
 
 def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, Any]:
-    """What names are to a model: how long, which sets the span by default, which it has no tokens for."""
+    """Check names as a model's tokens: their lengths, which set the span, and characters without a token."""
     import pyarrow as pa
 
     from kgmlm.core.config import Settings

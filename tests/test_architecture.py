@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -77,4 +78,20 @@ def test_no_function_has_too_many_parameters() -> None:
                 private = node.name.startswith("_") and not node.name.startswith("__")
                 if count > MOST_PARAMETERS[private]:
                     found.append(f"{path.stem}.{node.name}: {count}")
+    assert found == []
+
+
+def test_the_command_that_is_installed_is_there() -> None:
+    module, _, function = PROJECT["project"]["scripts"]["kgmlm"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = []
+    for path in (ROOT / "kgmlm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                text = ast.get_docstring(node) or ""
+                if re.match(r"(What|Whether|Which|The same|As of|As any)\b", text):
+                    found.append(f"{path.stem}: {text.splitlines()[0]}")
     assert found == []

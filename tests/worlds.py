@@ -9,12 +9,12 @@ from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any, TypeVar
 
 from kgmlm.core.errors import RunError
-from kgmlm.core.processes import World, shared_by
+from kgmlm.core.processes import ProcessGroup, shared_by
 
 T = TypeVar("T")
 
 
-class Threaded(World):
+class Threaded(ProcessGroup):
     """One of several; what the others give comes pickled, as from a process."""
 
     def __init__(self, rank: int, barrier: Barrier, turn: Lock, given: list[bytes]) -> None:
@@ -35,7 +35,7 @@ class Threaded(World):
         return found
 
 
-def together(size: int, job: Callable[[World], T]) -> list[T]:
+def together(size: int, job: Callable[[ProcessGroup], T]) -> list[T]:
     """What the job comes to in each of so many processes; the first error is raised when all have ended."""
     barrier, turn, given = Barrier(size), Lock(), [b""] * size
     errors: list[Exception] = []

@@ -258,7 +258,7 @@ def tell(message: str) -> None:
 
 
 def stdout() -> Console:
-    """Where tables go; wide enough for names where no terminal sets the width."""
+    """Return the console for tables; wide enough for names where no terminal sets the width."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120

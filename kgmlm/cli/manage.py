@@ -76,13 +76,13 @@ class Setting(NamedTuple):
 
     @property
     def values(self) -> str:
-        """What it may be, such as "a number, at least 0, less than 1"."""
+        """The allowed values, such as "a number, at least 0, less than 1"."""
         kinds = self.schema.get("anyOf", [self.schema])
         return " or ".join(_values(kind) for kind in kinds if kind["type"] != "null")
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """What a setting of one type may be."""
+    """The allowed values of a setting of one type."""
     if "const" in schema:
         return json.dumps(schema["const"])
     if "enum" in schema:

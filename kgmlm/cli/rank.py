@@ -176,7 +176,7 @@ def read_queries(path: Path, resolver: Resolver) -> list[Query]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where a line of a file is, and its fields by the columns that the first line names."""
+    """Yield the place of each line of a file, and its fields by the columns that the first line names."""
     from kgmlm.core import files, tables
     from kgmlm.core.errors import DataError
 

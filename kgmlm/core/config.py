@@ -57,7 +57,7 @@ class ScratchSettings(Strict):
 
 
 class TextSettings(Strict):
-    """How a query is written."""
+    """The text of a query."""
 
     template: str = Field(
         "plain",
@@ -89,7 +89,7 @@ class TextSettings(Strict):
 
 
 class ScoringSettings(Strict):
-    """How a candidate is scored from the log-probabilities of its tokens."""
+    """The score of a candidate from the log-probabilities of its tokens."""
 
     span_length: int | Literal["auto"] = Field(
         "auto",
@@ -233,7 +233,7 @@ class TypeSettings(Strict):
 
 
 class MaskingSettings(Strict):
-    """What `training.objective = "masked"` hides in the texts of training entities and triples."""
+    """The tokens that `training.objective = "masked"` hides in texts of training entities and triples."""
 
     policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = Field(
         "whole-word",
@@ -246,7 +246,7 @@ class MaskingSettings(Strict):
 
 
 class RerankingSettings(Strict):
-    """How `kgmlm rerank` reads the best candidates of a run again; `candidates` are those asked back, too."""
+    """Second stages: how `kgmlm rerank` reads candidates; `candidates` is of reverse scoring, too."""
 
     candidates: int = Field(
         20,
@@ -355,16 +355,16 @@ class TrainingSettings(Strict):
     seed: Seed = Field(0, description="Seed of initial weights, batches, samples and dropout.")
 
     def sampled(self, seen: int) -> int:
-        """How many of so many training entities a step scores beside those of its queries; 0 is all."""
+        """Return how many of some training entities a step scores beside those of its queries; 0 is all."""
         return _fewer(self.candidates, SAMPLED, seen)
 
     def validated(self, entities: int) -> int:
-        """How many of so many entities validation in training ranks among; 0 is all."""
+        """Return how many of so many entities validation in training ranks among; 0 is all."""
         return _fewer(self.eval_candidates, ASKED, entities)
 
 
 def _fewer(chosen: int | Literal["auto"], usual: int, among: int) -> int:
-    """How many of some entities are taken; 0 is all of them."""
+    """Return how many of some entities are taken; 0 is all of them."""
     count = (usual if among > ALL else 0) if chosen == "auto" else chosen
     return count if count < among else 0
 
@@ -417,7 +417,7 @@ def _known_splits(asked: str | None) -> tuple[str, ...]:
 
 
 class Protocol(Strict):
-    """How `kgmlm evaluate --protocol FILE` asks: by default all test triples, among all entities."""
+    """The protocol of `kgmlm evaluate --protocol FILE`; by default all test triples, among all entities."""
 
     split: str = Field("test", description="The split whose triples are asked.")
     triples: Literal["all", "unseen", "seen"] = Field(
@@ -589,5 +589,5 @@ def dump_settings(settings: Settings, notes: Sequence[str] = ()) -> str:
 
 
 def is_expected(protocol: Protocol) -> bool:
-    """Whether a protocol's negatives are not drawn: hits are what they are expected to be."""
+    """Return whether a protocol's negatives are not drawn: hits are what they are expected to be."""
     return bool(protocol.negatives) and protocol.negatives_by == "expectation"

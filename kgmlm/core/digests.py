@@ -1,4 +1,4 @@
-"""Whether files are as they were written: their sizes, and the SHA-256 of their contents.
+"""Digests of files: sizes and SHA-256, kept when files are written and checked when they are read.
 
 A folder that is written whole has a manifest in it. While a single file is replaced, the digests of the old
 and the new one are both accepted, so that a kill in the midst of it leaves a good run good.
@@ -21,7 +21,7 @@ RESTORE = "restore it from a copy, or train the run again"
 
 
 class StrictModel(BaseModel):
-    """What a file of ours may have: all keys known, all values of their types."""
+    """The contents of a file of ours: all keys known, all values of their types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -33,19 +33,19 @@ def fault(error: ValidationError) -> str:
 
 
 class Digest(StrictModel):
-    """What a file was when it was written."""
+    """Size and SHA-256 of a file when it was written."""
 
     size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Digest:
-        """What a file of these bytes is."""
+        """Return the digest of a file of these bytes."""
         return cls(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     @classmethod
     def of(cls, path: Path) -> Digest:
-        """What a file is."""
+        """Return the digest of a file."""
         return cls(size=path.stat().st_size, sha256=files.sha256(path))
 
 
@@ -65,7 +65,7 @@ def as_json(accepted: Mapping[str, list[Digest | None]]) -> dict[str, list[dict[
 
 
 def of_json(values: object) -> Accepted | None:
-    """What :func:`as_json` made; None of None."""
+    """Read the output of :func:`as_json`; None of None."""
     return None if values is None else _ACCEPTED.validate_python(values)
 
 
@@ -76,7 +76,7 @@ def write_manifest(folder: Path, accepted: Accepted | None = None) -> None:
 
 
 def read_manifest(folder: Path, remedy: str = RESTORE) -> Accepted | None:
-    """What :func:`write_manifest` wrote; None where there is none.
+    """Read the digests that :func:`write_manifest` wrote; None where there are none.
 
     Raises:
         RunError: when it is damaged.

@@ -20,7 +20,7 @@ LONGEST = 1000  # characters of a sentence
 
 
 def printable(text: str) -> str:
-    """The same with what is not printable escaped, such as a line break or what colors a terminal.
+    """Escape characters that are not printable, such as a line break or a terminal's colors.
 
     >>> print(printable("\\x1b[31mred"))
     \\x1b[31mred

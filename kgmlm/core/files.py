@@ -119,7 +119,7 @@ def _spelled_out(column: pa.Array) -> int:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether something is there that is neither a file nor a folder, such as a pipe or a device."""
+    """Return whether something is there that is neither a file nor a folder, such as a pipe or a device."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -387,12 +387,12 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def unsettled(folder: Path) -> bool:
-    """Whether replacing something in this folder was cut short, so that :func:`recover_in` is needed."""
+    """Return whether a replacement in this folder was cut short, so that :func:`recover_in` is needed."""
     return any(found and found["whole"] for found in map(_temporary, _listed(folder)))
 
 
 def is_unsettled(path: Path) -> bool:
-    """Whether replacing this folder was cut short, so that :func:`recover` is needed."""
+    """Return whether replacing this folder was cut short, so that :func:`recover` is needed."""
     return any(os.path.lexists(_sibling(path, suffix)) for suffix in (_NEW, _OLD))
 
 
@@ -417,12 +417,12 @@ def _listed(folder: Path) -> list[str]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file or folder is being written, or was when its process was killed."""
+    """Return whether a file or folder is being written, or was when its process was killed."""
     return _temporary(path.name) is not None
 
 
 def _temporary(name: str) -> re.Match[str] | None:
-    """Of a temporary name the ``name`` that it is for, and whether it is ``whole``."""
+    """The pattern of temporary names: the ``name`` of the file, and whether it is ``whole``."""
     whole = f"(?P<whole>{re.escape(_NEW)}|{re.escape(_OLD)})"
     return re.fullmatch(rf"\.(?P<name>.+?)({whole}|\.\w+{re.escape(_PART)})", name)
 
@@ -464,7 +464,7 @@ def _sibling(path: Path, suffix: str) -> Path:
 
 
 def _prefix(path: Path) -> str:
-    """How temporary names of a file or folder begin; short enough for every file system."""
+    """The beginning of temporary names of a file or folder; short enough for every file system."""
     return f".{os.fsencode(path.name)[:200].decode(errors='ignore')}."
 
 
@@ -493,7 +493,7 @@ def _umask() -> int:
 
 
 def lock_file(path: Path) -> Path:
-    """Where the lock of a folder is: beside it, since the folder may be replaced or not be there yet."""
+    """The lock of a folder: beside it, since the folder may be replaced or not be there yet."""
     target = path.resolve()
     above = next(p for p in target.parents if p.exists())
     # A run that is mounted alone, below a folder where nothing can be written, has its lock inside.

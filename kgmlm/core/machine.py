@@ -41,7 +41,7 @@ def fast_bf16() -> bool:
 
 
 def reduced(precision: str, on_gpu: bool) -> bool:
-    """Whether products are in bf16: if a setting says so, or by ``auto`` where there are units for it."""
+    """Return whether products are in bf16: as a setting says, or by ``auto`` where there are units for it."""
     import torch
 
     if precision != "auto":
@@ -50,7 +50,7 @@ def reduced(precision: str, on_gpu: bool) -> bool:
 
 
 def only_cpu() -> bool:
-    """Whether there is no accelerator: accelerate joins several CPU processes only when told so."""
+    """Return whether there is no accelerator: accelerate joins several CPU processes only when told so."""
     import torch
 
     return not torch.accelerator.is_available()
@@ -120,7 +120,7 @@ class Memory:
 
 
 def memory(root: Path = Path("/")) -> Memory | None:
-    """What the machine has, or the control group if it allows less, or ``KGMLM_MEMORY`` says (in GiB).
+    """Memory of the machine, or of its control group if that is less, or ``KGMLM_MEMORY`` (in GiB).
 
     Args:
         root: of the file system.
@@ -151,7 +151,7 @@ def memory(root: Path = Path("/")) -> Memory | None:
 
 
 def _installed_memory() -> Memory | None:
-    """What is built in, where only that is known: macOS."""
+    """Memory built into the machine, on systems that tell no more: macOS."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -160,7 +160,7 @@ def _installed_memory() -> Memory | None:
 
 
 def _of_groups(root: Path, swap: int) -> Iterator[Memory]:
-    """What the control groups of this process allow: its own and those around it, of either version."""
+    """Memory that the control groups of this process allow, its own and those around it."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -181,7 +181,7 @@ def _of_groups(root: Path, swap: int) -> Iterator[Memory]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file of a control group says; None for "max", and where it is not there."""
+    """Read a number from a file of a control group; None for "max", and where it is not there."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -216,12 +216,12 @@ def _use_one_thread() -> None:
 
 
 def installed(package: str) -> bool:
-    """Whether a package is there, without importing it."""
+    """Return whether a package is there, without importing it."""
     return find_spec(package) is not None
 
 
 def may_have_gpu() -> bool:
-    """Whether there is a sign of a GPU that torch would take, without importing it."""
+    """Return whether there is a sign of a GPU that torch would take, without importing it."""
     if not sys.platform.startswith("linux"):
         return sys.platform == "win32"
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))

@@ -25,7 +25,7 @@ from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.machine import only_cpu
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup as Gloo
 
 Value = TypeVar("Value")
 Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
@@ -34,17 +34,17 @@ PATIENCE = timedelta(seconds=5)  # with a launcher that no longer answers
 
 
 def count_processes() -> int:
-    """How many processes do this job together, as the launcher says."""
+    """Return how many processes do this job together, as the launcher says."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def in_several_processes() -> bool:
-    """Whether this is one of several processes that do a job together."""
+    """Return whether this is one of several processes that do a job together."""
     return count_processes() > 1
 
 
 def main_process() -> bool:
-    """Whether this is the one process that writes and speaks for all."""
+    """Return whether this is the one process that writes and speaks for all."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -77,7 +77,7 @@ def unguarded() -> RunError:
     )
 
 
-class World:
+class ProcessGroup:
     """The processes that do a job together; this class is one process alone.
 
     Attributes:
@@ -90,11 +90,11 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return whether this is the process that writes."""
         return self.rank == 0
 
     def share(self, costs: IntArray) -> IntArray:
-        """Which pieces of work this process does, in ascending order.
+        """Return which pieces of work this process does, in ascending order.
 
         The pieces are dealt out from the most expensive to the cheapest, so the shares depend on nothing but
         ``costs``, and two of them differ by the cost of one piece at most.
@@ -106,7 +106,7 @@ class World:
         return np.sort(dearest[self.rank :: self.size])
 
     def gathered(self, value: Value) -> list[Value]:
-        """What each process gives, by rank. All processes must call it, and wait here for the last one.
+        """Gather the values of all processes, by rank. All must call it, and wait here for the last one.
 
         Raises:
             RunError: when another process has ended.
@@ -120,7 +120,7 @@ class World:
         return array
 
     def from_main(self, value: Value | None = None) -> Value:
-        """What the main process gives, in all; what the others give is ignored."""
+        """Return the main process's value in all processes; the others' values are ignored."""
         return cast("Value", self.gathered(value if self.main else None)[0])
 
     def wait(self) -> None:
@@ -140,17 +140,17 @@ class World:
             raise RunError(f"the processes have different {what}; all need the same files at the same paths")
 
 
-ALONE = World()
-_sharing: ContextVar[World] = ContextVar("sharing", default=ALONE)
+ALONE = ProcessGroup()
+_sharing: ContextVar[ProcessGroup] = ContextVar("sharing", default=ALONE)
 
 
-def sharing() -> World:
+def sharing() -> ProcessGroup:
     """The processes that share the work that is done here; outside of :func:`shared_by` this one alone."""
     return _sharing.get()
 
 
 @contextmanager
-def shared_by(world: World) -> Iterator[World]:
+def shared_by(world: ProcessGroup) -> Iterator[ProcessGroup]:
     """Inside, work is shared by these processes: each of them must do the same calls."""
     token = _sharing.set(world)
     try:
@@ -159,10 +159,10 @@ def shared_by(world: World) -> Iterator[World]:
         _sharing.reset(token)
 
 
-class _Joined(World):
+class _Joined(ProcessGroup):
     """One of several processes, which exchange pickled values over gloo, on machines with GPUs, too."""
 
-    def __init__(self, group: ProcessGroup | None, rank: int, size: int) -> None:
+    def __init__(self, group: Gloo | None, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
 
     def gathered(self, value: Value) -> list[Value]:
@@ -193,7 +193,7 @@ def _lost(size: int | str) -> RunError:
     )
 
 
-def join(device: str | None = None) -> World:
+def join(device: str | None = None) -> ProcessGroup:
     """The processes that this one was started with; alone, where the environment names no others.
 
     All processes must call it. On machines with GPUs each takes one of its own, by its local rank.
@@ -216,7 +216,7 @@ def join(device: str | None = None) -> World:
 
 
 @cache
-def _joined(cpu: bool) -> World:
+def _joined(cpu: bool) -> ProcessGroup:
     from accelerate import PartialState
     from torch.distributed import get_backend, new_group
 
@@ -229,7 +229,7 @@ def _joined(cpu: bool) -> World:
 
 
 def speaks() -> bool:
-    """Whether this process says why all of them end: the first one that asks does.
+    """Return whether this process says why all of them end: the first one that asks does.
 
     The launcher ends the others when one has failed, and they fail when they wait for it, so that there is
     one sentence rather than one for each process.

@@ -240,7 +240,7 @@ class NotebookBars(Watcher):
 
 
 def watcher_of(progress: bool | Watcher | Advance = True) -> Watcher:
-    """Who is to watch.
+    """Return the watcher that ``progress`` stands for.
 
     Args:
         progress: True for bars that suit the place, False for nobody, or a function of (what is being done,

@@ -97,7 +97,7 @@ class _CsvLines:
         self.open: list[str] = []
 
     def fields(self, number: int, line: str) -> list[str]:
-        """Those of the next line."""
+        """Return the fields of the next line."""
         if self.open:
             self.open.append(line)
             whole, unfinished = _csv_fields("\n".join(self.open))
@@ -182,7 +182,7 @@ def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") ->
 
 
 def separator_of(path: Path) -> str:
-    """What separates the columns of a text file, by its suffix."""
+    """Return the separator of columns in a text file, by its suffix."""
     return "," if ".csv" in path.suffixes[-2:] else "\t"
 
 
@@ -206,7 +206,7 @@ _HEADERS = (
 
 
 def header_columns(row: Sequence[str]) -> list[int] | None:
-    """Which of head, relation and tail each field of a header names; None where the row is a triple."""
+    """Return which of head, relation and tail each field of a header names; None of a triple."""
     words = [" ".join(re.findall(r"[a-z0-9]+", field.casefold())) for field in row[:3]]
     words = [re.sub(r" (id|label|name|entity|uri)$", "", word) for word in words]
     named = [next((i for i, names in enumerate(_HEADERS) if word in names), -1) for word in words]
@@ -214,7 +214,7 @@ def header_columns(row: Sequence[str]) -> list[int] | None:
 
 
 def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
-    """What a column of labels says: 1 is true, and either -1 or 0 is false.
+    """Read a column of labels: 1 is true, and either -1 or 0 is false.
 
     Args:
         first: the line of the first label.
@@ -236,7 +236,7 @@ def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
 
 
 def fits_tsv(field: str) -> bool:
-    """Whether TSV can hold a field: it has no tab or line break, and no byte order mark in front."""
+    """Return whether TSV can hold a field: it has no tab or line break, and no byte order mark in front."""
     return not ("\t" in field or "\n" in field or field.endswith("\r") or field.startswith("\ufeff"))
 
 
@@ -312,7 +312,7 @@ def rows_of(table: pa.Table) -> list[list[str]]:
 
 
 def truths_of(table: pa.Table, origin: str, first: int = 1) -> BoolArray | None:
-    """Which triples are true where a column says so: 1 is true, and either -1 or 0 is false.
+    """Return which triples are true where a column says so: 1 is true, and either -1 or 0 is false.
 
     Args:
         first: the line of the first triple.
@@ -335,7 +335,7 @@ def _coded(table: pa.Table) -> pa.Table:
 
 
 def _has(column: pa.ChunkedArray, text: str) -> bool:
-    """Whether a coded column has a text."""
+    """Return whether a coded column has a text."""
     return any(pc.index(chunk.dictionary, text).as_py() >= 0 for chunk in column.chunks)
 
 
@@ -378,7 +378,7 @@ def _batched(rows: Iterator[list[str]], schema: pa.Schema) -> pa.Table:
 
 
 def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> pa.Table:
-    """Those columns of a Parquet file, as text; optional ones where they are there."""
+    """Read columns of a Parquet file as text, optional ones where they are there."""
     import pyarrow.parquet as pq
 
     try:
@@ -456,7 +456,7 @@ def read_texts(path: Path, required: Sequence[str], optional: Sequence[str], tak
 
 
 def _strictly(path: Path, data: bytes | pa.Table, header: list[str], wanted: Sequence[str]) -> pa.Table:
-    """The same line by line."""
+    """Read the table line by line."""
     where, at = [header.index(c) for c in wanted], header.index("label")
 
     def rows() -> Iterator[list[str]]:
@@ -503,7 +503,7 @@ def write_table(path: Path, table: pa.Table, *, header: bool = True) -> None:
 
 
 def _fits_tsv(column: pa.ChunkedArray) -> bool:
-    """Whether TSV can hold all texts of a column, as :func:`~kgmlm.core.tables.fits_tsv` of one."""
+    """Return whether TSV can hold all texts of a column, as :func:`~kgmlm.core.tables.fits_tsv` of one."""
     return not pc.any(pc.match_substring_regex(column, "[\t\n]|\r$|^\ufeff")).as_py()
 
 

@@ -41,7 +41,7 @@ PIECES = (
 
 
 def piece_size(count: int, batch_size: int) -> int:
-    """Of how many queries a piece is; whoever makes it, so that batches, and so scores, are the same.
+    """The queries of a task, whoever does it, so that batches, and so scores, are the same.
 
     >>> piece_size(1000, 64), piece_size(5400, 64), piece_size(100_000, 64)
     (64, 384, 1024)
@@ -50,20 +50,20 @@ def piece_size(count: int, batch_size: int) -> int:
 
 
 class Work(Protocol[T_co]):
-    """What pieces are of; it is sent to each worker, and begun once there."""
+    """Work in numbered tasks; it is sent to each worker, and begun once there."""
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name."""
+        """Return whether a GPU is asked for by name."""
 
     def size(self, number: int) -> int:
-        """How much of the work a piece is, in the unit of :data:`Advance`."""
+        """The cost of a task, in the unit of progress."""
 
     def begin(self, watch: Watcher) -> Make[T_co]:
         """Open what all pieces need; gives what makes a piece, and says how it advances."""
 
     def sent(self, far: bool) -> Work[T_co]:
-        """The same with nothing open, to be pickled.
+        """A copy with nothing open, to be pickled.
 
         Args:
             far: for machines that have other working folders, and GPUs of their own.
@@ -84,11 +84,11 @@ class Opened(Generic[T]):
     on_gpu: bool = False
 
     def size(self, number: int) -> int:
-        """How much of the work a piece is."""
+        """The cost of a task."""
         return int(self.sizes[number])
 
     def begin(self, watch: Watcher) -> Make[T]:
-        """What makes pieces."""
+        """Return the function that does tasks."""
         return self.make
 
     def sent(self, far: bool) -> Work[T]:
@@ -105,7 +105,7 @@ class WorkerKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Workers:
-    """Who does the work of :func:`~kgmlm.evaluate`, :func:`~kgmlm.complete` and ``Run.rank`` of many queries.
+    """Workers of :func:`~kgmlm.evaluate`, :func:`~kgmlm.complete` and ``Run.rank`` of many queries.
 
     Results are the same, whoever does the work.
 
@@ -147,7 +147,7 @@ class Workers:
 
     @property
     def here(self) -> bool:
-        """Whether this process makes pieces itself, with the others that share its work."""
+        """Return whether this process makes pieces itself, with the others that share its work."""
         return self.engine == "local" and self.workers == 1
 
     def made(
@@ -281,7 +281,7 @@ def made_in_processes(
 
 
 def _threads(count: int) -> int:
-    """Of each of so many processes, which share this one's."""
+    """The threads of each of so many processes, which share this one's."""
     if find_spec("torch") is None:
         return 1
     import torch
@@ -410,7 +410,7 @@ class _Actors(Generic[T]):
 
 
 def _cause(error: Any) -> Exception:
-    """What was raised in a worker, or that kgmlm is not there."""
+    """The error that was raised in a worker, or that kgmlm is not installed there."""
     if "failed to import" in str(error) or "No module named 'kgmlm" in str(error):
         return RunError("the nodes of the Ray cluster cannot import kgmlm; install the same version on all")
     cause: Exception = error if error.cause is None else error.cause

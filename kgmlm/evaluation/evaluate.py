@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, load_protocol
 from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
-from kgmlm.core.processes import World, join, shared_by
+from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.evaluation.evaluator import Ranking
@@ -45,7 +45,7 @@ def scope_of(
     allowed: Mapping[str, bool],
     watch: Watcher,
 ) -> tuple[Scope, list[str]]:
-    """What is asked, and the datasets of earlier runs that are gone, so nothing is checked against them.
+    """The scope of an evaluation, and the datasets of earlier runs that are gone and not checked for leaks.
 
     Args:
         own: the run's graph, with further entities where there are any.
@@ -107,17 +107,17 @@ class EvaluationWork:
     sizes: tuple[int, ...] = ()
 
     def of(self, ranking: Ranking, made_by: str) -> EvaluationWork:
-        """The same when it is known what is asked, and by which weights."""
+        """A copy for the ranking that is asked for, by the weights that all workers must have."""
         sizes = tuple(ranking.sizes.tolist())
         return replace(self, made_by=made_by, digest=ranking.task.digest, sizes=sizes)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name."""
+        """Return whether a GPU is asked for by name."""
         return self.options.on_gpu
 
     def size(self, number: int) -> int:
-        """How many ranks a piece has."""
+        """Return how many ranks a piece has."""
         return self.sizes[number]
 
     def begin(self, watch: Watcher) -> Make[Found]:
@@ -143,7 +143,7 @@ class EvaluationWork:
         return ranking.maker(opened.ranker, opened.retrieval)
 
     def sent(self, far: bool) -> EvaluationWork:
-        """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
+        """A copy for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
         return replace(
             self, graph=graph, run=self.run.absolute(), options=self.options.sent() if far else self.options
@@ -158,7 +158,7 @@ _SHOWN = {
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What an evaluation found.
+    """The ranks and metrics of an evaluation.
 
     Attributes:
         evaluation: the ranks of all queries.
@@ -296,7 +296,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What an evaluation is asked for.
+    """The arguments of an evaluation, sorted.
 
     Attributes:
         named: the protocol's file and the candidates, as they were given.
@@ -365,7 +365,7 @@ def _evaluate(
     work: EvaluationWork,
     asked: _Asked,
     watch: Watcher,
-    world: World,
+    world: ProcessGroup,
 ) -> tuple[OpenedRun, Evaluation]:
     """Rank, and say of a reranker why it is left out."""
     from kgmlm.evaluation.evaluator import evaluate as evaluate_ranker
@@ -436,7 +436,7 @@ def whole_report(
 
 
 def _types_from(ranker: Ranker) -> dict[str, int]:
-    """How many candidates have their types from where."""
+    """Count the candidates by the source of their types."""
     from kgmlm.signals.types import Types
 
     signal = ranker.signals["types"]
@@ -445,7 +445,7 @@ def _types_from(ranker: Ranker) -> dict[str, int]:
 
 
 def _reranking(run: RunFolder, ranker: Ranker) -> dict[str, Any] | None:
-    """What a report says of reranking."""
+    """The cross-encoder's part of a report."""
     if "reranking" not in ranker.uses:
         return None
     trained = open_folder(run.path / RERANKER)

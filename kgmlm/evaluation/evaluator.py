@@ -78,7 +78,7 @@ class Evaluation:
 
 
 class Found(NamedTuple):
-    """What a piece of an evaluation comes to: of its ranks optimistic, pessimistic and candidates, ``(3, b)``
+    """The result of a task: optimistic ranks, pessimistic ranks and candidates, ``(3, b)``
     in the main view and, where there is one, in the other; and the answers' scores.
     """
 
@@ -118,7 +118,7 @@ class Ranking:
     def of(
         cls, graph: KnowledgeGraph | Scope, protocol: Protocol, by_index: bool, batch_size: int
     ) -> Ranking:
-        """Of a graph and a protocol.
+        """The ranking of a graph by a protocol.
 
         Raises:
             DataError: when the split is absent or has no triple to evaluate.
@@ -138,7 +138,7 @@ class Ranking:
 
     @property
     def sizes(self) -> IntArray:
-        """How many ranks each piece has."""
+        """Return how many ranks each piece has."""
         starts = np.arange(0, len(self.task.groups), self.piece)
         return np.add.reduceat(self.task.groups.sizes, starts)
 
@@ -147,7 +147,7 @@ class Ranking:
         return np.arange(number * self.piece, min((number + 1) * self.piece, len(self.task.groups)))
 
     def maker(self, ranker: Scorer, retrieval: Retrieval | None) -> Make[Found]:
-        """What makes pieces by a ranker's scores."""
+        """Return the function that ranks tasks by a ranker's scores."""
         ranker = ranker.allowing_self() if self.protocol.allow_self else ranker
         return lambda number, advance: self._made(number, ranker, retrieval, advance)
 
@@ -235,7 +235,7 @@ def report_of(
     seconds: float,
     processes: int,
 ) -> dict[str, Any]:
-    """What the ranks of an evaluation come to.
+    """The report of an evaluation.
 
     Args:
         ranker, retrieval, by_relation: those of the evaluation.

@@ -422,7 +422,7 @@ def read_ranks(path: Path) -> pd.DataFrame:
 
 
 def _fits(column: pd.Series[Any], *, number: bool) -> bool:
-    """Whether a column is of whole numbers, or of text, in all rows."""
+    """Return whether a column is of whole numbers, or of text, in all rows."""
     from pandas.api.types import infer_dtype
 
     if column.isna().any():
@@ -432,7 +432,7 @@ def _fits(column: pd.Series[Any], *, number: bool) -> bool:
 
 
 def made_by(path: Path) -> str:
-    """Which scores of its run a file of ranks is of, as the evaluation noted it; empty where it did not.
+    """Read from a file of ranks which weights of its run they are of; empty where that is not noted.
 
     Raises:
         DataError: when it is no Parquet file.

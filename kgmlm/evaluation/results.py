@@ -109,7 +109,7 @@ def about_relations(
 def about_candidates(
     texts: EntityTable, truncated_N: BoolArray, ranks: Ranks, protocol: Protocol
 ) -> dict[str, Any]:
-    """Who competes: how many, what their texts lack, and how many negatives are drawn from them.
+    """The candidates: their number, what their texts lack, and how many negatives are drawn from them.
 
     Args:
         texts: of the candidates.
@@ -144,7 +144,7 @@ def about_own_entity(possible: Possible, queries: Queries, answers: IntArray) ->
 def about_constraints(
     possible: Possible, queries: Queries, answers: IntArray, member_N: BoolArray
 ) -> dict[str, Any]:
-    """What further constraints keep of the candidates, and how many true answers they forbid: those rank
+    """The candidates that further constraints leave, and the true answers that they forbid: those rank
     last.
 
     Args:
@@ -171,7 +171,7 @@ def about_constraints(
 def about_retrieval(
     retrieval: Retrieval, ranks: Ranks, exact: Ranks, found_B: BoolArray, tail_B: BoolArray
 ) -> dict[str, Any]:
-    """How many answers an index finds, and what ranking its shortlist costs."""
+    """The recall of an index, and the cost of ranking its shortlist alone."""
     metrics, exactly = flat_metrics(ranks, tail_B), flat_metrics(exact, tail_B)
     record = retrieval.retriever.record
     effort = retrieval.retriever.effort if retrieval.effort is None else retrieval.effort

@@ -22,7 +22,7 @@ import torch
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import Protocol, is_expected
 from kgmlm.core.errors import ConfigError, DataError, counted
-from kgmlm.core.processes import World
+from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.metrics import Ranks, rank_answers
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, Columns, FilterIndex, Groups, Queries, both_sides
@@ -117,11 +117,13 @@ class Scope:
         return cls(graph, seen_N, own_N, other=True, earlier=(trained, *earlier))
 
     def known(self, triples: IntArray, split: str) -> int:
-        """How many of some triples of the graph a split of the graphs has that the model was trained on."""
+        """Return how many of some triples of the graph a split of the graphs has that the model was trained
+        on.
+        """
         return int(self._held(triples, split, WHOLE).sum())
 
     def half_links(self, triples: IntArray) -> BoolArray:
-        """Whether training has (head, relation) and (relation, tail) of some triples ``(T, 2)``."""
+        """Return whether training has (head, relation) and (relation, tail) of some triples ``(T, 2)``."""
         return np.stack([self._held(triples, "train", half) for half in ((0, 1), (1, 2))], 1)
 
     def _held(self, triples: IntArray, split: str, columns: tuple[int, ...]) -> BoolArray:
@@ -131,7 +133,7 @@ class Scope:
         return held_T
 
     def members(self, protocol: Protocol) -> BoolArray:
-        """Which entities are candidates under a protocol."""
+        """Return which entities are candidates under a protocol."""
         if protocol.candidates == "train":
             return self.seen_N
         if protocol.candidates == "graph":
@@ -155,13 +157,13 @@ class Scope:
 
 
 def _among(labels: pa.ChunkedArray, others: pa.ChunkedArray) -> BoolArray:
-    """Which labels are among others."""
+    """Return which labels are among others."""
     found: BoolArray = np.asarray(pc.is_in(labels, others.combine_chunks()), np.bool_)
     return found
 
 
 def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
-    """Which entities training triples of some graphs have, by label."""
+    """Return which entities training triples of some graphs have, by label."""
     seen_N = np.zeros(len(entities), np.bool_)
     for graph in graphs:
         trained = graph.entities.table.column("label").filter(pa.array(graph.seen_N))
@@ -172,7 +174,9 @@ def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
 def held(
     triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str, columns: tuple[int, ...] = WHOLE
 ) -> BoolArray:
-    """Which of some triples, given by labels, a split of one of the graphs has, by some of their columns."""
+    """Return which of some triples, given by labels, a split of one of the graphs has, by some of their
+    columns.
+    """
     held_T = np.zeros(len(triples), np.bool_)
     for graph in (g for g in graphs if split in g.splits):
         relations = pa.chunked_array([pa.array([r.label for r in graph.relations], pa.large_string())])
@@ -191,7 +195,9 @@ def held(
 
 
 def _has(graph: KnowledgeGraph, split: str, triples: IntArray, columns: tuple[int, ...] = WHOLE) -> BoolArray:
-    """Which of some triples a split of a graph has, by some of their columns, the relation among these."""
+    """Return which of some triples a split of a graph has, by some of their columns, the relation among
+    these.
+    """
     count, every = len(graph.entities), graph.splits[split]
     ends = [column for column in columns if column != 1]
     near_N = np.zeros(count, np.bool_)  # most triples have other entities
@@ -207,7 +213,7 @@ def _has(graph: KnowledgeGraph, split: str, triples: IntArray, columns: tuple[in
 
 
 class Part(NamedTuple):
-    """Some queries of a task.
+    """Queries of a task that are ranked together.
 
     Attributes:
         at: which queries.
@@ -281,7 +287,7 @@ class RankingTask:
 
     @property
     def digest(self) -> str:
-        """Of what is asked: who does a share of the work must ask the same."""
+        """A digest of the queries and answers: all who share the work must have the same."""
         queries = self.queries
         digest = hashlib.sha256()
         for column in (queries.entity_B, queries.relation_B, queries.tail_B, self.answers):
@@ -295,10 +301,10 @@ class RankingTask:
 
     @property
     def width(self) -> int:
-        """How many entities are scored per query."""
+        """Return how many entities are scored per query."""
         return len(self.member_N) if self.columns is None else len(self.columns)
 
-    def share(self, world: World) -> IntArray:
+    def share(self, world: ProcessGroup) -> IntArray:
         """The groups that this process asks, so that each process ranks about as many answers.
 
         Raises:
@@ -308,7 +314,7 @@ class RankingTask:
         return world.share(self.groups.sizes)
 
     def view(self) -> View:
-        """Where ranks among the candidates come in."""
+        """An empty view, in which ranks among the candidates come in."""
         if self.columns is None:
             return View.of(self.member_N, self.triples)
         everyone, count = np.arange(len(self.columns)), len(self.queries)
@@ -346,7 +352,9 @@ class View:
 
     @classmethod
     def of(cls, member_N: BoolArray, triples: IntArray, among_T: BoolArray | None = None) -> View:
-        """Of the queries of all triples, or of those ``among`` them that are marked."""
+        """The scope of the graph that the model was trained on; entities of ``earlier`` graphs were seen,
+        too.
+        """
         ids = np.flatnonzero(member_N)
         column_N = np.full(len(member_N), -1)
         column_N[ids] = np.arange(len(ids))
@@ -384,7 +392,9 @@ class View:
 
 
 def _kept_by_pykeen(graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
-    """Which triples PyKEEN evaluates, were all their entities trained: each once, of trained relations."""
+    """Return which triples PyKEEN evaluates, were all their entities trained: each once, of trained
+    relations.
+    """
     kept_T = np.zeros(len(triples), np.bool_)
     kept_T[np.unique(triples, axis=0, return_index=True)[1]] = True
     kept_T &= np.isin(triples[:, 1], graph.splits["train"][:, 1])
@@ -434,7 +444,7 @@ class _Drawn(View):
 
 
 def main_view(task: RankingTask, protocol: Protocol) -> View:
-    """Where a protocol ranks: among all its candidates, or among negatives that are drawn from them.
+    """The view that a protocol ranks in: all its candidates, or negatives that are drawn from them.
 
     Raises:
         ConfigError: when more negatives are to be drawn than there are.
@@ -454,7 +464,7 @@ def main_view(task: RankingTask, protocol: Protocol) -> View:
 
 
 def comparable_view(scope: Scope, triples: IntArray, protocol: Protocol) -> View | None:
-    """Where PyKEEN would rank, on the run's own graph."""
+    """The view that PyKEEN would rank in, on the run's own graph."""
     graph = scope.graph
     if protocol.negatives or scope.other or not graph.seen_N.any():
         return None

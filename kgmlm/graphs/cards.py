@@ -41,14 +41,14 @@ class Source(_Strict):
 
 
 class Texts(_Strict):
-    """Where entity and relation texts come from: a reader's name and the files that it reads, by role."""
+    """The texts of entities and relations: a reader's name and the files that it reads, by role."""
 
     reader: str
     files: dict[str, str] = {}
 
 
 class Counts(_Strict):
-    """What a graph must have; ``unseen`` counts the entities that occur in no training triple."""
+    """The counts that a graph must have; ``unseen`` counts the entities that occur in no training triple."""
 
     entities: int
     relations: int
@@ -149,7 +149,7 @@ def _verify(path: Path, source: Source) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``$KGMLM_CACHE`` or the platform's cache folder."""
+    """The folder of downloads: ``$KGMLM_CACHE`` or the platform's cache folder."""
     import pooch
 
     return Path(os.environ.get("KGMLM_CACHE") or pooch.os_cache("kgmlm"))
@@ -225,7 +225,7 @@ class Sources:
         return self.read(self._of(role))
 
     def columns(self, role: str, kinds: Mapping[str, str]) -> pa.Table:
-        """What a regular expression finds in each line of the text file of a role, block by block.
+        """Match a regular expression against each line of the text file of a role, block by block.
 
         Args:
             kinds: name of each column to the expression of what is in it, in order, with tabs between.

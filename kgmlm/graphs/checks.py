@@ -1,4 +1,4 @@
-"""What is wrong, odd or leaky about a graph: the report behind ``kgmlm data check``.
+"""Checks of a graph, for errors, oddities and leaks: the report of ``kgmlm data check``.
 
 Pure functions of a :class:`KnowledgeGraph`; knows no tokenizer and no model.
 """
@@ -68,7 +68,7 @@ class _Pairs:
         return heads * self.entities + tails
 
     def held(self, heads: IntArray, tails: IntArray) -> tuple[IntArray, IntArray]:
-        """How many training relations each of some pairs has, and from where on in ``relation_T``."""
+        """Return how many training relations each of some pairs has, and from where on in ``relation_T``."""
         if not len(self.pairs_P):
             return np.zeros_like(heads), np.zeros_like(heads)
         wanted = self.of(heads, tails)
@@ -76,7 +76,7 @@ class _Pairs:
         return np.where(self.pairs_P[at] == wanted, np.diff(self.first)[at], 0), self.first[at]
 
     def has(self, heads: IntArray, relations: IntArray, tails: IntArray) -> BoolArray:
-        """Which of some triples training has."""
+        """Return which of some triples training has."""
         if not len(self.pairs_P):
             return np.zeros(len(heads), np.bool_)
         wanted = self.of(heads, tails)
@@ -115,7 +115,7 @@ def overlaps(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, list[dict[str, A
 
 
 def leakage(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, dict[str, int]]:
-    """How many triples of the other splits training already has, in the same or another wording.
+    """Return how many triples of the other splits training already has, in the same or another wording.
 
     ``mirrored``: training has (t, r, h) under the same relation. ``inverse``: training has (t, r', h) for
     another relation. ``parallel``: training has (h, r', t) for another relation.
@@ -159,7 +159,7 @@ def _casefolded(texts: pa.Array) -> pa.Array:
 
 
 def _with_blanks(texts: pa.ChunkedArray) -> list[str]:
-    """Those that begin or end with a blank."""
+    """Return the labels that begin or end with a blank."""
     odd = texts.filter(pc.match_substring_regex(texts, "^[^!-~]|[^!-~]$"))
     return [x for batch in odd.chunks for x in batch.to_pylist() if x != x.strip()]
 
@@ -178,7 +178,7 @@ def _shared_names(labels: pa.ChunkedArray, groups_N: IntArray, surfaces: pa.Chun
 
 
 def listed(graph: KnowledgeGraph, surface_groups_N: IntArray) -> dict[str, dict[str, Any]]:
-    """What is odd, by name: how many, and examples.
+    """The oddities of a graph, by name: how many, and examples.
 
     ``unseen`` entities; ``shared_names`` (surfaces that several entities have); labels or names that differ
     by their Unicode form (``unicode_twins``) or by case (``case_twins``) alone; labels with ``blanks`` at an
@@ -209,8 +209,8 @@ def listed(graph: KnowledgeGraph, surface_groups_N: IntArray) -> dict[str, dict[
 
 
 def about_types(graph: KnowledgeGraph) -> dict[str, int] | None:
-    """How many entities have types in the table of entities, seen in training or not, and how many types
-    there are; None without any.
+    """Return how many entities have types in the table of entities, seen in training or not, and how many
+    types there are; None without any.
     """
     if TYPES not in graph.entities.columns:
         return None
@@ -238,7 +238,7 @@ def _unseen_relations(graph: KnowledgeGraph) -> IntArray:
 
 
 def _contradicted(graph: KnowledgeGraph) -> dict[str, int]:
-    """How many false triples of each split are true in some split."""
+    """Return how many false triples of each split are true in some split."""
     if not graph.negatives:
         return {}
     true = distinct_triples(graph.all_triples)

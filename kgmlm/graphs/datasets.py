@@ -210,7 +210,7 @@ def _indexed(sources: Sources, role: str) -> dict[str, str]:
 
 
 class GlossChooser:
-    """Which of several joined glosses is the entity's own.
+    """Choose an entity's own among several joined glosses.
 
     Residuals of different parts of speech clash, so 232 glosses of the WN18RR texts are several in a row.
     Two cues decide: an example sentence that uses the lemma, then how much likelier the gloss's first

@@ -183,13 +183,13 @@ class EntityTable:
 
     @property
     def unnamed(self) -> int:
-        """How many have no name but their label, as it is or as words."""
+        """Return how many have no name but their label, as it is or as words."""
         label, name = self.table.column("label"), self.table.column("name")
         return int(pc.sum(pc.or_(pc.equal(name, label), pc.equal(name, humanized(label)))).as_py() or 0)
 
     @property
     def undescribed(self) -> int:
-        """How many have no description."""
+        """Return how many have no description."""
         return int(pc.sum(pc.equal(self.table.column("description"), "")).as_py() or 0)
 
     def extended(self, more: EntityTable) -> EntityTable:
@@ -210,7 +210,7 @@ class EntityTable:
         return joined
 
     def rows_in(self, other: EntityTable) -> IntArray:
-        """Where each entity is in another table, with the same label, surface and description; or -1."""
+        """Find each entity in another table, by label, surface and description; -1 where it is not there."""
         found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
         rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
         for column in ("surface", "description"):
@@ -222,11 +222,11 @@ class EntityTable:
         return rows_N
 
     def take(self, ids: IntArray) -> EntityTable:
-        """Some of the entities, renumbered in the order asked for."""
+        """Take some of the entities, renumbered in the order asked for."""
         return EntityTable.of(self.table.take(pa.array(ids)))
 
     def among(self, ids: IntArray) -> EntityTable:
-        """Some of the entities, all different and in order; a copy only where some are left out."""
+        """Take some of the entities, all different and in order; a copy only where some are left out."""
         return self if len(ids) == len(self) else self.take(ids)
 
     def __len__(self) -> int:
@@ -342,7 +342,7 @@ class KnowledgeGraph:
         return self.splits[split]
 
     def has(self, split: str) -> bool:
-        """Whether a split has triples that are true; a file may have false ones alone."""
+        """Return whether a split has triples that are true; a file may have false ones alone."""
         return len(self.splits.get(split, ())) > 0
 
     @cached_property
@@ -352,7 +352,7 @@ class KnowledgeGraph:
 
     @cached_property
     def seen_N(self) -> BoolArray:
-        """Which entities occur in a training triple."""
+        """Return which entities occur in a training triple."""
         seen = np.zeros(len(self.entities), np.bool_)
         for ids in (self.splits["train"][:, 0], self.splits["train"][:, 2]):
             seen[ids] = True
@@ -375,11 +375,11 @@ class KnowledgeGraph:
 
     @cached_property
     def context(self) -> ContextGraph:
-        """What a template may see."""
+        """The texts and training triples that a template may see."""
         return ContextGraph(self.entities, self.relations, self.splits["train"], self._links)
 
     def extended(self, more: EntityTable) -> KnowledgeGraph:
-        """The same triples with further entities, which no triple has; ids are kept.
+        """Extend the graph by entities that no triple has; ids are kept.
 
         Raises:
             DataError: when an entity exists already.
@@ -387,7 +387,7 @@ class KnowledgeGraph:
         return replace(self, entities=self.entities.extended(more))
 
     def with_context(self, triples: IntArray) -> KnowledgeGraph:
-        """The same with further training triples: context of templates, rules and types, and known answers.
+        """Add training triples: context of templates, rules and types, and known answers.
 
         Args:
             triples: (n, 3) ids.
@@ -396,7 +396,7 @@ class KnowledgeGraph:
         return replace(self, splits={**self.splits, "train": train})
 
     def with_relations(self, labels: Sequence[str]) -> KnowledgeGraph:
-        """The same triples with further relations, which no triple has, named by their labels; ids are kept.
+        """Extend the graph by relations that no triple has, named by their labels; ids are kept.
 
         Raises:
             DataError: when a relation exists already.
@@ -414,14 +414,16 @@ class KnowledgeGraph:
         return list(zip(*columns, strict=True))
 
     def labels(self, triples: IntArray) -> pa.Table:
-        """The same as Arrow columns ``head``, ``relation``, ``tail``."""
+        """Triples by label, as Arrow columns ``head``, ``relation``, ``tail``."""
         h, r, t = (pa.array(np.ascontiguousarray(ids)) for ids in np.reshape(triples, (-1, 3)).T)
         entities = self.entities.table.column("label")
         relations = pa.array([x.label for x in self.relations], pa.large_string())
         return pa.table({"head": entities.take(h), "relation": relations.take(r), "tail": entities.take(t)})
 
     def same(self, other: KnowledgeGraph) -> bool:
-        """Whether another graph has the same entities, relations and training triples, by label and id."""
+        """Return whether another graph has the same entities, relations and training triples, by label and
+        id.
+        """
         return (
             self.entities.table.column("label").equals(other.entities.table.column("label"))
             and [r.label for r in self.relations] == [r.label for r in other.relations]
@@ -483,7 +485,7 @@ class ContextGraph:
 
     @cached_property
     def answers(self) -> FilterIndex:
-        """What training triples answer."""
+        """The answers of queries in training."""
         return FilterIndex(self.train, len(self.entities), self.kept)
 
     @cached_property
@@ -504,7 +506,9 @@ class ContextGraph:
         ]
 
     def telling(self, entity: int) -> Telling:
-        """The same in order: neighbors of few triples before hubs; among equals texts decide, never ids."""
+        """An entity's triples in the order of texts: neighbors of few triples before hubs; equal ones by
+        text.
+        """
         known = self._hubs.get(entity)
         if known is not None:
             return known
@@ -527,5 +531,5 @@ class ContextGraph:
 
     @cached_property
     def _hubs(self) -> dict[int, Telling]:
-        """What is kept of entities whose triples take long to sort."""
+        """The sorted triples of entities that have many of them."""
         return {}

@@ -141,7 +141,7 @@ class Resolver:
 
 
 def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
-    """Of some entities or relations by their names, those whose names are the most like a text."""
+    """Return the entities or relations whose names are most like a text."""
     same: list[Callable[[str], str]] = [lambda x: x, tidy, lambda x: tidy(x).casefold()]
     for form in same:
         asked = form(text)
@@ -222,7 +222,7 @@ def labeled_queries(
 
 
 def is_missing(value: Any) -> bool:
-    """Whether it is None, NaN, or what pandas has for nothing."""
+    """Return whether it is None, NaN, or what pandas has for nothing."""
     if value is None or isinstance(value, str):
         return value is None
     import pandas as pd

@@ -122,7 +122,7 @@ class Groups:
 
     @classmethod
     def of(cls, keys: IntArray) -> Groups:
-        """Of queries with these keys (:meth:`FilterIndex.keys`)."""
+        """Group queries by their keys (:meth:`FilterIndex.keys`)."""
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         members = np.argsort(inverse, kind="stable")
         return cls(first, members, np.searchsorted(inverse[members], np.arange(len(first) + 1)))
@@ -159,7 +159,7 @@ class Links:
 
     @classmethod
     def made(cls, triples: IntArray, entities: int) -> Links:
-        """Of triples ``(n, 3)`` among so many entities.
+        """Link triples ``(n, 3)`` to so many entities.
 
         Those that an entity is the tail of come first, then those that it is the head of, both sorted.
         """
@@ -185,7 +185,7 @@ class Links:
         return self.rows[self.offsets[entity] : self.offsets[entity + 1]].astype(np.int64)
 
     def answers(self, query: Query) -> IntArray:
-        """What answers a query."""
+        """The answers of a query."""
         rows = self.at(query.entity)
         found: IntArray = rows[(rows[:, 0] == query.relation) & (rows[:, 1] == (query.target == "tail")), 2]
         return found
@@ -226,13 +226,13 @@ def _packed(triples: IntArray) -> tuple[IntArray, int, int] | None:
 
 
 def repeated(triples: IntArray) -> int:
-    """How many triples are there again: each counts once in training and in splitting."""
+    """Return how many triples are there again: each counts once in training and in splitting."""
     packed = _packed(triples.reshape(-1, 3))
     return len(triples) - len(distinct_triples(triples) if packed is None else packed[0])
 
 
 def _first_of(keys: IntArray) -> BoolArray:
-    """Where in sorted integers another one than before begins."""
+    """Return the places in sorted integers at which another one begins."""
     first = np.ones(len(keys), np.bool_)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     return first
@@ -334,8 +334,8 @@ class FilterIndex:
         return found[rows], ids
 
     def has(self, triples: IntArray) -> BoolArray:
-        """Which triples ``(n, 3)`` are known. The answers of a query are looked up once, however often it is
-        asked.
+        """Return which triples ``(n, 3)`` are known. The answers of a query are looked up once, however often
+        it is asked.
         """
         queries = Queries(triples[:, 0], triples[:, 1], np.ones(len(triples), np.bool_))
         _, first, query = np.unique(self.keys(queries), return_index=True, return_inverse=True)
@@ -344,7 +344,7 @@ class FilterIndex:
         return found
 
     def _scan(self, queries: Queries) -> tuple[IntArray, IntArray]:
-        """The same for a few queries, without sorting anything."""
+        """Look up a few queries without sorting anything."""
         found = []
         for query in queries:
             answers = [np.zeros(0, np.int64)] if self._links is None else [self._links.answers(query)]
@@ -360,7 +360,7 @@ _HUB = 4096  # answers of a query from which on its candidates are looked up amo
 
 
 class Columns:
-    """Where entities stand among M candidates, which all differ."""
+    """The columns of entities among M candidates, which all differ."""
 
     def __init__(self, ids_M: IntArray) -> None:
         self.ids_M = ids_M

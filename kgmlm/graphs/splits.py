@@ -186,7 +186,7 @@ def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> Knowledg
 
 
 def _touching(negatives: Mapping[str, IntArray], held: Mapping[str, list[int]]) -> dict[str, IntArray]:
-    """Of the triples that are known to be false, those of the entities of one split alone."""
+    """Return the known false triples that have entities of one split alone."""
     if not negatives:
         return {}
     false = distinct_triples(np.concatenate(list(negatives.values())))

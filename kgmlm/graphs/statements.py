@@ -91,7 +91,7 @@ def language_of(tag: str) -> str:
 
 
 class Listener(Protocol):
-    """Who is told what a file says."""
+    """Listener of the statements of a file."""
 
     def triple(self, head: str, relation: str, tail: str) -> None:
         """Two entities are linked."""
@@ -452,7 +452,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _truthy(claims: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What is said of an entity, as ``wdt:`` has it: the preferred claims, or the normal ones without any."""
+    """Return an entity's statements as ``wdt:`` has them: the preferred claims, or else the normal ones."""
     for relation, statements in (claims or {}).items():  # what is empty is written as []
         ranks = [statement.get("rank", "normal") for statement in statements]
         best = "preferred" if "preferred" in ranks else "normal"

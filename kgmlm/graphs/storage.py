@@ -268,7 +268,7 @@ def check_dataset(dataset: KnowledgeGraph | str | Path, peak: Peak, tell: Callab
 
 
 def check_run(path: Path, graph: KnowledgeGraph, tell: Callable[[str], None]) -> None:
-    """The same of a run, before all its entities are scored; signals beside its model are loaded whole.
+    """Check the memory for a run before all its entities are scored; its signals are loaded whole.
 
     Raises:
         DataError: when the machine, or its control group, can never give as much.

@@ -1,1 +1,1 @@
-"""Which triples are true: classification, calibration, completion of a graph."""
+"""Prediction of true triples: classification, calibration, completion of a graph."""

@@ -38,8 +38,10 @@ from kgmlm.runs.record import RERANKER, WEIGHTS, command_line, of_weights
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # the share of true triples
-LEANING = 10.0  # how strongly offsets of relations lean on the average: as of so many triples, by and large
-THRESHOLD_LEANING = 50  # triples of the average that join those of a relation
+REGULARIZATION = (
+    10.0  # how strongly offsets of relations lean on the average: as of so many triples, by and large
+)
+THRESHOLD_REGULARIZATION = 50  # triples of the average that join those of a relation
 LEAST = 20  # triples of each class, or there is nothing to fit
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Probability = Annotated[float, Field(ge=0, le=1)]
@@ -84,7 +86,7 @@ class Calibrator(digests.StrictModel):
         return cls(kind=kind, x=x, y=y, lowest=1 / (negatives + 2), highest=1 - 1 / (positives + 2))
 
     def probability(self, sums: FloatArray) -> FloatArray:
-        """Of sums of features, of any shape."""
+        """The probability of sums of features, of any shape."""
         if self.kind == "platt":
             found: FloatArray = expit(self.x[0] * sums + self.y[0])
         else:
@@ -109,12 +111,12 @@ class Model(digests.StrictModel):
     calibrator: Calibrator
 
     def parts(self, features: FloatArray) -> FloatArray:
-        """What each of the features ``(n, F)`` adds to the sum, ``(n, F)``."""
+        """The contributions of the features ``(n, F)`` to the sum, ``(n, F)``."""
         found: FloatArray = (features - np.array(self.mean)) / np.array(self.scale) * np.array(self.weights)
         return found
 
     def offset(self, relations: IntArray) -> FloatArray:
-        """Of relations ``(n,)``; 0, the average, of those that are not known (-1, or beyond)."""
+        """The offsets of relations ``(n,)``; 0, the average, of unknown ones (-1, or beyond)."""
         known: FloatArray = np.append(self.offsets, 0.0)
         found: FloatArray = known[np.where((relations >= 0) & (relations < len(self.offsets)), relations, -1)]
         return found
@@ -147,13 +149,13 @@ class Examples:
         return Examples(**{name: values[rows] for name, values in vars(self).items()})
 
     def balanced(self) -> Examples:
-        """The same with positives and negatives weighing the same, a triple 1 on average."""
+        """A copy in which positives and negatives weigh the same, a triple 1 on average."""
         weights = reweighted(self.labels, self.weights, FITTED_AT) * len(self.labels)
         return Examples(self.features, self.relations, self.labels, weights, self.halves)
 
 
 class Calibration(digests.StrictModel):
-    """What a run's probabilities go by.
+    """The probabilities of a run, as they were fitted.
 
     Attributes:
         model: of the sum of features, and of the probability.
@@ -197,7 +199,9 @@ class Calibration(digests.StrictModel):
         return shifted(self.model.calibrator.probability(sums), prior)
 
     def decided(self, probabilities: FloatArray, relations: IntArray, by_relation: bool = False) -> BoolArray:
-        """Which probabilities, at any prior, are enough to call a triple true: .5, or each relation's own."""
+        """Return which probabilities, at any prior, are enough to call a triple true: .5, or each relation's
+        own.
+        """
         least = np.full(len(probabilities), FITTED_AT)
         if by_relation:
             known = np.append(self.thresholds, FITTED_AT)
@@ -286,7 +290,7 @@ def _regression(examples: Examples, relations: int, calibrator: Calibrator = _PL
     mean, scale = columns.mean(0), spreads(columns)
     count = len(columns)
     # A smaller column takes a larger coefficient, which costs more: so offsets lean on 0.
-    small = 1 / np.sqrt(LEANING)
+    small = 1 / np.sqrt(REGULARIZATION)
     which = sparse.csr_matrix(
         (np.full(count, small), (np.arange(count), examples.relations)), (count, relations)
     )
@@ -312,7 +316,7 @@ def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -
     average = right.sum(1) / examples.weights.sum()
     found = np.full(relations, FITTED_AT)
     for relation in np.unique(examples.relations):
-        own = right[:, examples.relations == relation].sum(1) + THRESHOLD_LEANING * average
+        own = right[:, examples.relations == relation].sum(1) + THRESHOLD_REGULARIZATION * average
         best = np.flatnonzero(own >= own.max() - 1e-9)
         found[relation] = tried[best[np.abs(tried[best] - FITTED_AT).argmin()]]  # the most usual of equals
     return found
@@ -411,7 +415,7 @@ def _some(triples: IntArray, most: int, rng: np.random.Generator) -> IntArray:
 
 
 def temperature_of(scorer: Scorer) -> float:
-    """What scores are divided by to be logits: a run's as in training, others as they are."""
+    """The divisor that makes logits of scores: a run's as in training, others' 1."""
     return scorer.reader.settings.training.temperature if isinstance(scorer, Ranker) else 1.0
 
 
@@ -454,7 +458,7 @@ def calibrate(
 
 
 def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) -> FloatArray:
-    """How much each negative counts, given that some of them are true triples that nobody has.
+    """The weights of negatives, given that some of them are true triples that nobody has.
 
     Negatives are drawn blind to validation. Some hit validation triples; the others hit missing triples as
     often, and with the same features, if as many are missing. So what makes a hit likely (a logistic
@@ -485,7 +489,7 @@ def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) 
 
 
 def figures(calibration: Calibration, sample: Sample, held: FloatArray) -> dict[str, Any]:
-    """What validation says of probabilities, each triple by what was fitted to the other half; positives and
+    """The figures of probabilities on validation, by two-fold cross-fitting; positives and
     negatives weigh the same.
     """
     return {**_figures(sample, held), "calibrator": calibration.model.calibrator.kind}
@@ -506,7 +510,7 @@ def _features(
     batch_size: int,
     advance: Callable[[int, int], None],
 ) -> FloatArray:
-    """What probabilities go by, of the triples of a sample."""
+    """The features of a sample's triples."""
     return features(
         scorer,
         sample.triples,
@@ -560,7 +564,7 @@ def fitted(
     device: str | None = None,
     watch: Watcher = silent,
 ) -> tuple[Calibration, dict[str, Any]]:
-    """What is fitted to a run's validation triples, as of what the run is now, and its figures there.
+    """Fit probabilities to a run's validation triples; the calibration, and its figures there.
 
     Args:
         most, missing, seed: as of :func:`calibrate`.
@@ -594,7 +598,7 @@ def fitted(
 
 
 def fingerprint(run: RunFolder) -> dict[str, str]:
-    """What probabilities go by: the signals of a run, their weights, not its reranker."""
+    """Digests of the run's signals and their weights, which probabilities go by; not of its reranker."""
     signals = {name: sha for name, sha in run.fingerprints.items() if name != RERANKER}
     return {**signals, WEIGHTS: of_weights(run.path)}
 
@@ -608,7 +612,7 @@ def save_calibration(run: RunFolder, calibration: Calibration) -> None:
 
 
 def read_calibration(run: RunFolder) -> Calibration | None:
-    """What :func:`save` wrote; None where there is nothing.
+    """Read the calibration that :func:`save_calibration` wrote; None where there is none.
 
     Raises:
         RunError: when it is damaged, or the run has changed since.
@@ -635,7 +639,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
 
 
 def _fits(found: Calibration, relations: int) -> bool:
-    """Whether all parts have the lengths that they must have."""
+    """Return whether all parts have the lengths that they must have."""
     model, columns = found.model, len(SIDES) * len(FEATURES)
     lengths = {len(x) for x in (model.mean, model.scale, model.weights)}
     x, y = model.calibrator.x, model.calibrator.y

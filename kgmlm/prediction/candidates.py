@@ -66,7 +66,7 @@ def asked_queries(
     askable: Callable[[int, bool], BoolArray],
     everyone: bool = False,
 ) -> Queries:
-    """Those of :func:`seen_queries` that can be asked, in the same order.
+    """Return the queries of :func:`seen_queries` that can be asked, in the same order.
 
     Args:
         askable: of a relation, which entities ``(N,)`` can be asked for tails (or else heads).
@@ -130,7 +130,7 @@ class Shard:
         return cls(int(found[1]) - 1, int(found[2]))
 
     def has(self, number: int) -> bool:
-        """Whether a part is of this shard."""
+        """Return whether a part is of this shard."""
         return number % self.of == self.at
 
 
@@ -176,7 +176,7 @@ class Parts:
         return cls(folder, count)
 
     def path(self, number: int) -> Path:
-        """Where a part is, or will be."""
+        """The file of a part."""
         return self.folder / f"part-{number:07}.parquet"
 
     def missing(self, shard: Shard = Shard()) -> list[int]:
@@ -219,7 +219,7 @@ class Parts:
             ) from None
 
     def rows(self) -> int:
-        """How many rows all parts have together; those that cannot be read have none."""
+        """Return how many rows all parts have together; those that cannot be read have none."""
         total = 0
         for number in range(self.count):
             try:
@@ -230,7 +230,9 @@ class Parts:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether parts can be laid there: nothing is, but a manifest that another shard is writing, or was."""
+    """Return whether parts can be laid there: nothing is, but a manifest that another shard is writing, or
+    was.
+    """
     return folder.is_dir() and all(map(files.is_temporary, folder.iterdir()))
 
 
@@ -260,7 +262,7 @@ class Completer:
         return tuple(name for name in self.scorer.mixture.signals if name in self.scorer.signals)
 
     def schema(self) -> pa.Schema:
-        """Of a part: ids, from which side, in which of the two sets, features, what each signal adds."""
+        """The schema of a part: ids, side, which of the two sets, features, what each signal adds."""
         return pa.schema(
             [(name, pa.int32()) for name in ("head", "relation", "tail")]
             + [(name, pa.bool_()) for name in ("of_tail", "hidden", "open")]
@@ -300,7 +302,7 @@ class Completer:
                 yield rows, scores_bN, {}
             return
         ranker = self.scorer
-        for rows, _, said in ranker.said(queries, batch_size=self.batch_size, advance=advance):
+        for rows, _, said in ranker.signal_scores(queries, batch_size=self.batch_size, advance=advance):
             asked = queries[rows]
             weights = {name: like(ranker.mixture.of(name, asked), x) for name, x in said.items()}
             added = {name: weights[name][:, None] * x for name, x in said.items()}

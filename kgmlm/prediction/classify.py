@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Classified:
-    """What a run says of n triples.
+    """Probabilities of n triples.
 
     Attributes:
         graph: whose ids they have.
@@ -86,7 +86,7 @@ class Classified:
         return table if self.labels is None else table.assign(label=self.labels)
 
     def explained(self) -> list[dict[str, Any] | None]:
-        """What each probability is made of, None for known triples: for each side its features and what they
+        """The parts of each probability, None for known triples: for each side its features and what they
         add to the log odds; what is added for the relation, and in all before it is calibrated.
         """
         model = self.calibration.model
@@ -132,7 +132,7 @@ class Classified:
 
     @property
     def measured(self) -> dict[str, Any] | None:
-        """How the probabilities compare with labels, where there are any: as of
+        """The figures of the probabilities against labels, where there are any: as of
         :func:`kgmlm.evaluation.metrics.measured`, by the triples that training has not.
         """
         if self.labels is None or self.known.all():
@@ -172,12 +172,12 @@ def judged(
     ends = np.cumsum([len(triples) for triples, _, _ in asked]).tolist()
     parts = [slice(end - len(triples), end) for end, (triples, _, _) in zip(ends, asked, strict=True)]
     return [
-        said(calibration, graph, triples, known[rows], features[rows], prior, by_relation)
+        as_classified(calibration, graph, triples, known[rows], features[rows], prior, by_relation)
         for rows, (triples, prior, by_relation) in zip(parts, asked, strict=True)
     ]
 
 
-def said(
+def as_classified(
     calibration: Calibration,
     graph: KnowledgeGraph,
     ids: IntArray,
@@ -211,7 +211,7 @@ def features_of(
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> tuple[BoolArray, FloatArray]:
-    """Which triples training has, and the features of the others."""
+    """Return which triples training has, and the features of the others."""
     answers = graph.context.answers
     known = answers.has(triples)
     found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
@@ -386,7 +386,9 @@ def classify(
     calibration = _calibration(folder, options.precision, batch_size, keywords.get("device"), watch)
     learned = np.zeros(len(ids), np.bool_) if graph is None else _learned(folder.graph, asked, ids)
     known, features = _features(folder, options, asked, ids, batch_size, watch, learned)
-    return said(calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers)
+    return as_classified(
+        calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers
+    )
 
 
 def _other(graph: KnowledgeGraph | str | Path, skip_header: bool) -> KnowledgeGraph:
@@ -410,7 +412,7 @@ def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, li
 
 
 def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
-    """Which triples of a graph a run's training has, by their labels."""
+    """Return which triples of a graph a run's training has, by their labels."""
     from kgmlm.evaluation.task import held
 
     return held(graph.labels(triples), (trained,), "train")
@@ -474,14 +476,14 @@ def rank_relations(
     calibration = _calibration(opened.folder, precision, batch_size, device, watch)
     options = _options(opened, precision=precision, device=device)
     known, features = _features(opened.folder, options, graph, ids, batch_size, watch)
-    found = said(calibration, graph, ids, known, features, prior)
+    found = as_classified(calibration, graph, ids, known, features, prior)
     return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
 
 
 def _calibration(
     folder: RunFolder, precision: str, batch_size: int, device: str | None, watch: Watcher
 ) -> Calibration:
-    """What was fitted to a run, or is now, and then kept where the run can be written."""
+    """The calibration of a run: read, or fitted now and kept where the run can be written."""
     from kgmlm.prediction.calibration import fitted, read_calibration
 
     found = read_calibration(folder)
@@ -501,7 +503,7 @@ def _calibration(
 
 
 def _options(run: Run, **keywords: Unpack[ComputeKeywords]) -> RankingOptions:
-    """How a run's first stage is asked for what probabilities go by."""
+    """The options of the plain first stage, which probabilities go by."""
     plain = run.options.plain()
     return plain.given(**keywords)
 
@@ -524,7 +526,7 @@ def _features(
     watch: Watcher,
     learned: BoolArray | None = None,
 ) -> tuple[BoolArray, FloatArray]:
-    """Which triples training has, and the features of the others.
+    """Return which triples training has, and the features of the others.
 
     Args:
         learned: which of them the run has learned on another graph.

@@ -41,7 +41,7 @@ PART = 1024  # queries
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked, and how; the same plan has the same parts in any process.
+    """The queries of a completion and their options; the same plan has the same parts in any process.
 
     Attributes:
         run: the run's folder, or its pack.
@@ -103,7 +103,7 @@ class Plan:
         return Parts.open(self.folder, count, self.about())
 
     def about(self) -> dict[str, Any]:
-        """What parts depend on."""
+        """The values that parts depend on."""
         graph = self.graph
         digest = hashlib.sha256()
         for split in dict.fromkeys(("train", "valid", *self.known)):
@@ -147,15 +147,15 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name."""
+        """Return whether a GPU is asked for by name."""
         return self.options.on_gpu
 
     def size(self, number: int) -> int:
-        """How many queries a part has."""
+        """Return how many queries a part has."""
         return min(self.part_size, len(self.queries) - number * self.part_size)
 
     def begin(self, watch: Watcher) -> Make[int]:
-        """What makes a part that is not there, and says how many queries it has.
+        """Return the function that makes missing parts; it returns their number of queries.
 
         Raises:
             RunError: when the folder of the parts is not seen here.
@@ -176,14 +176,14 @@ class Plan:
         return make
 
     def sent(self, far: bool) -> Plan:
-        """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
+        """A copy for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         options = self.options.sent() if far else self.options
         return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), options=options)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is listed of the parts; it changes none of them."""
+    """The options of the list; they change none of the parts."""
 
     min_probability: float = 0.5
     lacking: float = 1.0
@@ -387,7 +387,7 @@ def _signals(plan: Plan) -> tuple[str, ...]:
 
 
 def _explainer(plan: Plan) -> Predictor:
-    """What gives reasons."""
+    """The predictor that gives reasons."""
     from kgmlm.ranking.predictor import Predictor
 
     quiet_transformers()

@@ -118,7 +118,7 @@ FOLDER = "neo4j"  # the one format that is a folder
 
 
 def format_for(output: Path, format: str | None) -> str:
-    """Which format to write.
+    """Return the format to write.
 
     Raises:
         ConfigError: when the name does not say it, or there is no such format.

@@ -253,7 +253,7 @@ def _high(rng: np.random.Generator, scores_N: FloatArray, never: IntArray, allow
 
 
 class _Taken:
-    """Of each query what may not be drawn: what is known, once for all queries alike, and its own answer."""
+    """The entities that may not be drawn for a query: known answers, once for equal queries, and its own."""
 
     def __init__(self, known: FilterIndex, queries: Queries, true: IntArray) -> None:
         _, first, self.which = np.unique(known.keys(queries), return_index=True, return_inverse=True)

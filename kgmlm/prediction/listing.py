@@ -87,7 +87,7 @@ def estimate(
     known: Sequence[str],
     lacking: float,
 ) -> tuple[Likely, Truth, dict[str, Any]]:
-    """How likely candidates are true, by those that validation has; and the figures behind it.
+    """Estimate how probable candidates are, by those that validation has; and the figures behind it.
 
     Of splits but training and validation only their sizes have a say.
 
@@ -206,7 +206,7 @@ def write_list(
 
 
 def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:
-    """What :func:`write_list` wrote: the list and its manifest.
+    """Read the list that :func:`write_list` wrote, and its manifest.
 
     Raises:
         DataError: when it is missing, damaged, or no list.
@@ -275,7 +275,7 @@ def _checked(table: pa.Table) -> pa.Table:
 
 
 def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArray) -> dict[str, Any]:
-    """How many of the listed triples a hidden split has: a lower bound of how many are true.
+    """Count the listed triples that a hidden split has: a lower bound of the true ones.
 
     Args:
         split: none of those that count as known.

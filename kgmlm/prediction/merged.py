@@ -153,7 +153,7 @@ def _mixed(keys: IntArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Truth:
-    """How many true triples there are beyond those of training.
+    """The true triples beyond those of training, in numbers.
 
     Attributes:
         validation: how many validation has, one or more.
@@ -193,7 +193,7 @@ class Scale:
 
     @classmethod
     def fit(cls, examples: Examples, relations: int) -> Scale:
-        """That of the candidates of each of ``relations`` relations."""
+        """Fit the scales of each of ``relations`` relations to its candidates."""
         shape = (relations, len(SIDES), len(FEATURES))
         mean, deviation = np.zeros(shape), np.ones(shape)
         for side in range(len(SIDES)):
@@ -213,7 +213,7 @@ class Scale:
         return cls(mean, deviation)
 
     def __call__(self, features: FloatArray, relations: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Of features ``(n, 2, F)``, those of both sides ``(n, 2F)`` scaled, 0 where a side does not have the
+        """Scale features ``(n, 2, F)`` to those of both sides ``(n, 2F)``, 0 where a side does not have the
         triple; and ``(n, F)`` those of the side that has the larger softmax.
         """
         scaled = np.nan_to_num((features - self.mean[relations]) / self.deviation[relations])
@@ -224,7 +224,7 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """What log odds add up, with E kinds of evidence.
+    """The terms of log odds, with E kinds of evidence.
 
     Attributes:
         sides: ``(E, 2F)`` of each kind of evidence, what the features of both sides count.
@@ -284,7 +284,7 @@ class Likely:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """What is kept of it."""
+        """The values that are kept."""
         kept = {
             name: {key: np.round(values, 5).tolist() for key, values in vars(part).items()}
             for name, part in (("scale", self.scale), ("effects", self.effects))
@@ -300,7 +300,7 @@ def _share(examples: Examples) -> float:
 
 # How strongly each part of the log odds leans on 0: of a part of variance v, by 1 / v. So a relation of which
 # validation has little is an average one.
-_LEANINGS = {
+_REGULARIZATIONS = {
     "intercept": 0.0,
     "of_evidence": 1.0,
     "of_relation": 1.0,
@@ -333,7 +333,7 @@ def _effects(
         "better_of_relation": (relations, columns),
     }
     ends = np.cumsum([0, *(a * b for a, b in shapes.values())])
-    leaning = np.repeat(list(_LEANINGS.values()), np.diff(ends))
+    leaning = np.repeat(list(_REGULARIZATIONS.values()), np.diff(ends))
     cells = relation * kinds + examples.evidence
     rows = [np.flatnonzero(examples.evidence == kind) for kind in range(kinds)]
 

@@ -1,4 +1,4 @@
-"""Which entities can answer a query at all, learned from a run's training triples.
+"""Constraints on which entities can answer a query, learned from a run's training triples.
 
 Always: a query's own entity cannot, in a relation that links no entity to itself in training; text models
 like to copy what they are asked about. If asked for: nor can entities whose types do not fit
@@ -30,7 +30,7 @@ IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shor
 
 
 class Constraint(Protocol):
-    """What entities can answer, and which can be asked about.
+    """A constraint on which entities can answer, and on which can be asked about.
 
     Attributes:
         name: in reports and in names of files.
@@ -39,19 +39,19 @@ class Constraint(Protocol):
     name: ClassVar[str]
 
     def allowed(self, queries: Queries) -> BoolArray:
-        """Which entities can answer each query, ``(B, N)``."""
+        """Return which entities can answer each query, ``(B, N)``."""
 
     def askable(self, relation: int, tails: bool) -> BoolArray:
-        """Which entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
+        """Return which entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
 
     def over(self, context: ContextGraph, relation_rows: IntArray) -> Constraint:
-        """The same for the entities and training triples of another graph."""
+        """A copy for the entities and training triples of another graph."""
 
     def aided(self, vectors_ND: Callable[[], Floats]) -> Constraint:
-        """The same where entities have vectors."""
+        """A copy for entities that have vectors."""
 
     def learned(self) -> Mapping[str, Any]:
-        """What reports say of it."""
+        """The constraint's part of a report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,32 +78,32 @@ class Typed:
         return self._kept[slot]
 
     def allowed(self, queries: Queries) -> BoolArray:
-        """As of any constraint."""
+        """See :class:`Constraint`."""
         slots, at = np.unique(self.types.slots_of(queries), return_inverse=True)
         rows = [self._fitting(slot) for slot in slots.tolist()]
         return np.stack(rows)[at] if rows else np.zeros((0, len(self.types)), np.bool_)
 
     def askable(self, relation: int, tails: bool) -> BoolArray:
-        """As of any constraint: who is asked for tails fills the heads' slot."""
+        """See :class:`Constraint`: who is asked for tails fills the heads' slot."""
         row = int(self.types.relation_rows[relation])
         return self._fitting(2 * row + tails if row >= 0 else -1)
 
     def over(self, context: ContextGraph, relation_rows: IntArray) -> Typed:
-        """As of any constraint."""
+        """See :class:`Constraint`."""
         return Typed(self.types.over(context, relation_rows))
 
     def aided(self, vectors_ND: Callable[[], Floats]) -> Typed:
-        """As of any constraint."""
+        """See :class:`Constraint`."""
         return Typed(self.types.aided(vectors_ND))
 
     def learned(self) -> Mapping[str, Any]:
-        """As of any constraint."""
+        """See :class:`Constraint`."""
         return {"types_from": self.types.sources()}
 
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """What is filled already stays as it is, in relations that have one answer.
+    """Forbids further answers in relations that have one answer per entity.
 
     A relation has one tail for each head when it has :data:`LEAST` heads or more in training and at most
     :data:`EXCEPTIONS` of them have several tails; likewise one head for each tail. Then a query that training
@@ -144,7 +144,7 @@ class Functional:
         return filled_N
 
     def allowed(self, queries: Queries) -> BoolArray:
-        """As of any constraint; what training answers stays an answer."""
+        """See :class:`Constraint`; training's answers stay allowed."""
         allowed_BN = np.ones((len(queries), len(self.context.entities)), np.bool_)
         asked_B = 2 * queries.relation_B + queries.side_B
         for slot in np.unique(asked_B).tolist():
@@ -158,24 +158,24 @@ class Functional:
         return allowed_BN
 
     def askable(self, relation: int, tails: bool) -> BoolArray:
-        """As of any constraint: who has its only answer need not be asked."""
+        """See :class:`Constraint`: who has its only answer need not be asked."""
         side = 0 if tails else 1
         if self.one_R2[relation, side]:
             return ~self._filled(2 * relation + 1 - side)
         return np.ones(len(self.context.entities), np.bool_)
 
     def over(self, context: ContextGraph, relation_rows: IntArray) -> Functional:
-        """As of any constraint: relations as the run learned them, filled by the graph's training triples."""
+        """See :class:`Constraint`: the run's relations, filled by the graph's training triples."""
         one_R2 = np.append(self.one_R2, [[False, False]], axis=0)[relation_rows]
         exceptions_R2 = np.append(self.exceptions_R2, [[0, 0]], axis=0)[relation_rows]
         return Functional(one_R2, exceptions_R2, context)
 
     def aided(self, vectors_ND: Callable[[], Floats]) -> Functional:
-        """As of any constraint: it needs none."""
+        """See :class:`Constraint`: it needs none."""
         return self
 
     def learned(self) -> Mapping[str, Any]:
-        """As of any constraint."""
+        """See :class:`Constraint`."""
         return {
             "one_tail": int(self.one_R2[:, 0].sum()),
             "one_head": int(self.one_R2[:, 1].sum()),
@@ -185,7 +185,7 @@ class Functional:
 
 @dataclass(frozen=True, eq=False)
 class Possible:
-    """Which candidates can answer.
+    """The candidates that can answer.
 
     Attributes:
         loop_free_R: relations of the graph whose queries their own entity cannot answer.
@@ -220,15 +220,15 @@ class Possible:
         return cls(np.zeros(relations, np.bool_))
 
     def allowing_self(self) -> Possible:
-        """The same, but each query's own entity may answer."""
+        """A copy in which each query's own entity may answer."""
         return replace(self, loop_free_R=np.zeros_like(self.loop_free_R))
 
     def met(self, *further: Constraint) -> Possible:
-        """The same with further constraints."""
+        """A copy with further constraints."""
         return replace(self, further=(*self.further, *further))
 
     def over(self, relation_rows: IntArray, context: ContextGraph | None = None) -> Possible:
-        """The same for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1.
+        """A copy for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1.
 
         Args:
             context: that graph, which further constraints look at.
@@ -240,19 +240,19 @@ class Possible:
         return Possible(np.append(self.loop_free_R, False)[relation_rows], further)
 
     def aided(self, vectors_ND: Callable[[], Floats]) -> Possible:
-        """The same where entities have vectors."""
+        """A copy for entities that have vectors."""
         return replace(self, further=tuple(c.aided(vectors_ND) for c in self.further))
 
     def own_B(self, queries: Queries) -> BoolArray:
-        """Which of B queries cannot be answered by their own entity."""
+        """Return which of B queries cannot be answered by their own entity."""
         return self.loop_free_R[queries.relation_B]
 
     def constrained_B(self, queries: Queries) -> BoolArray:
-        """Which of B queries some entity may be kept from answering."""
+        """Return which of B queries some entity may be kept from answering."""
         return self.own_B(queries) | bool(self.further)
 
     def allowed(self, queries: Queries) -> BoolArray:
-        """Which entities can answer each query, ``(B, N)``, for all constraints that know entities.
+        """Return which entities can answer each query, ``(B, N)``, for all constraints that know entities.
 
         Raises:
             ValueError: when there is none.
@@ -263,7 +263,7 @@ class Possible:
         return allowed_BN
 
     def askable(self, relation: int, tails: bool, entities: int) -> BoolArray:
-        """Which of so many entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
+        """Return which of so many entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
         found_N = np.ones(entities, np.bool_)
         for constraint in self.further:
             found_N &= constraint.askable(relation, tails)

@@ -31,7 +31,7 @@ SAMPLE = 2000  # entities that stand for all where an average is asked for
 
 
 class Part(NamedTuple):
-    """What a score is made of: ``weight * value`` of each part, added up.
+    """A part of a score: ``weight * value``; a score is the sum of its parts.
 
     The value of reranking is what the reranker says of a candidate beyond the worst that it read; likewise
     that of asking back ("reverse").
@@ -164,7 +164,7 @@ class Predictor:
                 yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
 
     def placed(self, query: Query, ids: IntArray, *, novel: bool = False) -> list[Prediction]:
-        """Some candidates of a query, explained, at the places that they have among all entities.
+        """Explain some candidates of a query, at the places that they have among all entities.
 
         Args:
             novel: as of :meth:`predict`: triples that the graph has take no place.
@@ -194,10 +194,10 @@ class Predictor:
         return self._explained(query, predictions)
 
     def usual(self, query: Query) -> dict[str, float]:
-        """What each signal adds to the score of an entity on average, of many evenly spaced ones."""
+        """The average part of each signal in an entity's score, over many evenly spaced ones."""
         asked, count = Queries.of([query]), len(self.graph.entities)
         pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
-        ((_, _, said),) = self.ranker.said(asked, pool)
+        ((_, _, said),) = self.ranker.signal_scores(asked, pool)
         return {
             name: self.ranker.mixture.of(name, asked).item() * float(numpy(said_1N).mean())
             for name, said_1N in said.items()
@@ -231,7 +231,7 @@ class Predictor:
             yield rows, [[(i, float(row[i])) for i in ids] for ids, row in zip(best, scores_BN, strict=True)]
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
-        """The same predictions with what their scores are made of."""
+        """Add to predictions the parts of their scores."""
         ids = np.array([p.id for p in predictions], np.int64)
         asked, ranker, reader = Queries.of([query]), self.ranker, self.ranker.reader
         reading = Reading(asked, reader.read)
@@ -240,7 +240,7 @@ class Predictor:
         columns = {"likelihood": [combine(of_tokens) for of_tokens in values]}
         further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
         for name in further:
-            columns[name] = ranker.says(name, reading, ranker.pool(ids))[0].tolist()
+            columns[name] = ranker.signal_score(name, reading, ranker.pool(ids))[0].tolist()
         weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
         stages = self._second(asked, ids, [p.score for p in predictions])
         explained = []
@@ -280,7 +280,7 @@ class Predictor:
         return self._because(query, candidate, counting)
 
     def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
-        """What those of some signals that can give reasons say for a candidate."""
+        """The reasons of those signals that can give some for a candidate."""
         signals = [self.ranker.signals[name] for name in names]
         reasons = [r for s in signals if isinstance(s, Reasoned) for r in s.reasons(query, candidate)]
         relations, entities = self.graph.relations, self.graph.entities

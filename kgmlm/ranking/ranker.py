@@ -35,12 +35,12 @@ LONG = {"vector": "entity vectors", "kge": "KGE model", "rules": "rules", "types
 LIMIT = 1e30  # scores are smaller: what a shortlist misses and what cannot answer rank below
 BEST = 64  # of a softmax over scores; the others have next to no share of it
 Weights = npt.NDArray[np.float32]
-Said = Mapping[str, Array]  # by signal, (B, N)
+SignalScores = Mapping[str, Array]  # by signal, (B, N)
 
 
 @dataclass(frozen=True)
 class Use:
-    """How a second stage is used: for the ``k`` best of the first, by ``weight`` times what it says."""
+    """The use of a second stage: its scores of the ``k`` best count ``weight`` times."""
 
     k: int
     weight: float
@@ -64,7 +64,7 @@ class Mixture:
 
     @classmethod
     def even(cls, weights: Mapping[str, float], relations: int) -> Mixture:
-        """The same weights for all of so many relations."""
+        """One weight per signal, for all of so many relations."""
         return cls({name: _evenly(w, relations) for name, w in weights.items()}, dict(weights))
 
     @property
@@ -74,16 +74,16 @@ class Mixture:
 
     @property
     def relations(self) -> int:
-        """Of how many relations there are weights."""
+        """The number of relations that there are weights of."""
         return len(next(iter(self.tables.values())))
 
     def weighed(self, name: str, table_R2: Array, average: float) -> Mixture:
-        """The same with other weights of a signal, or with one signal more."""
+        """A copy with other weights of a signal, or with one signal more."""
         table_R2 = np.asarray(table_R2, np.float32)
         return Mixture({**self.tables, name: table_R2}, {**self.averages, name: average})
 
     def evenly(self, name: str, weight: float) -> Mixture:
-        """The same with one weight of a signal for all relations."""
+        """A copy with one weight of a signal for all relations."""
         return self.weighed(name, _evenly(weight, self.relations), weight)
 
     def only(self, name: str) -> Mixture:
@@ -96,14 +96,14 @@ class Mixture:
         return Mixture({n: self.tables[n] for n in left}, {n: self.averages[n] for n in left})
 
     def opened(self, name: str, parts: Mixture) -> Mixture:
-        """The same with the signals that one is the weighted sum of, in its place."""
+        """A copy in which a weighted sum of signals is replaced by the signals."""
         rest = self.without(name)
         tables = {n: self.tables[name] * table_R2 for n, table_R2 in parts.tables.items()}
         averages = {n: self.averages[name] * average for n, average in parts.averages.items()}
         return Mixture({**tables, **rest.tables}, {**averages, **rest.averages})
 
     def over(self, relation_rows: IntArray) -> Mixture:
-        """The same for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1."""
+        """A copy for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1."""
         tables = {
             name: np.concatenate([table_R2, _evenly(self.averages[name], 1)])[relation_rows]
             for name, table_R2 in self.tables.items()
@@ -158,7 +158,7 @@ class SecondStage(Protocol):
 
     @property
     def use(self) -> Use:
-        """How many of the best it scores, and how much that counts."""
+        """The number of candidates that it scores, and how much that counts."""
 
     def reranked(
         self,
@@ -179,10 +179,10 @@ class SecondStage(Protocol):
         """
 
     def over(self, context: ContextGraph) -> SecondStage:
-        """The same over another graph."""
+        """A copy for another graph."""
 
     def used(self, use: Use) -> SecondStage:
-        """The same, used otherwise."""
+        """A copy that is used otherwise."""
 
     def reduce(self, enabled: bool) -> None:
         """Compute in bf16, or in float32 again."""
@@ -249,21 +249,21 @@ class Ranker:
 
     @property
     def truncated_N(self) -> BoolArray:
-        """Which entities' names are longer than the span, and cut to it."""
+        """Return which entities' names are longer than the span, and cut to it."""
         return self.reader.names.truncated_N
 
     def but(self, **parts: Any) -> Self:
-        """The same with other parts, such as ``mixture``."""
+        """A copy with other parts, such as ``mixture``."""
         twin = copy.copy(self)
         vars(twin).update(parts)
         return twin
 
     def with_signal(self, signal: Signal) -> Self:
-        """The same with one signal more, or another one of its name; the mixture says how much it counts."""
+        """A copy with one signal more, or another one of its name; the mixture says how much it counts."""
         return self.but(signals={**self.signals, signal.name: signal})._aided()
 
     def _aided(self) -> Self:
-        """The same where all that could know entities' vectors does."""
+        """A copy whose signals and constraints know the entity vectors, where they can use them."""
         vectors = self.vectors
         if vectors is None:
             return self
@@ -271,7 +271,7 @@ class Ranker:
         return self.but(signals=signals, possible=self.possible.aided(vectors.array))
 
     def over(self, context: ContextGraph) -> Self:
-        """The same over another graph."""
+        """A copy for another graph."""
         entity_rows, relation_rows = rows_of(context, self.context)
         reader = self.reader.over(context)
         return self.but(
@@ -285,27 +285,27 @@ class Ranker:
         )._aided()
 
     def unconstrained(self) -> Self:
-        """The same without constraints on what can answer."""
+        """A copy without constraints on what can answer."""
         return self.but(possible=Possible.anything(len(self.context.relations)))
 
     def allowing_self(self) -> Self:
-        """The same where a query's own entity always may answer."""
+        """A copy in which a query's own entity may answer."""
         return self.but(possible=self.possible.allowing_self())
 
     def constrained(self, *further: Constraint) -> Self:
-        """The same with further constraints on what can answer, of the ranker's graph."""
+        """A copy with further constraints on what can answer, of the ranker's graph."""
         return self.but(possible=self.possible.met(*further))._aided()
 
     @property
     def unread(self) -> int:
-        """How many entities' texts are still to be read for vectors that count."""
+        """Return how many entities' texts are still to be read for vectors that count."""
         return self.vectors.unread if self.vectors is not None and "vector" in self.mixture.signals else 0
 
     def pool(self, entity_ids: IntArray | None = None) -> Pool:
         """Candidates of the context; None is all."""
         return Pool(len(self.context.entities), entity_ids)
 
-    def said(
+    def signal_scores(
         self,
         queries: Queries,
         pool: Pool | None = None,
@@ -313,8 +313,8 @@ class Ranker:
         advance: Callable[[int], None] = lambda n: None,
         *,
         by: tuple[str, ...] | None = None,
-    ) -> Iterator[tuple[IntArray, Reading, Said]]:
-        """What signals say of candidates: (rows of ``queries``, their reading, scores by signal).
+    ) -> Iterator[tuple[IntArray, Reading, SignalScores]]:
+        """Yield the signal scores of candidates: (rows of ``queries``, their reading, scores by signal).
 
         Args:
             by: which signals; None is those that count.
@@ -324,16 +324,16 @@ class Ranker:
         text = any(signal.reads for signal in asked.values())
         size = max(1, min(batch_size, MAX_SCORES // max(1, pool.width)))
         for rows, reading in self.reader.readings(queries, size, advance, text=text):
-            yield rows, reading, {name: self.says(name, reading, pool) for name in asked}
+            yield rows, reading, {name: self.signal_score(name, reading, pool) for name in asked}
 
-    def says(self, name: str, reading: Reading, pool: Pool) -> Array:
-        """What one signal says of candidates, ``(B, N)`` or ``(B, K)``, on the model's device."""
+    def signal_score(self, name: str, reading: Reading, pool: Pool) -> Array:
+        """The scores of one signal, ``(B, N)`` or ``(B, K)``, on the model's device."""
         model = self.reader.model
         with model.inference():
             return at(model.device, self.signals[name].score(reading, pool))
 
     def combined(
-        self, queries: Queries, said: Said, pool: Pool | None = None, mixture: Mixture | None = None
+        self, queries: Queries, said: SignalScores, pool: Pool | None = None, mixture: Mixture | None = None
     ) -> Array:
         """The first stage: the weighted sum ``(B, N)``, with ``constraints.IMPOSSIBLE`` for what
         cannot answer.
@@ -346,20 +346,20 @@ class Ranker:
 
     @property
     def reranks(self) -> bool:
-        """Whether there is a second stage."""
+        """Return whether there is a second stage."""
         return bool(self.stages)
 
     @property
     def uses(self) -> dict[str, Use]:
-        """How each second stage is used, by name."""
+        """The use of each second stage, by name."""
         return {name: stage.use for name, stage in self.stages.items()}
 
     def with_stage(self, stage: SecondStage) -> Self:
-        """The same with one second stage more, the last, or another one of its name."""
+        """A copy with one second stage more, the last, or another one of its name."""
         return self.but(stages={**self.stages, stage.name: stage})
 
     def without_stage(self, name: str) -> Self:
-        """The same without a second stage."""
+        """A copy without a second stage."""
         return self.but(stages={other: stage for other, stage in self.stages.items() if other != name})
 
     def unreranked(self) -> Self:
@@ -456,7 +456,7 @@ class Ranker:
         Queries that are asked back come many at once, those of a relation together: they share candidates.
         """
         if "reverse" not in self.stages:
-            for rows, _, said in self.said(queries, pool, batch_size, advance):
+            for rows, _, said in self.signal_scores(queries, pool, batch_size, advance):
                 asked = queries[rows]
                 free_bN = self.mixture.combine(said, asked)
                 yield rows, self.possible.applied(free_bN, asked, pool.ids), free_bN, lambda n, total: None
@@ -467,7 +467,7 @@ class Ranker:
             part = order[start : start + size]
             found = [
                 (rows, self.mixture.combine(said, queries[part[rows]]))
-                for rows, _, said in self.said(queries[part], pool, batch_size)
+                for rows, _, said in self.signal_scores(queries[part], pool, batch_size)
             ]
             rows = part[np.concatenate([at for at, _ in found])]
             free_bN = joined([scores_bN for _, scores_bN in found])
@@ -518,13 +518,13 @@ class Scorer(Protocol):
 
     @property
     def truncated_N(self) -> BoolArray:
-        """Which entities are known by a part of their name only."""
+        """Return which entities are known by a part of their name only."""
 
     def unconstrained(self) -> Scorer:
-        """The same without constraints on what can answer."""
+        """A copy without constraints on what can answer."""
 
     def allowing_self(self) -> Scorer:
-        """The same where a query's own entity may answer."""
+        """A copy in which a query's own entity may answer."""
 
     def rank(
         self,
@@ -560,7 +560,7 @@ class PlainScorer(ABC):
         """Scores ``(B, N)``."""
 
     def unconstrained(self) -> PlainScorer:
-        """The same: there are no constraints."""
+        """Return the scorer: there are no constraints."""
         return self
 
     def allowing_self(self) -> PlainScorer:

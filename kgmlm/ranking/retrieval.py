@@ -66,7 +66,7 @@ def require_faiss() -> Any:
 
 
 def cause(error: RuntimeError) -> str:
-    """What FAISS complains of, without where in its source."""
+    """The complaint of FAISS, without its place in FAISS's source."""
     last = str(error).strip().splitlines()[-1]
     return re.sub(r"^.*(\.cpp:\d+|failed): ", "", last)[:160]
 
@@ -245,7 +245,9 @@ class Retriever:
 
     @property
     def exact(self) -> bool:
-        """Whether it finds by vectors as they are, among all, so that nothing is to be looked at again."""
+        """Return whether it finds by vectors as they are, among all, so that nothing is to be looked at
+        again.
+        """
         faiss = require_faiss()
         return self.part.index is None or isinstance(faiss.downcast_index(self.part.index), faiss.IndexFlat)
 
@@ -447,7 +449,7 @@ def shortlist(
     ids_BK[ranker.possible.forbidden(queries, ids_BK)] = -1  # what cannot answer takes no place
     pool = Pool(len(ranker.context.entities), ids_BK)
     mixture = ranker.mixture
-    said = {n: ranker.says(n, reading, pool) for n in ranker.signals if n in mixture.signals}
+    said = {n: ranker.signal_score(n, reading, pool) for n in ranker.signals if n in mixture.signals}
     scores_BK = mixture.combine(said, queries)
     scores_BK[torch.from_numpy(~pool.there).to(scores_BK.device)] = MISSED
     ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
@@ -469,7 +471,7 @@ def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
         return retriever.search(asked_BD, most, retrieval.effort).ids_BK
     ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
     pool = Pool(count, ids_BM)
-    cosines_BM = numpy(ranker.says("vector", reading, pool))
+    cosines_BM = numpy(ranker.signal_score("vector", reading, pool))
     cosines_BM[~pool.there] = -np.inf
     return np.take_along_axis(ids_BM, np.argsort(-cosines_BM, 1, kind="stable")[:, :most], 1)
 
@@ -499,7 +501,7 @@ def retrieve_and_rank(
         (rows, scores ``(b, N)`` in which all that the shortlist lacks is
         :data:`~kgmlm.ranking.constraints.MISSED`, exact scores).
     """
-    for rows, reading, said in ranker.said(queries, None, batch_size, advance):
+    for rows, reading, said in ranker.signal_scores(queries, None, batch_size, advance):
         asked = queries[rows]
         exact_BN = ranker.reranked(asked, ranker.combined(asked, said), None, batch_size)
         ids_BK, scores_BK = shortlist(ranker, reading, retrieval, batch_size)

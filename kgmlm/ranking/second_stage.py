@@ -71,7 +71,7 @@ class Best:
 
     @classmethod
     def of(cls, scores_BN: Array, k: int, passed_BN: Array) -> Best:
-        """Those of scores ``(B, N)``; fewer than ``k`` columns where N is."""
+        """The best of scores ``(B, N)``; fewer than ``k`` columns where N is."""
         open_BN = where(passed_BN, -np.inf, scores_BN)
         values_BK, columns_BK = map(numpy, highest(open_BN, min(k + 1, open_BN.shape[1])))
         left_B1 = np.full((len(values_BK), 1), -np.inf, np.float32)
@@ -86,8 +86,8 @@ class Best:
 
     @property
     def chosen_BK(self) -> BoolArray:
-        """Which are to be reranked: not those that tie with the best one left out, since which of them came
-        first would be chance.
+        """Return which are to be reranked: not those that tie with the best one left out, since which of them
+        came first would be chance.
         """
         return self.scores_BK > self.left_B1
 
@@ -129,7 +129,7 @@ def best_of(
 
 
 def _answered(context: ContextGraph, queries: Queries, pool: Pool) -> BoolArray:
-    """Which of the candidates ``(B, N)`` answer their query in training already."""
+    """Return which of the candidates ``(B, N)`` answer their query in training already."""
     rows, ids = context.answers.lookup(queries)
     if pool.own:
         keys_BN = np.arange(len(queries))[:, None] * pool.count + pool.filled
@@ -186,7 +186,7 @@ class Reranker:
         return self.settings.reranking
 
     def over(self, context: ContextGraph) -> Reranker:
-        """The same over another graph."""
+        """A copy for another graph."""
         return Reranker(context, self.tokenizer, self.model, self.settings)
 
     def encode(
@@ -298,7 +298,7 @@ class _OfTheBest(ABC):
         advance: Callable[[int, int], None] = lambda n, total: None,
         free_B: BoolArray | None = None,
     ) -> Array:
-        """As of :class:`~kgmlm.ranking.ranker.SecondStage`."""
+        """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
         if not self.use.k:
             return scores_BN
         best, ids_BK = best_of(ranker.context, queries, scores_BN, self.use.k, pool)
@@ -318,11 +318,11 @@ class _OfTheBest(ABC):
         """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
 
     def used(self, use: Use) -> Self:
-        """The same, used otherwise."""
+        """A copy that is used otherwise."""
         return replace(self, use=use)
 
     def over(self, context: ContextGraph) -> Self:
-        """The same over another graph."""
+        """A copy for another graph."""
         return self
 
     def reduce(self, enabled: bool) -> None:
@@ -344,7 +344,7 @@ class CrossEncoding(_OfTheBest):
     unit: float
 
     def over(self, context: ContextGraph) -> Self:
-        """The same over another graph."""
+        """A copy for another graph."""
         return replace(self, reranker=self.reranker.over(context))
 
     def reduce(self, enabled: bool) -> None:
@@ -413,7 +413,7 @@ class ReverseScoring(_OfTheBest):
         single = len(ranker.mixture.signals) == 1
         temperature = ranker.reader.settings.training.temperature if single else 1.0
         back_BK = np.zeros(ids_BK.shape, np.float32)
-        for rows, _, said in ranker.said(distinct, None, batch_size):
+        for rows, _, said in ranker.signal_scores(distinct, None, batch_size):
             all_dN = ranker.mixture.combine(said, distinct[rows])
             at_p, of_p = groups.take(rows)
             for free in np.unique(free_P[at_p]).tolist():

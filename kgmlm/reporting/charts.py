@@ -33,7 +33,9 @@ SIGNALS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what a column is sorted by where that is a number; numbers are at the ``right``."""
+    """A cell: its text, and what its column is sorted by where that is a number, which stands at the
+    ``right``.
+    """
 
     text: str
     key: float | None = None
@@ -41,7 +43,7 @@ class Cell:
 
     @property
     def number(self) -> bool:
-        """Whether it stands at the right."""
+        """Return whether it stands at the right."""
         return self.right or self.key is not None or self.text == "–"
 
 
@@ -196,7 +198,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _labels(values: Sequence[float]) -> list[str]:
-    """As few digits as tell them apart."""
+    """Labels of numbers, with as few digits as tell them apart."""
     digits = next(d for d in range(7) if d == 6 or all(abs(round(v, d) - v) < 1e-9 for v in values))
     return [f"{v:,.{digits}f}".replace("-", "−") for v in values]
 
@@ -409,7 +411,7 @@ def stages(run: RunFolder) -> Table:
 
 
 def minutes(run: RunFolder) -> float:
-    """How long all parts of a run took."""
+    """The minutes that all parts of a run took."""
     return stages(run).rows[-1][1].key or 0.0
 
 

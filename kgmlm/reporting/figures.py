@@ -54,7 +54,7 @@ _AT_ONCE = 8  # questions whose scores are kept at once
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Where the answers of both questions of each triple rank.
+    """The ranks of both queries of each triple.
 
     Attributes:
         split: that the triples are of.
@@ -69,7 +69,7 @@ class Ranked:
 
     @classmethod
     def read(cls, path: Path, graph: KnowledgeGraph) -> Ranked:
-        """What an evaluation of a graph wrote.
+        """Read the ranks that an evaluation wrote.
 
         Raises:
             DataError: when it is of another graph, or lacks one of the two questions of a triple.
@@ -132,7 +132,7 @@ class Ranked:
         }
 
     def distribution(self) -> list[tuple[str, float, float]]:
-        """How the answers' ranks spread: ranges, and the shares of head and of tail questions in each."""
+        """The distribution of ranks: ranges, and the shares of head and of tail queries in each."""
         last = next((i for i, end in enumerate(_ENDS) if end >= self.realistic.max()), len(_ENDS) - 1)
         which_B = np.minimum(np.searchsorted(_ENDS, self.realistic), last)
         tail_B = self.asked[0].tail_B
@@ -246,7 +246,7 @@ def _split_of(path: Path, graph: KnowledgeGraph, triples: IntArray) -> str:
 
 
 def filled(parts: Mapping[str, Mapping[str, float]]) -> Sequence[tuple[str, Mapping[str, float]]]:
-    """Those parts of the questions that there are any of."""
+    """Leave out empty parts."""
     return [(name, figures) for name, figures in parts.items() if figures["count"]]
 
 
@@ -311,7 +311,7 @@ def side_table(ranked: Ranked) -> Table:
 
 
 def rank_chart(ranked: Ranked) -> Chart:
-    """How the ranks of the answers spread."""
+    """A chart of the distribution of ranks."""
     parts = ranked.distribution()
     summed = np.cumsum([[heads, tails] for _, heads, tails in parts], axis=0)
     rows = [
@@ -379,7 +379,7 @@ def relation_table(ranked: Ranked) -> Table:
 
 @dataclass(frozen=True)
 class Measured:
-    """How good probabilities are on triples of a split.
+    """The figures of probabilities on triples of a split.
 
     Attributes:
         bins: the reliability diagram.
@@ -392,7 +392,7 @@ class Measured:
 
 
 def reliability_chart(found: Measured) -> Chart:
-    """Whether probabilities come true as often as they say."""
+    """A reliability diagram of probabilities."""
     bins = found.bins
     columns = [bins.predicted_K, bins.observed_K, bins.mass_K]
     rows = [
@@ -516,7 +516,7 @@ def shown(graph: KnowledgeGraph, found: Sequence[Question]) -> list[ShownQuestio
 
 
 def measured_on(split: str, labels: BoolArray, probabilities: FloatArray, groups: Any) -> Measured | None:
-    """How good probabilities are, true and false triples weighing the same; None where there is but one."""
+    """Measure probabilities, true and false triples weighing the same; None where there is but one."""
     from kgmlm.evaluation.metrics import binned, measured, reweighted
 
     if not labels.any() or labels.all():

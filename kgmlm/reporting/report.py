@@ -44,7 +44,7 @@ _FOLDER = Path(__file__).parent / "page"
 
 @dataclass(frozen=True)
 class Result:
-    """What an evaluation says.
+    """The metrics of an evaluation, as tables and charts.
 
     Attributes:
         asked, candidates: how many of what, in words.
@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """How good probabilities are, and what their false triples are."""
+    """The figures of probabilities, and the kind of their false triples."""
 
     chart: Chart
     table: Table
@@ -165,7 +165,7 @@ def _with_code(sentence: str) -> Markup:
 
 
 def _digest(text: str) -> str:
-    """What a content security policy knows a script or a style by."""
+    """The digest by which a content security policy knows a script or a style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -251,7 +251,7 @@ def _opened(run: Run | str | Path, device: str | None) -> Run:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What a report is made from."""
+    """The making of a report: the run, its options, and the parts of the page."""
 
     run: Run
     max_triples: int | None
@@ -289,7 +289,7 @@ class _Work:
         return spare
 
     def _is_of(self, kept: Path, weights: str) -> bool:
-        """Whether kept ranks are of these weights; damaged ones are of none, which is told."""
+        """Return whether kept ranks are of these weights; damaged ones are of none, which is told."""
         try:
             return made_by(kept) == weights
         except DataError as error:
@@ -425,7 +425,7 @@ class _Work:
 
 
 def _name(run: Run) -> str:
-    """What a run is called: as its folder, or its pack before that was unpacked."""
+    """The name of a run: its folder's, or that of the pack that it is from."""
     name = run.path.resolve().name
     return name.rpartition("-")[0] if is_unpacked(run.path) else name
 
@@ -447,7 +447,7 @@ def _how_to_calibrate(folder: RunFolder) -> str:
 
 
 def _reranked(ranker: Ranker) -> str:
-    """What the second stage does, in sentences; nothing where there is none."""
+    """Describe the second stages in sentences; nothing where there is none."""
     told = []
     if use := ranker.uses.get("reverse"):
         told.append(
@@ -463,7 +463,7 @@ def _reranked(ranker: Ranker) -> str:
 
 
 def _asked(ranked: Ranked) -> str:
-    """Which triples were asked, as the subject of a sentence."""
+    """Name the triples that were asked, as the subject of a sentence."""
     of, found = len(ranked.graph.splits[ranked.split]), len(ranked.triples)
     sample = f"a sample of {found:,} of the " if found < of else "the "
     return f"{sample}{counted(of, f'{ranked.split} triple')}, {NOTES[ranked.split]}"
@@ -480,7 +480,7 @@ def _moved(asked: Sequence[Question]) -> str:
 
 
 def _both(own: Run, other: Run) -> Any:
-    """What two runs are, side by side."""
+    """A table of two runs side by side."""
     from kgmlm.reporting import charts
     from kgmlm.reporting.charts import clipped, number
 

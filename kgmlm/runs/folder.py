@@ -100,7 +100,7 @@ def _loaded(folder: Path, device: Device) -> SpanModel:
 def open_text(
     run: Path, folder: Path, graph: KnowledgeGraph, vocabulary: Vocabulary, device: str | None
 ) -> Ranker:
-    """What ranks by the text alone, as its settings say, each signal as confident as in training.
+    """Open a ranker by the text alone, as its settings say, each signal as confident as in training.
 
     Args:
         run: the run's folder.
@@ -173,7 +173,7 @@ def save_names(names: Candidates, path: Path) -> None:
 
 
 def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:
-    """What :func:`save_names` saved; None where there is no such file.
+    """Load the names that :func:`save_names` saved; None where there is no such file.
 
     Args:
         entities, span, tokens: how many entities there are, and what names and token ids must be within.
@@ -265,7 +265,7 @@ class RunFolder:
 
     @property
     def has_weights(self) -> bool:
-        """Whether training has saved a model, with its weights."""
+        """Return whether training has saved a model, with its weights."""
         return (self.path / MIXTURE).is_file()
 
     @cached_property
@@ -361,7 +361,7 @@ class RunFolder:
         return self.update(signals={**self.record.get("signals", {}), signal.name: how})
 
     def has_signal(self, name: str) -> bool:
-        """Whether there is a signal of this name beside the model, or there was and its file is gone."""
+        """Return whether there is such a signal beside the model, or there was and its file is gone."""
         from kgmlm.signals import beside
 
         file = beside()[name].file
@@ -427,7 +427,7 @@ class RunFolder:
             open_folder(self.path / RERANKER, verify=True)
 
     def text_ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
-        """What ranks by the text of a model alone, each signal as confident as in training.
+        """A ranker by the text of a model alone, each signal as confident as in training.
 
         Args:
             folder: another model of this run than its best, such as a checkpoint's.
@@ -505,7 +505,7 @@ class RunFolder:
 
 
 def unread(run: RunFolder) -> bool:
-    """Whether the model's entities are still to be read, since training does not read all of them."""
+    """Return whether the model's entities are still to be read, since training does not read all of them."""
     from kgmlm.signals.vector import Vector
 
     known = digests.read_manifest(run.model_folder)
@@ -514,7 +514,7 @@ def unread(run: RunFolder) -> bool:
 
 
 def _missing(run: RunFolder, file: str) -> RunError:
-    """Of a signal that comes with the model: not read yet, or lost."""
+    """The error of a signal that comes with the model: not read yet, or lost."""
     if unread(run):
         return RunError(f"{run.path}: its entities are not read yet; `kgmlm tune {run.path}` reads them")
     return RunError(f"{run.path / file} is missing; it belongs to the model beside it")
@@ -528,7 +528,7 @@ def _elsewhere(entities: bool = True) -> tuple[str, ...]:
 
 
 def unfinished(run: RunFolder) -> bool:
-    """Whether a model that was validated among few entities is still to be measured among all."""
+    """Return whether a model that was validated among few entities is still to be measured among all."""
     from kgmlm.signals.vector import Vector
 
     few = run.settings.training.validated(len(run.graph.entities))

@@ -188,7 +188,7 @@ def open_retrieval(
 
 
 def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
-    """Of what an index of the first ``count`` entities is made from.
+    """A digest of the vectors that an index of the first ``count`` entities is made from.
 
     Args:
         looked_at: so many of these entities' vectors, evenly spaced: of another model all are different.
@@ -201,7 +201,7 @@ def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
 
 
 def computed_by(run: RunFolder, options: RankingOptions) -> tuple[Literal["torch", "onnx"], str]:
-    """What reads a run's texts, and why that is not what was asked for.
+    """Choose what reads a run's texts, and say why it is not what was asked for.
 
     Raises:
         ConfigError: when that is torch, which is not installed.
@@ -223,7 +223,7 @@ def computed_by(run: RunFolder, options: RankingOptions) -> tuple[Literal["torch
 
 
 def _lack(run: RunFolder, options: RankingOptions) -> str:
-    """What keeps ONNX Runtime from reading a run's texts; nothing where it can."""
+    """The reason why ONNX Runtime cannot read a run's texts; empty where it can."""
     if not (run.model_folder / ONNX_FILE).is_file():
         return f"{run.path} has no model/{ONNX_FILE} (`kgmlm onnx` writes one)"
     if not machine.installed("onnxruntime"):
@@ -335,7 +335,7 @@ def _opened(
 
 
 def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGraph) -> list[Constraint]:
-    """What was asked for of a run's training, over a graph."""
+    """The constraints that the options ask for, learned from a run's training, over a graph."""
     learned: list[Constraint] = []
     if options.typed:
         learned.append(Typed(types_of(run)))
@@ -363,7 +363,7 @@ def retrieval_of(
 
 
 def shortlist_of(run: RunFolder) -> int | None:
-    """How many entities are scored unless something else is asked for; None is all.
+    """The number of entities that are scored by default; None is all.
 
     A recipe indexes a large graph; once the model has changed, that index no longer counts.
     """

@@ -10,7 +10,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 class ComputeKeywords(TypedDict, total=False):
-    """How scores are computed; see :class:`RankingOptions`."""
+    """The computation of scores; see :class:`RankingOptions`."""
 
     precision: Precision | None
     device: str | None
@@ -31,7 +31,7 @@ class RankingKeywords(ComputeKeywords, total=False):
 
 @dataclass(frozen=True)
 class RankingOptions:
-    """How a run is asked: by which parts of its score, among which candidates, computed how.
+    """Options of ranking by a run: parts of the score, candidates, computation.
 
     Attributes:
         scores: "all" that it has, its "text", or one signal alone.
@@ -85,35 +85,35 @@ class RankingOptions:
             check_scores(self.scores)
 
     def given(self, **values: Any) -> RankingOptions:
-        """The same but for those values that are not None."""
+        """A copy with those values that are not None."""
         return replace(self, **{key: value for key, value in values.items() if value is not None})
 
     def plain(self) -> RankingOptions:
-        """That by which probabilities are fitted: all signals in fp32, unconstrained, no second stage."""
+        """The options of probabilities: all signals in fp32, unconstrained, no second stage."""
         return RankingOptions(rerank=0, retrieve=0, device=self.device, runtime=self.runtime)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the first stage is that of :meth:`plain`."""
+        """Return whether the first stage is that of :meth:`plain`."""
         second = {key: getattr(self, key) for key in ("rerank", "retrieve", "effort")}
         return self == replace(self.plain(), **second)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name."""
+        """Return whether a GPU is asked for by name."""
         return (self.device or "").startswith("cuda")
 
     def sent(self) -> RankingOptions:
-        """The same for a machine that has GPUs of its own: one of them, or the CPU."""
+        """A copy for a machine that has GPUs of its own: one of them, or the CPU."""
         return replace(self, device="cuda" if self.on_gpu else self.device or "cpu")
 
     @property
     def reranks(self) -> bool:
-        """Whether a second stage takes part, where the run has one."""
+        """Return whether a second stage takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0
 
     def words(self) -> list[str]:
-        """What is not as by default, for names of files."""
+        """Words for the options that are not as by default, for names of files."""
         return [
             *([] if self.scores == "all" else [self.scores]),
             *(["allow-self"] if self.allow_self else []),

@@ -62,12 +62,12 @@ class _Contents(digests.StrictModel):
 
 
 def is_pack(path: Path) -> bool:
-    """Whether a path is that of a pack."""
+    """Return whether a path is that of a pack."""
     return path.suffix == SUFFIX and path.is_file()
 
 
 def is_unpacked(path: Path) -> bool:
-    """Whether a folder is a pack in the cache."""
+    """Return whether a folder is a pack in the cache."""
     try:
         return bool(files.parse_json((path / "run.json").read_bytes()).get("unpacked"))
     except (OSError, ValueError, AttributeError):
@@ -127,7 +127,7 @@ def write_pack(
 
 
 def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
-    """What a pack of a run has, by the names of its files."""
+    """The contents of a run's pack, by the names of its files."""
     parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if trained_reranker(run) else [])]
     signals = [f"signals/{path.name}" for path in sorted((run / "signals").glob("*.safetensors"))]
     tensors = [
@@ -198,7 +198,7 @@ def _write(output: Path, entries: Mapping[str, bytes], card: Mapping[str, Any]) 
 
 
 def read_card(pack: Path) -> dict[str, Any]:
-    """What a pack says of itself.
+    """Read the card of a pack.
 
     Raises:
         RunError: when it is no pack, or damaged.
@@ -322,7 +322,7 @@ def _portable(record: bytes) -> bytes:
 
 
 def _without_kge(mixture: bytes) -> bytes:
-    """What was chosen, without graph embeddings; their figures on validation are not those of the pack."""
+    """The tuned weights without graph embeddings; their figures on validation are not those of the pack."""
     chosen = files.parse_json(mixture)
     chosen["chosen_for"].pop("kge", None)
     if chosen["signals"].pop("kge", None) is not None:

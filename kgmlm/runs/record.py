@@ -1,4 +1,4 @@
-"""What a run's folder says: its record, settings and tuned weights; where it is from; who writes it.
+"""The record, settings and tuned weights of a run's folder; its origin; its one writer.
 
 All files may have been edited by hand, cut short or damaged: what cannot be right is one sentence. The tuned
 weights are one file, ``model/mixture.json``, with the digests of the signals that they were chosen for: with
@@ -68,7 +68,7 @@ def _commit() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """What a run or a report was made on."""
+    """The hardware of this machine, for records and reports."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -92,7 +92,7 @@ def model_address(model_name: str) -> str:
 
 
 def began_from(model_name: str) -> dict[str, Any] | None:
-    """What is known of the run whose model another run begins with, and of the runs before it."""
+    """The origin of a model: the record of its run, and of the runs before it."""
     if not (Path(model_name) / "config.json").is_file():  # "scratch", or a name on the hub
         return None
     try:
@@ -173,7 +173,7 @@ class RecipeRecord(_Known):
 
 
 class ShortlistRecord(_Known):
-    """How many entities the index of a run finds per query, unless something else is asked for.
+    """The number of entities that a run's index finds per query, unless something else is asked for.
 
     Attributes:
         of: the SHA-256 of the model that was indexed; of another one all entities are scored.
@@ -184,7 +184,7 @@ class ShortlistRecord(_Known):
 
 
 class Record(_Known):
-    """What of ``run.json`` opening a run relies on; there may be more."""
+    """The keys of ``run.json`` that opening a run relies on; there may be more."""
 
     format: int = Field(ge=2)
     dataset: str
@@ -330,7 +330,7 @@ def check_result(path: Path) -> None:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether a run was laid and has learned nothing, as when its training was refused."""
+    """Return whether a run was laid and has learned nothing, as when its training was refused."""
     laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
     if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
         return False
@@ -439,7 +439,7 @@ def steady(path: Path, read: Callable[[], T]) -> T:
 
 
 def _state(path: Path) -> list[tuple[str, int, int]]:
-    """Which files a run scores by; one that is replaced is another."""
+    """Stat the files that a run scores by; one that is replaced is another."""
     parts = (path / "model", path / "signals", path / RERANKER / "model")
     there = [file for part in parts for file in (part, *part.glob("*"))]
     found = []
@@ -508,7 +508,7 @@ class TunedWeights:
 
     @property
     def asked_back(self) -> Use | None:
-        """How the best are asked back, where any are."""
+        """The use of reverse scoring, where any candidates are scored so."""
         return self.reverse if self.reverse and self.reverse.k else None
 
     def save(self, path: Path) -> None:
@@ -524,7 +524,7 @@ class TunedWeights:
 
     @classmethod
     def open(cls, path: Path, relations: int) -> TunedWeights:
-        """What :meth:`save` wrote.
+        """Open the weights that :meth:`save` wrote.
 
         Args:
             relations: how many the run has.

@@ -85,7 +85,7 @@ class Predicting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is asked for by name."""
+        """Return whether a GPU is asked for by name."""
         return self.options.on_gpu
 
     def of(self, number: int) -> range:
@@ -93,7 +93,7 @@ class Predicting:
         return range(len(self.asked))[number * self.piece : (number + 1) * self.piece]
 
     def size(self, number: int) -> int:
-        """How many queries a piece has."""
+        """Return how many queries a piece has."""
         return len(self.of(number))
 
     def begin(self, watch: Watcher) -> Make[Best]:
@@ -124,7 +124,7 @@ class Predicting:
         return make
 
     def sent(self, far: bool) -> Predicting:
-        """The same for workers; :meth:`kgmlm.core.workers.Work.sent`."""
+        """A copy for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
         options = self.options.sent() if far else self.options
         return replace(self, path=self.path.absolute(), options=options, graph=graph, opened=None)
@@ -195,7 +195,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The folder."""
         return self.folder.path
 
     @property
@@ -205,7 +205,7 @@ class Run:
 
     @property
     def settings(self) -> Settings:
-        """What it was trained with."""
+        """The settings that it was trained with."""
         return self.folder.settings
 
     @cached_property
@@ -236,7 +236,7 @@ class Run:
     def with_entities(
         self, more: EntityTable | pd.DataFrame | str | Path, triples: Triples | str | Path = ()
     ) -> Run:
-        """The same run that knows further entities, by their text and what is given of them; nothing is
+        """The run with further entities, by their text and what is given of them; nothing is
         trained.
 
         Args:
@@ -345,7 +345,7 @@ class Run:
         return pd.DataFrame(rows)
 
     def score(self, triples: Triples, progress: bool | Watcher | Advance = False) -> pd.DataFrame:
-        """How well the run scores given triples: the tail as an answer of (head, relation, ?), and the head.
+        """Score given triples: the tail as an answer of (head, relation, ?), and the head.
 
         Args:
             triples: (head, relation, tail) by labels or names; a list, an array, or a DataFrame with these
@@ -466,7 +466,7 @@ def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
 
 
 def path_of(run: Run | str | Path) -> Path:
-    """Where a run is."""
+    """The path of a run."""
     return run.path if isinstance(run, Run) else as_path(run, "the run", RunError)
 
 

@@ -63,20 +63,20 @@ PAGE = (
 
 
 def _policy(path: str) -> tuple[bytes, bytes]:
-    """What a browser may load for an answer."""
+    """The content security policy of an answer."""
     if path == "/" or path.startswith("/page/"):
         return PAGE
     return SWAGGER if path == "/docs" else NOTHING
 
 
 def _path(scope: Scope) -> str:
-    """What is asked for, below where the service is mounted."""
+    """The path of a request, below where the service is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine reaches an address."""
     if host == "localhost":
         return True
     try:
@@ -91,7 +91,7 @@ def problem(status: int, sentence: str, **headers: str) -> Response:
 
 
 class Metrics:
-    """What Prometheus is told, in a registry of its own."""
+    """Metrics for Prometheus, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -110,7 +110,7 @@ class Metrics:
 
     @property
     def seen(self) -> Seen:
-        """What a batcher tells."""
+        """Callbacks that a batcher tells."""
         return Seen(self._batch, self.dropped.inc, self.refused.inc)
 
     def _batch(self, size: int, seconds: float) -> None:
@@ -253,7 +253,7 @@ class Judging:
 
     @property
     def possible(self) -> bool:
-        """Whether judgments can be kept now."""
+        """Return whether judgments can be kept now."""
         return self.path is not None and self.origin.is_the_run
 
     def of(self, entity: str) -> list[Judgment]:
@@ -283,7 +283,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
-    """What people say of answers."""
+    """Add the paths that take and give judgments."""
 
     @app.post(
         "/feedback",
@@ -310,7 +310,7 @@ def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
     def judgments(
         entity: Annotated[str, Query(min_length=1, max_length=schema.LONGEST_NAME)],
     ) -> Any:
-        """What was said of triples of an entity, by its label."""
+        """The judgments of triples of an entity, by its label."""
         return {"results": [said.model_dump() for said in judging.of(entity)]}
 
 
@@ -320,7 +320,7 @@ LOOPBACK = frozenset({"localhost"})  # beside its addresses
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is served.
+    """Options of a service.
 
     Attributes:
         token: what clients must know; None lets everybody in.
@@ -468,7 +468,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
 
 
 def _add_asking(app: FastAPI, service: Service) -> None:
-    """What the model answers, in batches."""
+    """Add the paths that the model answers, in batches."""
 
     @app.post("/rank", response_model=schema.RankResponse, response_model_exclude_unset=True)
     async def rank(request: Request, body: schema.RankRequest) -> Any:
@@ -490,7 +490,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         responses={409: {"model": schema.Problem, "description": "The run is not calibrated."}},
     )
     async def classify(request: Request, body: schema.ClassifyRequest) -> Any:
-        """How probable it is that triples are true; of calibrated runs (`kgmlm calibrate`)."""
+        """Classify triples: how probable it is that they are true; of calibrated runs (`kgmlm calibrate`)."""
         own = Own(body.entities)
         task = ClassifyTask(body.triples, body.prior, body.relation_thresholds, body.explain, own)
         return await _answer(schema.ClassifyResponse, {"results": await service.ask_each(request, task)})
@@ -510,7 +510,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
 
 
 def _add_exploring(app: FastAPI, service: Service) -> None:
-    """What the page asks."""
+    """Add the paths that the page asks."""
     session = service.session
 
     @app.post("/explore", response_model=schema.ExploreResponse)
@@ -532,7 +532,7 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
 
 
 def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
-    """What needs no model."""
+    """Add the paths that need no model."""
     session = service.session
 
     @app.get("/entities", response_model=schema.EntitiesResponse)
@@ -587,7 +587,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
 
     @app.get("/info", response_model=schema.InfoResponse)
     def info() -> Any:
-        """What is served."""
+        """The run that is served."""
         example = session.explorer.example
         return {
             **service.information,
@@ -604,12 +604,12 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=schema.Health)
     async def healthz() -> Any:
-        """Whether the process answers, whatever has become of the run's folder; needs no token."""
+        """Return whether the process answers, whatever has become of the run's folder; needs no token."""
         return schema.Health()
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """What Prometheus reads."""
+        """Metrics for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

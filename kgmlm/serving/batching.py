@@ -43,7 +43,7 @@ class _Waiting(Generic[Task, Result]):
 
 @dataclass(frozen=True)
 class Seen:
-    """What is told of each batch and of who was not served; by default nobody hears it."""
+    """Listener to batches and to requests that were not served; by default nobody."""
 
     batch: Callable[[int, float], None] = lambda size, seconds: None
     dropped: Callable[[], None] = lambda: None

@@ -1,4 +1,4 @@
-"""What the page asks: search as you type, an entity with its triples, a query explained.
+"""The explorer's questions: search as you type, an entity with its triples, a query explained.
 
 Search finds beginnings in a sorted list. For the rest, texts are bags of pairs of neighboring bytes: those
 that share most with what was typed, by the Dice coefficient, are compared with it letter by letter
@@ -129,7 +129,7 @@ def _pairs(text: bytes) -> IntArray:
 
 
 def _index(texts: Sequence[str]) -> tuple[IntArray, IntArray, IntArray]:
-    """Which texts have each pair (offsets into postings), and how many pairs each text has.
+    """Return which texts have each pair (offsets into postings), and how many pairs each text has.
 
     Texts are taken a block at a time, so that codes and rows of all are never held at once unsorted.
     """
@@ -187,13 +187,13 @@ class Explorer:
 
     @cached_property
     def slots_NS(self) -> sp.csr_array:
-        """How often each entity fills each side of each relation in training."""
+        """Return how often each entity fills each side of each relation in training."""
         graph = self.graph
         return fills(graph.splits["train"], len(graph.entities), len(graph.relations))
 
     @cached_property
     def _facts_NF(self) -> sp.csr_array:
-        """Which facts each entity has in training."""
+        """Return which facts each entity has in training."""
         h, r, t = distinct_triples(self.graph.splits["train"]).T
         count = len(self.graph.entities)
         fact = np.concatenate([2 * r * count + h, (2 * r + 1) * count + t])
@@ -208,13 +208,13 @@ class Explorer:
 
     @cached_property
     def _sizes_N(self) -> IntArray:
-        """How many facts each entity has."""
+        """Return how many facts each entity has."""
         sizes_N: IntArray = np.diff(self._facts_NF.indptr)
         return sizes_N
 
     @cached_property
     def _filled_NS(self) -> sp.csr_array:
-        """Which sides of relations each entity fills."""
+        """Return which sides of relations each entity fills."""
         return sp.csr_array(self.slots_NS > 0).astype(np.float32)
 
     def usual(self, entity: int | None, side: str) -> list[tuple[int, float, int]]:
@@ -244,7 +244,7 @@ class Explorer:
         return [(int(r), float(share_R[r]), int(own_S[at][r])) for r in order]
 
     def _shared_N(self, entity: int) -> Floats:
-        """How many facts each entity shares with this one."""
+        """Return how many facts each entity shares with this one."""
         count = len(self.graph.entities)
         if entity >= count:
             return np.zeros(count, np.float32)
@@ -270,7 +270,7 @@ class Explorer:
         }
 
     def _nearest(self, entity: int, others: IntArray) -> list[Row]:
-        """Some of these entities, those first that share most facts with one."""
+        """Return some of these entities, those that share most facts with one first."""
         shared = self._shared_N(entity)[others]
         order = np.lexsort((others, self._sizes_N[others], -shared))[:NEAR]
         has = int(self._sizes_N[entity]) if entity < len(self._sizes_N) else 0
@@ -296,7 +296,7 @@ class Explorer:
         return found
 
     def types(self, entity: int, given: tuple[str, ...]) -> list[str]:
-        """What an entity is: the types that it is given, and those by a relation for that."""
+        """The types of an entity: those that it is given, and those by a relation for that."""
         return list(dict.fromkeys([*given, *self._types.get(entity, [])]))
 
     @cached_property
@@ -343,7 +343,7 @@ class Pages:
 
     @cached_property
     def _places(self) -> tuple[IntArray, IntArray]:
-        """Where each entity's triples are among all: offsets, and rows in order."""
+        """The places of each entity's triples among all: offsets, and rows in order."""
         triples = self.graph.all_triples
         loops = triples[:, 0] == triples[:, 2]
         owners = np.concatenate([triples[:, 0], triples[~loops, 2]])

@@ -28,7 +28,7 @@ Labels = tuple[str, str, str]  # of head, relation and tail
 
 
 class Judgment(BaseModel):
-    """What somebody says of a triple.
+    """A judgment of a triple.
 
     Attributes:
         label: 1 when it is true, 0 when it is false, None to take back what was said before.
@@ -47,7 +47,7 @@ class Judgment(BaseModel):
 
     @property
     def triple(self) -> Labels:
-        """What is judged."""
+        """The triple."""
         return self.head, self.relation, self.tail
 
 

@@ -25,7 +25,7 @@ K = Annotated[int, Field(strict=True, ge=1, le=MOST_K, description="The most can
 
 
 class Body(BaseModel):
-    """What comes in: unknown keys are mistakes."""
+    """A request body: unknown keys are mistakes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -117,7 +117,7 @@ class NearRequest(Asked):
 
 
 class Judged(Body):
-    """What somebody says of a triple, by labels."""
+    """A judgment of a triple, by labels."""
 
     head: Name
     relation: Name
@@ -177,7 +177,7 @@ class RankResponse(BaseModel):
 
 
 class Part(BaseModel):
-    """What a signal adds to a score: ``adds = weight * value``."""
+    """A signal's part of a score: ``adds = weight * value``."""
 
     weight: float
     value: float
@@ -239,7 +239,7 @@ class Described(Named):
 
 
 class ReadText(BaseModel):
-    """What the model reads of a query."""
+    """The text that the model reads of a query."""
 
     before: str = Field(description="The text before the hole.")
     after: str
@@ -285,7 +285,7 @@ class NearResponse(BaseModel):
 
 
 class JudgmentRow(BaseModel):
-    """What was last said of a triple."""
+    """The latest judgment of a triple."""
 
     head: str
     relation: str
@@ -328,13 +328,13 @@ class FoundEntity(BaseModel):
 
 
 class EntitiesResponse(BaseModel):
-    """What a search has found, the best first."""
+    """The results of a search, the best first."""
 
     results: list[FoundEntity]
 
 
 class AddResponse(BaseModel):
-    """What was added, and how many of the entities are not of the run."""
+    """The entities that were added, and how many of the entities are not of the run."""
 
     labels: list[str]
     added: int
@@ -404,7 +404,7 @@ class ExampleQuery(BaseModel):
 
 
 class InfoResponse(BaseModel):
-    """What is served, as `kgmlm info --json` has it, without what concerns the machine alone."""
+    """The run that is served, as `kgmlm info --json` has it, without what concerns the machine alone."""
 
     run: str
     version: str
@@ -428,12 +428,12 @@ class InfoResponse(BaseModel):
 
 
 class Health(BaseModel):
-    """That the process answers, and its model is loaded."""
+    """The process answers, and its model is loaded."""
 
     status: Literal["ok"] = "ok"
 
 
 class Problem(BaseModel):
-    """What is wrong with a request, in one sentence."""
+    """The fault of a request, in one sentence."""
 
     error: str

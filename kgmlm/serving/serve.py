@@ -296,7 +296,7 @@ def serve(
 
 
 def _calibration(run: Run, watch: Watcher) -> Calibration | None:
-    """What probabilities go by, where they were fitted to the run as it is; where not, that is told."""
+    """The calibration of the run as it is; None, and a message, where there is none."""
     from kgmlm.prediction.calibration import read_calibration
 
     how = "pack PACK --calibrate --output NEW" if is_unpacked(run.path) else f"calibrate {run.path}"
@@ -311,7 +311,7 @@ def _calibration(run: Run, watch: Watcher) -> Calibration | None:
 
 
 def _feedback(run: Run, everybody: bool) -> Path | None:
-    """Where judgments are written; None for packs, for folders that cannot be written, and for everybody."""
+    """The file of judgments; None for packs, for folders that cannot be written, and for everybody."""
     from kgmlm.serving.feedback import FEEDBACK_FILE
 
     folder = run.folder.path
@@ -321,13 +321,13 @@ def _feedback(run: Run, everybody: bool) -> Path | None:
 
 
 def _information(run: Run) -> dict[str, Any]:
-    """What `kgmlm info` says, without what concerns the machine alone."""
+    """The answer of `kgmlm info`, without what concerns the machine alone."""
     told = {key: _told(value) for key, value in info(run).as_json().items() if key not in LOCAL}
     return {"run": run.path.resolve().name, **told}
 
 
 def _told(value: Any) -> Any:
-    """The same without what says how and where something was made; files by their names alone."""
+    """Leave out how and where something was made; name files by their names alone."""
     if isinstance(value, dict):
         return {key: _told(part) for key, part in value.items() if key not in UNTOLD}
     if isinstance(value, list):

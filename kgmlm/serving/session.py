@@ -53,7 +53,7 @@ _LAID = (
 
 
 class Origin:
-    """Where a run was opened.
+    """The folder that a run was opened from.
 
     Args:
         run: one whose model is open.
@@ -65,7 +65,7 @@ class Origin:
 
     @property
     def is_the_run(self) -> bool:
-        """Whether the folder is still there and still of this run, whatever was trained since."""
+        """Return whether the folder is still there and still of this run, whatever was trained since."""
         try:
             return _laid(read_record(self.folder.path)) == self._laid
         except RunError:
@@ -73,7 +73,7 @@ class Origin:
 
     @property
     def standing(self) -> Standing:
-        """What has become of the folder: "changed" where its model or weights are others now, or where it is
+        """The state of the folder: "changed" where its model or weights are others now, or where it is
         another run's.
         """
         try:
@@ -86,7 +86,7 @@ class Origin:
 
 
 def _laid(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's record has of how it was begun, and on what."""
+    """The part of a run's record about how it was begun, and on what."""
     digests = record.get("files") or {}
     begun = {name: digests[name] for name in digests if name == "config.toml" or name.startswith("graph/")}
     return {key: record.get(key) for key in _LAID} | begun
@@ -173,7 +173,7 @@ def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> In
 
 
 def query_of(names: Finding, asked: OneSide) -> Query:
-    """What is asked, by ids.
+    """A query by ids.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.

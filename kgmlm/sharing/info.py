@@ -1,4 +1,4 @@
-"""What a run is, in one screen."""
+"""``kgmlm info``: a run on one screen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kgmlm.runs.run import Run, path_of
 
 @dataclass(frozen=True)
 class Info:
-    """What a run is.
+    """A run, described.
 
     Attributes:
         graph: its name, and how many entities, relations and triples it has.
@@ -55,7 +55,7 @@ class Info:
         return asdict(self)
 
     def lines(self) -> dict[str, list[str]]:
-        """What people read, by heading."""
+        """The description for people, by heading."""
         g, m, t = self.graph, self.model, self.trained
         lines = {
             "graph": [f"{g['name']}: {g['entities']:,} entities, {g['relations']:,} relations; "
@@ -108,7 +108,7 @@ class Info:
 
 
 def info(run: Run | str | Path) -> Info:
-    """What a run is: graph, model, signals and their weights, training, last metrics, size.
+    """Describe a run: graph, model, signals and their weights, training, last metrics, size.
 
     No model is loaded.
 
@@ -164,7 +164,7 @@ _FIGURES = ("positives", "negatives", "ece", "accuracy", "auc", "brier", "log_lo
 
 
 def _probabilities(folder: RunFolder) -> dict[str, Any] | None:
-    """What a run's probabilities were fitted to, and how well they come true."""
+    """Describe a run's probabilities: what they were fitted to, and how well they come true."""
     if not (folder.path / PROBABILITIES).is_file():
         return None
     from kgmlm.prediction.calibration import read_calibration  # it takes seconds

@@ -101,7 +101,7 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
 
 
 def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watcher) -> dict[str, Any]:
-    """What is fitted to the run in a folder, as JSON."""
+    """The probabilities fitted to the run in a folder, as JSON."""
     from kgmlm.prediction.calibration import fitted
 
     found, _ = fitted(open_folder(run), batch_size=batch_size, device=device, watch=watch)
@@ -109,7 +109,7 @@ def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watche
 
 
 def _structure(run: Path, watch: Watcher) -> bytes | None:
-    """What ONNX Runtime needs, where it can be made."""
+    """The structure for ONNX Runtime, where it can be made."""
     try:
         return structure_of(run)
     except (ConfigError, ModelError) as error:

@@ -27,7 +27,7 @@ class Beside(Signal, Protocol):
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Signal:
-        """As of any signal; it needs no reader."""
+        """See :class:`~kgmlm.signals.base.Signal`; it needs no reader."""
 
     @classmethod
     def fit(
@@ -57,7 +57,7 @@ def beside() -> dict[str, type[Beside]]:
 
 
 def rows_of(context: ContextGraph, before: ContextGraph) -> tuple[IntArray, IntArray]:
-    """Which entity and which relation of one graph each of another's is; -1 for none."""
+    """Return which entity and which relation of one graph each of another's is; -1 for none."""
     mine = before.relations.index
     relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
     return context.entities.rows_in(before.entities), relation_rows

@@ -33,17 +33,17 @@ class Pool:
 
     @property
     def width(self) -> int:
-        """How many candidates a query has at most."""
+        """Return how many candidates a query has at most."""
         return self.count if self.ids is None else self.ids.shape[-1]
 
     @property
     def own(self) -> bool:
-        """Whether each query has candidates of its own."""
+        """Return whether each query has candidates of its own."""
         return self.ids is not None and self.ids.ndim == 2
 
     @cached_property
     def there(self) -> BoolArray:
-        """Where there is a candidate: the shape of ``ids``."""
+        """The mask of candidates that are there: the shape of ``ids``."""
         return np.ones(self.count, np.bool_) if self.ids is None else self.ids >= 0
 
     @cached_property
@@ -70,7 +70,7 @@ class Reason(NamedTuple):
 
 @runtime_checkable
 class Signal(Protocol):
-    """What a signal is asked.
+    """The protocol of a signal.
 
     Attributes:
         name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
@@ -90,7 +90,7 @@ class Signal(Protocol):
         """
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Signal:
-        """The same for another graph.
+        """A copy for another graph.
 
         Args:
             reader: reads that graph.
@@ -106,7 +106,7 @@ class Signal(Protocol):
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Signal:
-        """What :meth:`save` wrote in a run of a graph.
+        """Open what :meth:`save` wrote in a run of a graph.
 
         Raises:
             RunError: when the file is damaged, or of another graph or model.

@@ -47,7 +47,7 @@ class KGE:
     relation_rows: IntArray
 
     def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> KGE:
-        """The same for another graph.
+        """A copy for another graph.
 
         Args:
             reader: not needed; no text is read.
@@ -84,7 +84,7 @@ class KGE:
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> KGE:
-        """What :meth:`save` wrote for a graph, on the reader's device; without a reader as NumPy arrays.
+        """Open what :meth:`save` wrote for a graph, on the reader's device; without a reader as NumPy arrays.
 
         Raises:
             RunError: when the file is damaged or of another graph.
@@ -110,7 +110,7 @@ class KGE:
         return found if reader is None else found.to(reader.model.device)
 
     def to(self, device: Device) -> KGE:
-        """The same on a device."""
+        """A copy on a device."""
         names = ("entities_SD", "relations_RD", "rows_N")
         return replace(self, **{name: at(device, getattr(self, name)) for name in names})
 
@@ -132,7 +132,7 @@ class KGE:
         return self.entities_SD.mean(0)
 
     def _queries(self, queries: Queries) -> tuple[Array, Array]:
-        """What an answer's embedding is multiplied by ``(B, D)``, and which queries are known."""
+        """The factors ``(B, D)`` of an answer's embedding, and which queries are known."""
         entity_B = self.rows_N[like(queries.entity_B, self.rows_N)]
         relation_B = like(self.relation_rows[queries.relation_B], self.rows_N)
         side_B = like(queries.side_B, self.rows_N)
@@ -141,6 +141,6 @@ class KGE:
 
 
 def relation_rows(graph: KnowledgeGraph) -> IntArray:
-    """Of each relation its own number, -1 where training has no triple of it."""
+    """The row of each relation, -1 where training has no triple of it."""
     numbers = np.arange(len(graph.relations))
     return np.where(np.isin(numbers, graph.splits["train"][:, 1]), numbers, -1)

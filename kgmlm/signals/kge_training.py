@@ -118,7 +118,7 @@ class _Asked(NamedTuple):
 
     @classmethod
     def of(cls, graph: KnowledgeGraph, seen: IntArray, settings: KGESettings) -> _Asked:
-        """Of a graph; entities are counted among those that are seen."""
+        """The queries of a graph; entities are counted among those that are seen."""
         queries, answers = graph.unique_queries("train")
         columns = (np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + queries.side_B)
         counts_U = np.diff(answers.offsets)
@@ -142,7 +142,7 @@ class _Asked(NamedTuple):
 
 
 def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
-    """Of all that a step depends on; how many there are it does not."""
+    """A digest of all that a step depends on, but not of the number of steps."""
     as_json = settings.model_dump_json(exclude={"epochs", "max_steps"})
     counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
     digest = sha256(as_json.encode() + counts.tobytes())

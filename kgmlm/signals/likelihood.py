@@ -150,12 +150,12 @@ class Likelihood:
         return cls(reader)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Likelihood:
-        """The same for another graph."""
+        """A copy for another graph."""
         return Likelihood(reader)
 
     @property
     def _scoring(self) -> ModuleType:
-        """What turns states into likelihoods where the model computes."""
+        """The module that turns states into likelihoods where the model computes."""
         return import_module(__name__ if self.reader.model.device is None else f"{__name__}_torch")
 
     @cached_property
@@ -164,7 +164,7 @@ class Likelihood:
 
     @cached_property
     def softmax_tokens(self) -> Array | None:
-        """What the softmax runs over, on the model's device; None is the whole vocabulary."""
+        """The tokens of the softmax, on the model's device; None is the whole vocabulary."""
         tokens = self.reader.vocabulary.softmax_tokens
         return None if tokens is None else at(self.reader.model.device, tokens)
 

@@ -30,7 +30,7 @@ TABLE = 2**26  # pairs of entity and directed relation that a table has a place 
 
 
 def expanded(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Of ranges of so many places each: which range every place is of, and where it is within.
+    """Expand ranges of so many places each: which range every place is of, and where it is within.
 
     >>> [x.tolist() for x in expanded(np.array([2, 0, 1]))]
     [[0, 0, 2], [0, 1, 0]]
@@ -81,7 +81,9 @@ class Links:
         return table
 
     def rows(self, entities: IntArray, relations: IntArray) -> IntArray:
-        """Which row of ``matrix`` has the answers of some entities and directed relations; -1 for none."""
+        """Return which row of ``matrix`` has the answers of some entities and directed relations; -1 for
+        none.
+        """
         keys = entities * self.directed + relations
         if self.entities * self.directed <= TABLE:
             found: IntArray = self._table[keys].astype(np.int64)
@@ -99,13 +101,13 @@ class Links:
         return np.argsort(relation, kind="stable"), begins
 
     def rows_of(self, relation: int) -> IntArray:
-        """Which rows of ``matrix`` have the answers of a directed relation."""
+        """Return which rows of ``matrix`` have the answers of a directed relation."""
         order, begins = self._by_relation
         return order[begins[relation] : begins[relation + 1]]
 
     @cached_property
     def counts(self) -> IntArray:
-        """How many answers each row has."""
+        """Return how many answers each row has."""
         return np.diff(self.offsets)
 
     @cached_property
@@ -114,7 +116,7 @@ class Links:
         return found
 
     def has(self, rows: IntArray, others: IntArray) -> BoolArray:
-        """Whether each of some rows has an entity among its answers; row -1 has none."""
+        """Return whether each of some rows has an entity among its answers; row -1 has none."""
         if not len(self._pairs):
             return np.zeros(len(rows), np.bool_)
         keys = rows * self.entities + others
@@ -129,7 +131,7 @@ class Links:
 
     @cached_property
     def begins(self) -> IntArray:
-        """Where the rows of each entity begin, ``(N + 1,)``."""
+        """The first row of each entity, ``(N + 1,)``."""
         return np.searchsorted(self.keys, np.arange(self.entities + 1) * self.directed)
 
 
@@ -169,7 +171,7 @@ class Tree:
 
 
 class Found(NamedTuple):
-    """What rules predict: of each row a query, a node of the tree, and the entities that the path reaches."""
+    """Predictions of rules: per row a query, a node of the tree, and the entities that the path reaches."""
 
     query: IntArray
     node: IntArray
@@ -178,7 +180,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """Where paths have got to; ``steps`` they have taken, ``before`` is where they were a step earlier."""
+    """The ends of paths after ``steps`` steps; ``before`` are those a step earlier."""
 
     query: IntArray
     node: IntArray
@@ -188,7 +190,7 @@ class Frontier:
 
 
 def ground(links: Links, tree: Tree, entity_B: IntArray, root_B: IntArray) -> Iterator[Found]:
-    """What rules predict of B queries.
+    """Ground rules for B queries: yield what they predict.
 
     Args:
         entity_B, root_B: the entity of each query, and the tree of its rules.
@@ -201,7 +203,7 @@ def ground(links: Links, tree: Tree, entity_B: IntArray, root_B: IntArray) -> It
 
 
 def _without(matrix: sp.csr_array, columns: IntArray) -> sp.csr_array:
-    """The same rows, each without one column."""
+    """The rows, each without one column."""
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     keep = matrix.indices != columns[rows]
     if keep.all():
@@ -211,7 +213,7 @@ def _without(matrix: sp.csr_array, columns: IntArray) -> sp.csr_array:
 
 
 def _further(links: Links, tree: Tree, entity_B: IntArray, now: Frontier) -> Iterator[Found]:
-    """What is reached here, and by further steps."""
+    """Yield the entities that are reached here, and by further steps."""
     leaf = np.flatnonzero(tree.rule[now.node] >= 0)
     if len(leaf) == len(now.node):
         yield Found(now.query, now.node, now.at)
@@ -253,7 +255,7 @@ def _without_returns(
     reached: sp.csr_array,
     entity_B: IntArray,
 ) -> sp.csr_array:
-    """The same without paths whose third step goes back to where the first one ended."""
+    """The paths without those whose third step goes back to where the first one ended."""
     first, of_first = now.before, now.row_before
     assert first is not None
     assert of_first is not None
@@ -458,7 +460,7 @@ def _constants(links: Links, support: int) -> ConstantRules:
 
 
 def _best(group: IntArray, sure: Floats, most: int) -> BoolArray:
-    """Which are among the best of their group."""
+    """Return which are among the best of their group."""
     order = np.lexsort((-sure, group))
     _, counts = np.unique(group[order], return_counts=True)
     best = np.zeros(len(group), np.bool_)

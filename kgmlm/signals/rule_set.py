@@ -49,7 +49,7 @@ class Counted:
         return len(self.predicted)
 
     def take(self, chosen: IntArray | BoolArray) -> Self:
-        """Some of the rules."""
+        """Take some of the rules."""
         return type(self)(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
     def joined(self, other: Self) -> Self:
@@ -143,7 +143,7 @@ class RuleSet(NamedTuple):
             raise ValueError("it has rules about what the graph does not have")
 
     def over(self, entity_rows: IntArray, relation_rows: IntArray) -> RuleSet:
-        """The same for another graph; rules about what it does not have are left out.
+        """A copy for another graph; rules about what it does not have are left out.
 
         Args:
             entity_rows, relation_rows: which entity or relation of this graph each of the other's is, or -1.

@@ -41,7 +41,7 @@ from kgmlm.text.reader import Reader, Reading
 SUREST = 0.9999  # the confidence of what is always right
 
 
-class Said(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions: of each a query, an entity, the rule's evidence, and which rule (paths come first)."""
 
     query: IntArray
@@ -93,33 +93,33 @@ class Applied:
 
     @cached_property
     def frequencies(self) -> sp.csr_array:
-        """How often each entity answers each directed relation in the triples, ``(S, N)``."""
+        """Return how often each entity answers each directed relation in the triples, ``(S, N)``."""
         links = self.links
         entity, relation = np.divmod(links.keys, links.directed)
         counts = links.counts.astype(np.float32)
         return sp.csr_array((counts, (relation ^ 1, entity)), (links.directed, self.entities))
 
-    def said(self, queries: Queries) -> Iterator[Said]:
+    def predictions(self, queries: Queries) -> Iterator[Predictions]:
         """All predictions of all rules; nothing predicts the query's own entity."""
         yield from self._by_paths(queries)
         for said in (*self._by_values(queries), self._by_answers(queries)):
             on = said.entity != queries.entity_B[said.query]
-            yield Said(*(x[on] for x in said))
+            yield Predictions(*(x[on] for x in said))
 
     def _evidence(self, rules: PathRules | ConstantRules, rule: IntArray) -> Floats:
         """Evidence of rules: the negative logarithm of one minus their confidence."""
         sure = confidence(rules.predicted[rule], rules.correct[rule])
         return -np.log1p(-np.minimum(sure, np.float32(SUREST)))
 
-    def _by_paths(self, queries: Queries) -> Iterator[Said]:
+    def _by_paths(self, queries: Queries) -> Iterator[Predictions]:
         tree, rule_of = self._tree
         for query, node, reached in ground(self.links, tree, queries.entity_B, asked_of(queries)):
             line = np.repeat(np.arange(len(query)), np.diff(reached.indptr))
             rule = rule_of[tree.rule[node]]
             evidence = self._evidence(self.rules.paths, rule)
-            yield Said(query[line], reached.indices.astype(np.int64), evidence[line], rule[line])
+            yield Predictions(query[line], reached.indices.astype(np.int64), evidence[line], rule[line])
 
-    def _by_values(self, queries: Queries) -> Iterator[Said]:
+    def _by_values(self, queries: Queries) -> Iterator[Predictions]:
         """Rules with constants whose body holds for the query's entity."""
         links, c, asked_B = self.links, self.rules.constants, asked_of(queries)
         begin = links.begins[queries.entity_B]
@@ -133,9 +133,9 @@ class Applied:
         for of_query, linked, to in bodies:
             at, rule = self._by_body.find(self._body_key(linked, to, asked_B[of_query]))
             by, entity = of_query[at], c.answer[rule]
-            yield Said(by, entity, self._evidence(c, rule), rule + len(self.rules.paths))
+            yield Predictions(by, entity, self._evidence(c, rule), rule + len(self.rules.paths))
 
-    def _by_answers(self, queries: Queries) -> Said:
+    def _by_answers(self, queries: Queries) -> Predictions:
         """Rules with constants whose answer the query's entity is: whatever their body holds for."""
         c, directed = self.rules.constants, 2 * self.relations
         query, rule = self._by_head.find(queries.entity_B * directed + (asked_of(queries) ^ 1))
@@ -145,11 +145,11 @@ class Applied:
         entity = np.empty(len(of), np.int64)
         entity[every], entity[~every] = self._of_relation[0][place[every]], self.links.others[place[~every]]
         evidence = self._evidence(c, rule)
-        return Said(query[of], entity, evidence[of], rule[of] + len(self.rules.paths))
+        return Predictions(query[of], entity, evidence[of], rule[of] + len(self.rules.paths))
 
     def _holders(self, relation: IntArray, value: IntArray) -> tuple[BoolArray, IntArray, IntArray]:
-        """Who bodies of rules with constants hold for: whether all that have the relation, or those linked to
-        the value; from which place of these, and how many.
+        """The entities that bodies of rules with constants hold for: all that have the relation, or those
+        linked to the value; from which place of these, and how many.
         """
         links = self.links
         any_ = value == NONE
@@ -170,7 +170,7 @@ class Applied:
         asked = Queries.of([query])
         said = [
             (-float(evidence), int(rule))
-            for found in self.said(asked)
+            for found in self.predictions(asked)
             for evidence, rule in zip(
                 *(x[found.entity == candidate] for x in (found.evidence, found.rule)), strict=True
             )
@@ -341,7 +341,7 @@ class Rules:
         return cls(applied, discount)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Rules:
-        """The same for the training triples of another graph."""
+        """A copy for the training triples of another graph."""
         context = reader.context
         rules = self.applied.rules.over(entity_rows, relation_rows)
         applied = Applied(rules, context.train, len(context.entities), len(context.relations))
@@ -361,7 +361,7 @@ class Rules:
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Rules:
-        """What :meth:`save` wrote for a graph.
+        """Open what :meth:`save` wrote for a graph.
 
         Raises:
             RunError: when the file is damaged or of another graph.
@@ -403,7 +403,7 @@ class Rules:
     def _of_all(self, queries: Queries) -> Floats:
         """Scores ``(B, N)`` of all entities."""
         best = _Best(len(queries) * self.applied.entities)
-        for said in self.applied.said(queries):
+        for said in self.applied.predictions(queries):
             best.add(said.query * self.applied.entities + said.entity, said.evidence)
         often_BN = self.applied.frequencies[asked_of(queries)].toarray()
         return self._scored(best, often_BN, often_BN.sum(1, keepdims=True))
@@ -413,7 +413,7 @@ class Rules:
         rows, entities = np.arange(len(queries)), self.applied.entities
         cells, cell_BK = np.unique(rows[:, None] * entities + ids_BK, return_inverse=True)
         best = _Best(len(cells))
-        for said in self.applied.said(queries):
+        for said in self.applied.predictions(queries):
             cell = said.query * entities + said.entity
             at = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
             on = cells[at] == cell

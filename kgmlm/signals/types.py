@@ -47,7 +47,7 @@ AMONG = 2**16  # entities that these are looked for among at once
 
 
 def fills(triples: IntArray, entities: int, relations: int) -> sp.csr_array:
-    """How many distinct triples each entity fills each slot in, ``(N, S)``.
+    """Return how many distinct triples each entity fills each slot in, ``(N, S)``.
 
     >>> fills(np.array([[0, 0, 1], [0, 0, 2]]), 3, 1).toarray().astype(int).tolist()
     [[0, 2], [1, 0], [1, 0]]
@@ -80,7 +80,7 @@ def _bins(count: Floats) -> IntArray:
 
 
 def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
-    """How many more triples to expect where an entity fills a slot so often already ``(S, C)``.
+    """Return how many more triples to expect where an entity fills a slot so often already ``(S, C)``.
 
     By Good-Turing estimation (Good, 1953): each triple is withheld in turn and counts for entities that have
     as many as are left. So a country that has its capital is not expected to get another, while hubs grow.
@@ -99,7 +99,7 @@ def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Affinity:
-    """Which features go together, as a run's training triples have it.
+    """Features that go together, as a run's training triples have it.
 
     Attributes:
         labels: the T types that training entities are given.
@@ -176,7 +176,7 @@ class Affinity:
     def features(
         self, context: ContextGraph, relation_rows: IntArray, counts_NS: sp.csr_array
     ) -> sp.csr_array:
-        """Which features the entities of a graph have, ``(N, F)``.
+        """Return which features the entities of a graph have, ``(N, F)``.
 
         Args:
             relation_rows: which relation each of the graph's is here, or -1.
@@ -200,13 +200,13 @@ class Affinity:
         return silent_F
 
     def together(self, slot: int) -> Floats:
-        """How many entities fill a slot and have each feature ``(F,)``; 0 of silent ones."""
+        """Return how many entities fill a slot and have each feature ``(F,)``; 0 of silent ones."""
         row_F: Floats = self.together_SF[[slot]].toarray()[0]
         row_F[self.silent(slot)] = 0
         return row_F
 
     def fit(self, has_NF: sp.csr_array, slot: int, withheld: int = 0) -> tuple[Floats, BoolArray]:
-        """How well entities fit into a slot by their features, and for which of them any feature says so.
+        """The fit of entities into a slot by their features, and for which of them any feature says so.
 
         The mean over their features of ``log P(slot | feature) / P(slot)``, and over one more that says
         nothing, so that one odd feature alone counts less than many.
@@ -224,8 +224,8 @@ class Affinity:
         return has_NF @ lift_F / (weight_N + 1), weight_N > 0
 
     def backing(self, slot: int, having_F: IntArray) -> Floats:
-        """How probable an entity with a feature fills a slot, ``(F,)``, so that entities sum to 1 for slots
-        that they fill, and to 1 for types that they have.
+        """Return how probable an entity with a feature fills a slot, ``(F,)``, so that entities sum to 1 for
+        slots that they fill, and to 1 for types that they have.
 
         Args:
             having_F: how many entities of the graph that is asked have each feature.
@@ -238,7 +238,7 @@ class Affinity:
 
 
 class _Known(NamedTuple):
-    """What is known of the entities of a graph.
+    """The features that are known of the entities of a graph.
 
     Attributes:
         counts_NS: in how many training triples they fill each slot.
@@ -304,7 +304,7 @@ class EntityTypes:
         return cls(affinity, rows, _Known(counts_NS, has_NF, source_N), neighbors)
 
     def over(self, context: ContextGraph, relation_rows: IntArray) -> EntityTypes:
-        """What was learned, for the entities of another graph.
+        """Apply what was learned to the entities of another graph.
 
         Args:
             relation_rows: which relation of this graph each of the other's is, or -1.
@@ -313,12 +313,12 @@ class EntityTypes:
         return EntityTypes.of(self.affinity, context, self.neighbors, rows)
 
     def aided(self, vectors_ND: Callable[[], Floats]) -> EntityTypes:
-        """The same where entities have vectors, asked for only if one needs the types of others."""
+        """A copy for entities that have vectors, asked for only if one needs the types of others."""
         return replace(self, vectors_ND=vectors_ND, _kept={})
 
     @cached_property
     def known(self) -> _Known:
-        """What is known of entities, or lent to those of which nothing is."""
+        """The features of entities, or those lent to entities that have none."""
         without, seen = (np.flatnonzero(self.own.source_N == SOURCES.index(s)) for s in ("none", "seen"))
         if self.vectors_ND is None or not len(without) or not len(seen):
             return self.own
@@ -340,7 +340,7 @@ class EntityTypes:
         return len(self.own.source_N)
 
     def sources(self) -> dict[str, int]:
-        """How many entities have their types from where."""
+        """Count the entities by the source of their types."""
         return {name: int((self.known.source_N == i).sum()) for i, name in enumerate(SOURCES)}
 
     def slots_of(self, queries: Queries) -> IntArray:
@@ -356,12 +356,12 @@ class EntityTypes:
 
     @cached_property
     def having_F(self) -> IntArray:
-        """How many seen entities of the graph have each feature; further entities change nothing."""
+        """Return how many seen entities of the graph have each feature; further entities change nothing."""
         return np.asarray(self.known.has_NF[self._seen_N].sum(0)).astype(np.int64)
 
     @cached_property
     def _kinds_N(self) -> Floats:
-        """How many kinds of features each entity has: slots, types."""
+        """Return how many kinds of features each entity has: slots, types."""
         parts = (self.known.has_NF[:, : self.affinity.slots], self.known.has_NF[:, self.affinity.slots :])
         found: Floats = np.sum([np.diff(sp.csr_array(p).indptr) > 0 for p in parts], axis=0, dtype=np.float32)
         return found
@@ -378,7 +378,7 @@ class EntityTypes:
         return count_N
 
     def _by_features(self, slot: int) -> Floats:
-        """How probable each entity fills a slot by its features ``(N,)``, the slot itself left out."""
+        """Return how probable each entity fills a slot by its features ``(N,)``, the slot itself left out."""
         affinity, has_NF = self.affinity, self.known.has_NF
         by_N: Floats = has_NF @ affinity.backing(slot, self.having_F) / np.maximum(self._kinds_N, 1)
         lent = np.flatnonzero(self.known.source_N == SOURCES.index("nearest"))
@@ -412,8 +412,8 @@ class EntityTypes:
         return found
 
     def row(self, slot: int) -> Floats:
-        """How many more triples of a slot to expect of each entity ``(N,)``, as logarithms; made once while
-        there is room to keep them.
+        """Return how many more triples of a slot to expect of each entity ``(N,)``, as logarithms; made once
+        while there is room to keep them.
 
         It follows from how often an entity fills the slot already, and where it does not, from its other
         features. 0 throughout for the slot -1.
@@ -427,8 +427,8 @@ class EntityTypes:
         return self._kept[slot]
 
     def fitting(self, slot: int) -> BoolArray:
-        """Which entities can fill a slot ``(N,)``: those that do, those that fit no worse than its least, and
-        those of which nothing is known.
+        """Return which entities can fill a slot ``(N,)``: those that do, those that fit no worse than its
+        least, and those of which nothing is known.
         """
         fit_N, known_N = self.affinity.fit(self.known.has_NF, slot)
         fitting_N: BoolArray = (self._count(slot) > 0) | ~known_N | (fit_N >= self.affinity.least_S[slot])
@@ -488,11 +488,11 @@ class Types:
         return cls(EntityTypes.of(affinity, graph.context, settings.neighbors))
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
-        """The same for the training triples and given types of another graph."""
+        """A copy for the training triples and given types of another graph."""
         return Types(self.types.over(reader.context, relation_rows))
 
     def aided(self, vectors: EntityVectors) -> Types:
-        """The same where entities of which nothing is known have the types of the nearest seen ones."""
+        """A copy in which entities without types have those of the nearest seen ones."""
         return Types(self.types.aided(vectors.array))
 
     def save(self, path: Path) -> None:
@@ -514,7 +514,7 @@ class Types:
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Types:
-        """What :meth:`save` wrote for a graph.
+        """Open what :meth:`save` wrote for a graph.
 
         Raises:
             RunError: when the file is damaged or of another graph.

@@ -54,7 +54,7 @@ class EntityVectors:
         self._read_N = np.zeros(len(self.reader.context.entities), np.bool_)
 
     def over(self, reader: Reader) -> EntityVectors:
-        """Those of another graph's entities; what is read of the same label and text is taken over."""
+        """The vectors of another graph's entities; those of the same label and text are taken over."""
         twin = EntityVectors(reader)
         if self._read_N.all() and len(self._read_N):
             saved_MD = self._own_KD if self._saved_MD is None else self._saved_MD
@@ -130,7 +130,7 @@ class EntityVectors:
         return found[like(places, found)]
 
     def missing(self, ids: IntArray | None = None) -> IntArray:
-        """Which entities, of some or of all, have no vector yet."""
+        """Return which entities, of some or of all, have no vector yet."""
         return np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
 
     def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
@@ -140,11 +140,11 @@ class EntityVectors:
 
     @property
     def unread(self) -> int:
-        """How many entities' texts :meth:`read` would read."""
+        """Return how many entities' texts :meth:`read` would read."""
         return self.unread_of(None)
 
     def unread_of(self, ids: IntArray | None) -> int:
-        """The same of some entities that all differ; None is all."""
+        """Count those of some entities that all differ; None is all."""
         return len(self.missing(ids))
 
     def read(
@@ -252,7 +252,7 @@ class Vector:
         return cls(vectors)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Vector:
-        """The same for another graph; vectors of entities that it has read are kept."""
+        """A copy for another graph; vectors of entities that it has read are kept."""
         return Vector(self.vectors.over(reader))
 
     def score(self, reading: Reading, pool: Pool) -> Array:
@@ -270,4 +270,4 @@ class Aided(Protocol):
     """A signal that knows more where a run has entity vectors."""
 
     def aided(self, vectors: EntityVectors) -> Signal:
-        """The same with the vectors of all entities, which it reads when it needs them."""
+        """A copy with the vectors of all entities, which it reads when it needs them."""

@@ -30,7 +30,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Linearization:
-    """What stands before and behind the hole.
+    """The segments before and behind the hole.
 
     The hole never comes first: a blank stands before it in every template, so that the first token of
     a name is the same in all of them (byte-level BPE writes the blank into that token).
@@ -95,7 +95,7 @@ def neighborhood(
 
 
 def _turns(groups: IntArray) -> IntArray:
-    """How many of the same group come before each."""
+    """Return how many of the same group come before each."""
     order = np.argsort(groups, kind="stable")
     begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
     turns = np.zeros(len(groups), np.int64)
@@ -152,7 +152,7 @@ def natural(
 
 
 def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linearization:
-    """What an entity's vector is read from: ``virus. a tiny agent ___``; nothing that the graph knows."""
+    """The text of an entity's vector: ``virus. a tiny agent ___``; nothing that the graph knows."""
     read = context.entities[entity]
     description = read.description if descriptions else ""
     return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))
@@ -161,7 +161,7 @@ def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linea
 def answer_text(
     context: ContextGraph, entity: int, descriptions: bool, neighbors: Sequence[Edge] = ()
 ) -> Linearization:
-    """What reranking puts into the hole for a candidate: ``answer: disease. an illness ; is a: state``."""
+    """The text of a candidate in the hole of reranking: ``answer: disease. an illness ; is a: state``."""
     read = context.entities[entity]
     description = read.description if descriptions else ""
     return Linearization(

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Facts(StrictModel):
-    """What a file of a structure says of itself.
+    """The facts that a file of a structure has about itself.
 
     Attributes:
         kgmlm_structure: the version of this.
@@ -200,7 +200,7 @@ class OnnxModel:
 
 
 def read_facts(data: bytes) -> Facts:
-    """What a file says of itself, in its last bytes.
+    """Read the facts in the last bytes of a file.
 
     Raises:
         ValueError: when it says nothing that could be understood.

@@ -49,15 +49,15 @@ class TextModel(Protocol):
 
     @property
     def device(self) -> Device:
-        """Where its arrays are; None for NumPy's."""
+        """The device of its arrays; None for NumPy's."""
 
     @property
     def positions(self) -> int | None:
-        """How many tokens a text may have; None where the model sets no limit."""
+        """Return how many tokens a text may have; None where the model sets no limit."""
 
     @property
     def tokens(self) -> int:
-        """How many tokens it can read."""
+        """Return how many tokens it can read."""
 
     @property
     def decoder(self) -> tuple[Array, Array]:
@@ -130,7 +130,7 @@ class PairTable:
 
     @cached_property
     def columns(self) -> tuple[list[tuple[Array, ...]], Array]:
-        """The same by length: for names of 0, 1, 2, ... tokens the pairs at each position, and the place of
+        """The pairs by length: for names of 0, 1, 2, ... tokens the pairs at each position, and the place of
         each candidate among the names so grouped.
         """
         offsets, pairs = numpy(self.offsets), numpy(self.pairs)
@@ -223,7 +223,7 @@ class Reader:
                 )
 
     def over(self, context: ContextGraph) -> Reader:
-        """The same over other entities; names that are known are not tokenized again."""
+        """A copy over other entities; names that are known are not tokenized again."""
         twin = Reader(context, self.tokenizer, self.model, self.settings, self.vocabulary)
         if "names" in vars(self):
             twin.adopt_names(self._renamed(context))

@@ -65,7 +65,7 @@ class MaskedBatch:
     vector: bool = False
 
     def to(self, device: Device) -> MaskedBatch:
-        """The same batch on a device; None is NumPy."""
+        """The batch on a device; None is NumPy."""
         return MaskedBatch(
             at(device, self.input_ids_BT),
             at(device, self.attention_mask_BT),
@@ -90,7 +90,7 @@ class MaskedTexts:
     labels_M: torch.Tensor
 
     def to(self, device: torch.device) -> MaskedTexts:
-        """The same batch on a device."""
+        """The batch on a device."""
         return MaskedTexts(*(value.to(device) for value in vars(self).values()))
 
 
@@ -126,7 +126,7 @@ class Candidates:
         )
 
     def cut(self, span_length: int) -> Candidates:
-        """The same names, cut to so many tokens."""
+        """The names, cut to so many tokens."""
         lengths = self.lengths_N
         kept = np.minimum(lengths, span_length)
         if (kept == lengths).all():
@@ -339,7 +339,9 @@ class SpanTokenizer:
         return Candidates(token_ids, offsets, truncated)
 
     def unknown(self, candidates: Candidates) -> IntArray:
-        """Which names have something that the tokenizer has no token for: to the model they may be alike."""
+        """Return which names have something that the tokenizer has no token for: to the model they may be
+        alike.
+        """
         token = self.tokenizer.unk_token_id
         if token is None:
             return np.zeros(0, np.int64)
@@ -348,8 +350,8 @@ class SpanTokenizer:
 
     @cached_property
     def begins_word_V(self) -> BoolArray:
-        """Which tokens of the vocabulary begin a word: WordPiece marks those that do not, the others those
-        that do.
+        """Return which tokens of the vocabulary begin a word: WordPiece marks those that do not, the others
+        those that do.
         """
         pieces = self.tokens(range(len(self.tokenizer)))
         if any(p.startswith("##") for p in pieces):
@@ -479,7 +481,7 @@ class SavedTokenizer:
         return str(self.core.decode(list(ids), skip_special_tokens=False))
 
     def as_transformers(self) -> Any:
-        """The same as a tokenizer of transformers."""
+        """The tokenizer as one of transformers."""
         from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
@@ -581,7 +583,7 @@ _BATCH = 10_000  # texts that are Python strings at one time
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What is fixed by the training entities and frozen with a run.
+    """Span length and softmax tokens, fixed by the training entities and frozen with a run.
 
     Attributes:
         span_length: masks in the hole.
@@ -615,7 +617,7 @@ class Vocabulary:
 
 
 def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
-    """What a scratch tokenizer reads: training entities and relations only, and the template's words."""
+    """The texts of a scratch tokenizer: training entities and relations only, and the template's words."""
     columns = graph.entities.table.select(["surface", "description"])
     for batch in columns.take(pa.array(np.flatnonzero(graph.seen_N))).to_batches(_BATCH):
         for surface, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):

@@ -61,7 +61,7 @@ class Reading:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """What attention may look at, ``(B, 1, 1, T)``; None where that is everything."""
+        """The mask of attention, ``(B, 1, 1, T)``; None where all may be looked at."""
         if not self.attention_mask_BT.is_cuda and bool(self.attention_mask_BT.all()):
             return None
         return self.attention_mask_BT.bool()[:, None, None, :]
@@ -231,12 +231,12 @@ class SpanModel(nn.Module):
 
     @property
     def packs(self) -> bool:
-        """Whether several batches are encoded at the cost of one of as many tokens."""
+        """Return whether several batches are encoded at the cost of one of as many tokens."""
         return self._packed is not None
 
     @property
     def positions(self) -> int | None:
-        """How many tokens a text may have; None where the model sets no limit."""
+        """Return how many tokens a text may have; None where the model sets no limit."""
         limit: int | None = getattr(self.mlm.config, "max_position_embeddings", None)
         embeddings = getattr(self.mlm.base_model, "embeddings", None)
         # The RoBERTa family counts positions from behind the padding's.
@@ -245,7 +245,7 @@ class SpanModel(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """How many tokens it can read."""
+        """Return how many tokens it can read."""
         count: int = self.mlm.get_input_embeddings().num_embeddings
         return count
 
@@ -297,7 +297,7 @@ class SpanModel(nn.Module):
             del base.forward  # the class's own again
 
     def _enter(self, input_ids_BT: torch.Tensor, span: Any, **more: torch.Tensor) -> torch.Tensor:
-        """What enters the decoder at a span of the encoder's output, float32."""
+        """The states that enter the decoder at a span of the encoder's output, float32."""
         self._span = span
         try:
             self.mlm(input_ids=input_ids_BT, **more)
@@ -317,7 +317,7 @@ class SpanModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         device: torch.device = self.mlm.device
         return device
 
@@ -359,7 +359,9 @@ class SpanModel(nn.Module):
 
 
 def _positions(batch: MaskedBatch | MaskedTexts) -> Reading:
-    """Where a batch is read: at its hole and the mask behind it, or at its hidden tokens as one row."""
+    """The positions that are read of a batch: its hole and the mask behind it, or its hidden tokens as one
+    row.
+    """
     if isinstance(batch, MaskedTexts):
         rows, columns = batch.rows_M[None], batch.columns_M[None]
         return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=False)
@@ -377,7 +379,7 @@ def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor)
 
 
 class Residuals(nn.Module):
-    """What training adds to the vectors that are read from entities' texts; 0 for entities never seen.
+    """Learned additions to the vectors that are read from entities' texts; 0 for entities never seen.
 
     Shapes: E entities of N.
     """

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class _Try(NamedTuple):
-    """How well a search of some effort is, and how fast for one query, with exact scores of what it found."""
+    """The recall and speed of a search of some effort for one query, with exact scores of what it found."""
 
     effort: int
     recall_at_10: float
@@ -150,7 +150,7 @@ def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float
     k, top = min(SHORTLIST, count), min(10, count)
     (name,), every = alone.mixture.signals, alone.pool()
     readings = [reading for _, reading in alone.reader.readings(queries, 1)]
-    singly = [_timed(alone.says, name, reading, every) for reading in readings[:TIMED]]
+    singly = [_timed(alone.signal_score, name, reading, every) for reading in readings[:TIMED]]
     least_Q1 = _tenth(alone, readings, top)
     tried: list[_Try] = []
     for effort in EFFORTS:
@@ -165,7 +165,7 @@ def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float
 
 
 def _timed(work: Callable[..., T], *given: Any) -> tuple[T, float]:
-    """What something makes, and in how many seconds."""
+    """Call a function; its result, and the seconds that it took."""
     started = time.perf_counter()
     return work(*given), time.perf_counter() - started
 
@@ -189,7 +189,7 @@ def _tenth(alone: Ranker, readings: list[Reading], top: int) -> torch.Tensor:
 
 
 def _exhausted(retriever: Retriever, effort: int) -> bool:
-    """Whether more effort would find no more."""
+    """Return whether more effort would find no more."""
     if retriever.part.index is None:
         return True
     index = unwrapped(retriever.part.index)

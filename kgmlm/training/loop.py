@@ -84,7 +84,7 @@ class Plan:
         return cls(laid, total, min(total, max_steps or total), every, epochs, ahead)
 
     def validates(self, step: int) -> bool:
-        """Whether a validation is due after a step."""
+        """Return whether a validation is due after a step."""
         return (step + self.ahead) % self.every == 0
 
 
@@ -99,7 +99,7 @@ def peak_learning_rate(run: RunFolder) -> float:
 def rate_factor(
     settings: TrainingSettings, total: int, state: State, ahead: int = 0
 ) -> Callable[[int], float]:
-    """What the peak learning rate is multiplied by at each step of a run.
+    """The factor of the peak learning rate at each step of a run.
 
     Args:
         total: steps that the schedule is laid for.
@@ -187,7 +187,7 @@ Validate = Callable[[Ranker], tuple[Mixture, Mapping[str, float]]]
 
 
 class Reporter(Protocol):
-    """Who watches: a progress bar, or nobody."""
+    """Listener to a training: a progress bar, or nobody."""
 
     def start(self, total: int, done: int) -> None:
         """Training begins at step ``done`` of ``total``."""
@@ -214,7 +214,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended. ``signal`` is the number of the signal that interrupted it, if one did: one that
+    """The end of a training. ``signal`` is the number of the signal that interrupted it, if one did: one that
     came when all was done but the last validation has interrupted nothing.
     """
 
@@ -357,7 +357,7 @@ class _Training:
 
     @property
     def minutes(self) -> float:
-        """How long the run has been trained, in this process and before."""
+        """The minutes that the run has been trained, in this process and before."""
         return (time.monotonic() - self.started) / 60
 
     def _forget(self) -> None:
@@ -502,7 +502,7 @@ class _Training:
 
 
 def _accelerator(run: RunFolder, tracker: str | None, device: str | None) -> Accelerator:
-    """Where and how precisely a run is trained; arguments as of :func:`train`."""
+    """The accelerator: where and how precisely a run is trained; arguments as of :func:`train`."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -574,6 +574,6 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 def _precision(settings: TrainingSettings, on_cpu: bool) -> str:
-    """As accelerate has it."""
+    """The precision in accelerate's words."""
     on_gpu = not on_cpu and torch.cuda.is_available()
     return "bf16" if reduced(settings.precision, on_gpu) else "no"

@@ -34,7 +34,7 @@ ASKING_BACK = 300  # validation triples: some four minutes of a core
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a graph settings go by.
+    """The properties of a graph that settings go by.
 
     Attributes:
         queries: distinct training queries, of both sides.
@@ -71,7 +71,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a run is trained.
+    """The stages and settings of a training.
 
     Attributes:
         settings: of the text model and of what is beside it.
@@ -91,7 +91,7 @@ class Recipe:
     asked: int = ASKING_BACK
 
     def trained_for(self, epochs: float, validations: int, why: str) -> Recipe:
-        """The same with the text model trained for other epochs, and validated so often in them.
+        """A copy whose text model is trained for other epochs, and validated so often in them.
 
         Args:
             validations: 0 leaves ``training.eval_every`` as it is.
@@ -112,7 +112,7 @@ class Recipe:
         }
 
     def notes(self) -> list[str]:
-        """What ``config.toml`` says of it."""
+        """Comments for ``config.toml``."""
         return [
             f"preset {self.preset}: {', then '.join(self.stages)}",
             *(f"{key}: {why}" for key, why in self.reasons.items()),
@@ -239,7 +239,7 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
 
 
 def epochs_within(seconds: float, per_step: float, per_epoch: float, least: int = 20) -> float:
-    """How many epochs of so many steps fit into a time, at ``least`` so many steps."""
+    """The epochs of so many steps that fit into a time, at ``least`` so many steps."""
     return share_of(max(least, math.floor(seconds / max(per_step, 1e-6))), per_epoch)
 
 
@@ -249,7 +249,7 @@ def share_of(steps: float, per_epoch: float) -> float:
 
 
 def given_settings(path: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
-    """What a TOML file and ``KEY=VALUE`` settings set, by section, and nothing of the defaults.
+    """The settings of a TOML file and of ``KEY=VALUE``, by section, without the defaults.
 
     Raises:
         ConfigError: for an unknown key, a value out of range, or a file that is no TOML.
@@ -288,16 +288,16 @@ class Given:
 
     @property
     def plain(self) -> bool:
-        """Whether they say what a recipe would choose: all settings, or the objective."""
+        """Return whether they say what a recipe would choose: all settings, or the objective."""
         return self.file is not None or "objective" in self.values.get("training", {})
 
     @property
     def max_steps(self) -> int | None:
-        """Where to stop, where that is given."""
+        """The step to stop at, where that is given."""
         return self.settings.training.max_steps
 
     def fits(self, settings: Settings) -> bool:
-        """Whether settings have what is given; where training stops may be another place."""
+        """Return whether settings have what is given; where training stops may be another place."""
         have = settings.model_dump()
         mine = self.settings.model_dump()
         return all(
@@ -336,7 +336,7 @@ def _plain(value: Any) -> Any:
 
 
 def settings_of(section: str, given: Sequence[str], others: bool = False) -> list[str]:
-    """Those of the KEY=VALUE settings that are of a section; or of others."""
+    """Return the KEY=VALUE settings that are of a section; or of others."""
     keys = [setting.partition("=")[0].strip() for setting in given]
     return [key for key in keys if key.startswith(f"{section}.") != others]
 

@@ -279,7 +279,7 @@ def _bounds(name: str, steps: int) -> dict[str, Any]:
 
 
 def was_cut(run: RunFolder, name: str) -> bool:
-    """Whether ``--max-steps`` bounded the training of a signal beside a run's model."""
+    """Return whether ``--max-steps`` bounded the training of a signal beside a run's model."""
     return bool(run.record.get("signals", {}).get(name, {}).get("cut"))
 
 

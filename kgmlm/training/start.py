@@ -59,7 +59,7 @@ PROVISIONAL = "provisional"  # marks a validation in the log that an unbroken ru
 
 @dataclass
 class State:
-    """What a checkpoint holds beside weights, moments and random states."""
+    """The state of a checkpoint beside weights, moments and random states."""
 
     step: int = 0
     best_mrr: float | None = None
@@ -75,7 +75,7 @@ class State:
 
 
 def own_state(losses: Losses, device: torch.device) -> dict[str, torch.Tensor]:
-    """What each process has of its own: random states, and what its objective remembers."""
+    """The state that each process has of its own: random states, and what its objective remembers."""
     tensors = {"rng.cpu": torch.get_rng_state(), **losses.state()}
     if device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
@@ -117,7 +117,7 @@ def save_state(folder: Path, state: State) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """What :func:`save_state` wrote.
+    """Read the state that :func:`save_state` wrote.
 
     Raises:
         ValueError: when it cannot be right.
@@ -245,7 +245,7 @@ class MetricsLog:
 
 
 def ends_by_decay(run: RunFolder, decay: float | None) -> bool:
-    """Whether a run is to end by a decay, which now or an earlier resumption has asked for."""
+    """Return whether a run is to end by a decay, which now or an earlier resumption has asked for."""
 
     checkpoint = latest_checkpoint(run.path)
     if decay is not None or checkpoint is None:
@@ -258,7 +258,7 @@ def ends_by_decay(run: RunFolder, decay: float | None) -> bool:
 
 @contextmanager
 def keeping(run: Path, name: str, watch: Watcher) -> Iterator[Path | None]:
-    """Where the state of a signal's unfinished training is kept: beside its run, which may not be there yet.
+    """Keep the state of a signal's unfinished training beside its run, which may not be there yet.
 
     Where nothing can be written there, nothing is kept. When training is interrupted, it is said.
     """

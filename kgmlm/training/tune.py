@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, Settings, load_settings
 from kgmlm.core.errors import RunError, check_numbers
-from kgmlm.core.processes import ALONE, World, join, shared_by
+from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
 from kgmlm.runs.record import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Addition:
-    """What is to be added beside a run's model: a signal, or the reranker of another run.
+    """An addition to a run: a signal, or the reranker of another run.
 
     Attributes:
         source: a run to take it from, instead of training it.
@@ -113,7 +113,7 @@ def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str
 
 
 def asks_back(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> bool:
-    """Whether a run is to ask its best candidates back: it was added, or it is there and not dropped.
+    """Return whether a run is to ask its best candidates back: it was added, or it is there and not dropped.
 
     Raises:
         RunError: when it is to be dropped and is not there.
@@ -329,7 +329,7 @@ def rerank(
 
 @dataclass(frozen=True)
 class RerankerTraining:
-    """How a reranker is trained; the fields are as of :func:`rerank`."""
+    """Options of training a reranker; the fields are as of :func:`rerank`."""
 
     model: str | None = None
     max_steps: int | None = None
@@ -378,7 +378,7 @@ def choose(
     device: str | None,
     watch: Watcher,
     only: Stage = "",
-    world: World = ALONE,
+    world: ProcessGroup = ALONE,
     reverse: bool | None = None,
 ) -> Figures:
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
@@ -487,12 +487,12 @@ def _check_reranker(run: RunFolder, resumed: bool, overwrite: bool) -> None:
 
 
 def _is_trained(run: RunFolder) -> bool:
-    """Whether there is nothing more to train."""
+    """Return whether there is nothing more to train."""
     return run.reranker is not None and run.reranker["status"] in ENDED
 
 
 def _reranker_settings(run: RunFolder, config: Path | None, given: Sequence[str], resume: bool) -> Settings:
-    """What a reranker is trained by: given settings over those of its run, for one epoch.
+    """The settings of a reranker: given ones over those of its run, for one epoch.
 
     Raises:
         RunError: when one that is continued was begun with others.

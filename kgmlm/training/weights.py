@@ -37,14 +37,14 @@ from kgmlm.evaluation.metrics import Ranks
 from kgmlm.evaluation.task import Part, RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import BEST, Mixture, Ranker, Said, Use
+from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores, Use
 from kgmlm.ranking.second_stage import Best, CrossEncoding, Floats, ReverseScoring, best_of
 from kgmlm.runs.record import REVERSE
 from kgmlm.signals import SIGNALS
 from kgmlm.signals.vector import read_together
 
 SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in nats per squared logarithm
-LEAN = 1.0  # how strongly weights are drawn to those under which all signals vary alike
+REGULARIZATION = 1.0  # how strongly weights are drawn to those under which all signals vary alike
 FAR = 10.0  # no weight is farther from that than this, as a logarithm
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
 _Floats = npt.NDArray[np.float32]
@@ -74,7 +74,7 @@ def ranked_by(
     ranker: Ranker,
     task: RankingTask,
     count: int,
-    score: Callable[[Queries, IntArray, Said], Iterable[torch.Tensor]],
+    score: Callable[[Queries, IntArray, SignalScores], Iterable[torch.Tensor]],
     advance: Callable[[int, int], None],
     batch_size: int = 64,
     by: tuple[str, ...] | None = None,
@@ -91,7 +91,7 @@ def ranked_by(
     views, world = [task.view() for _ in range(count)], sharing()
     share = task.share(world)
     distinct, pool = task.distinct[share], ranker.pool(task.ids)
-    for own, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=by):
+    for own, _, said in ranker.signal_scores(distinct, pool, batch_size=batch_size, by=by):
         rows = share[own]
         parts = list(task.parts(rows))
         for view, scores_dN in zip(views, score(distinct[own], rows, said), strict=True):
@@ -104,7 +104,7 @@ def ranked_by(
 
 
 def crossed(by_odd_B: FloatArray, by_even_B: FloatArray) -> FloatArray:
-    """Of the odd triples what the even ones chose, and the other way round."""
+    """Join two results: odd triples by the choice of the even ones, and the other way round."""
     return np.where(odd(len(by_odd_B)), by_even_B, by_odd_B)
 
 
@@ -121,7 +121,7 @@ def halved(reciprocal_WB: FloatArray, choose: Callable[[BoolArray], int]) -> Flo
 
 
 def odd(count: int) -> BoolArray:
-    """Which of so many queries, all heads and then all tails, are of every other triple."""
+    """Return which of so many queries, all heads and then all tails, are of every other triple."""
     return np.tile(np.arange(count // 2) % 2 == 1, 2)
 
 
@@ -136,7 +136,7 @@ def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What signals say of the best candidates of some queries.
+    """Signal scores of the best candidates of some queries.
 
     Attributes:
         names: of the S signals.
@@ -156,13 +156,13 @@ class Sample:
     def drawn(
         cls, ranker: Ranker, task: RankingTask, names: Sequence[str], advance: Advance, batch_size: int = 64
     ) -> Sample:
-        """Of a task's queries, in one pass, which several processes share."""
+        """Draw the sample of a task in one pass, which several processes share."""
         pool, world = ranker.pool(task.ids), sharing()
         share = task.share(world)
         distinct = task.distinct[share]
         tell = partial(advance, "choosing weights")
         found = []
-        for own, _, said in ranker.said(distinct, pool, batch_size=batch_size, by=tuple(names)):
+        for own, _, said in ranker.signal_scores(distinct, pool, batch_size=batch_size, by=tuple(names)):
             found += [(part.at, *_best(ranker, task, part, said)) for part in task.parts(share[own])]
             tell(len(own), len(distinct))
         parts = [part for of_one in world.gathered(found) for part in of_one]
@@ -178,7 +178,7 @@ class Sample:
         relations: int,
         confident: float = 1.0,
     ) -> Sample:
-        """Of parts: which queries, what signals say of their candidates, and which candidates there are."""
+        """Join parts: which queries, signal scores of their candidates, and which candidates there are."""
         parts = list(parts)
         width = max((there.shape[1] for _, _, there in parts), default=1)
         scores_BCS = np.zeros((len(queries), width, len(names)), np.float32)
@@ -189,7 +189,7 @@ class Sample:
         return cls(tuple(names), queries, scores_BCS, there_BC, relations, confident)
 
     def summed(self, name: str, parts: Mixture) -> Sample:
-        """The same with one signal more, the weighted sum of others."""
+        """A copy with one signal more, the weighted sum of others."""
         columns = [self.names.index(part) for part in parts.signals]
         weight_BS = np.stack([parts.of(part, self.queries) for part in parts.signals], 1)
         sum_BC = np.einsum("bcs,bs->bc", self.scores_BCS[:, :, columns], weight_BS)
@@ -219,8 +219,8 @@ class Sample:
         return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
 
 
-def _best(ranker: Ranker, task: RankingTask, part: Part, said: Said) -> tuple[_Floats, BoolArray]:
-    """What signals say ``(b, C, S)`` of the answers and of the best other candidates, and which there are."""
+def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> tuple[_Floats, BoolArray]:
+    """Signal scores ``(b, C, S)`` of the answers and of the best other candidates, and which there are."""
     device = ranker.reader.model.device
     source, answer_b1, rows, columns = (
         torch.from_numpy(x).to(device)
@@ -275,13 +275,13 @@ def _most_likely(
         top_B = np.maximum.reduceat(logits_T, first_B)
         share_T = np.exp(logits_T - np.repeat(top_B, count_B))
         sum_B = np.add.reduceat(share_T, first_B)
-        value = SHRINK * (own_GS**2).sum() + LEAN * (log_S**2).sum()
+        value = SHRINK * (own_GS**2).sum() + REGULARIZATION * (log_S**2).sum()
         value += float((np.log(sum_B) + top_B - logits_T[first_B]).sum())
         share_T /= np.repeat(sum_B, count_B)
         share_T[first_B] -= 1
         slope_GS = weight_GS * np.stack([share_T[at] @ scores_TS[at] for at in blocks])
         own_slope_GS = 2 * SHRINK * own_GS + (slope_GS if kinds else 0)
-        return value, np.concatenate([slope_GS.sum(0) + 2 * LEAN * log_S, own_slope_GS.ravel()])
+        return value, np.concatenate([slope_GS.sum(0) + 2 * REGULARIZATION * log_S, own_slope_GS.ravel()])
 
     count = signals * (1 + kinds)
     # To the end, so that the weights hardly depend on how queries were batched.
@@ -344,7 +344,7 @@ def choose_reverse(
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> tuple[Use, dict[str, float]]:
-    """The same of asking back.
+    """Choose how many of the best are scored in reverse and how much that counts.
 
     Args:
         candidates: None is as many as the settings of the run say.
@@ -363,13 +363,13 @@ def choose_reverse(
 def _all_asked_back(
     ranker: Ranker, task: RankingTask, most: int, advance: Callable[[int, int], None], batch_size: int
 ) -> Floats:
-    """What asking back says of the best candidates ``(D, K)`` of all distinct queries at once, so that those
+    """Reverse scores of the best candidates ``(D, K)`` of all distinct queries at once, so that those
     that share a candidate ask it once. Of several processes each has its own share of the queries.
     """
     share = task.share(sharing())
     queries = task.distinct[share]
     ids_SK = np.full((len(share), most), -1)
-    for rows, _, said in ranker.said(queries, batch_size=batch_size):
+    for rows, _, said in ranker.signal_scores(queries, batch_size=batch_size):
         asked = queries[rows]
         best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
         ids_SK[rows] = best.to_read(ids_dK)
@@ -399,7 +399,7 @@ def _choose_use(
     found: list[_Both] = []
     first = ranker.without_stage(CrossEncoding.name)
 
-    def score(queries: Queries, rows: IntArray, said: Said) -> Iterator[torch.Tensor]:
+    def score(queries: Queries, rows: IntArray, said: SignalScores) -> Iterator[torch.Tensor]:
         scores_dN = first.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
         read_dK = read(queries, rows, best.to_read(ids_dK))
@@ -437,7 +437,7 @@ def _choose_use(
 
 
 class _Both(NamedTuple):
-    """Of some queries what both stages say of the candidates ``(b, 1 + K, 2)``, as :class:`Sample` has it.
+    """Scores of both stages for the candidates ``(b, 1 + K, 2)`` of some queries, as :class:`Sample` has it.
 
     Attributes:
         at: which queries.
@@ -453,7 +453,9 @@ class _Both(NamedTuple):
 def _parts(
     task: RankingTask, rows: IntArray, best: Best, ids_dK: IntArray, read_dK: Floats
 ) -> Iterator[_Both]:
-    """What both stages say of the best candidates of some distinct queries, for each of their answers."""
+    """Yield scores of both stages for the best candidates of some distinct queries, for each of their
+    answers.
+    """
     said_dKS, count = np.stack([best.scores_BK, read_dK], 2), len(task.member_N)
     for part in task.parts(rows):
         ids_bK, said_bKS = ids_dK[part.group], said_dKS[part.group]
@@ -571,7 +573,7 @@ def weigh(
 
 
 def _stages(ranker: Ranker) -> dict[str, list[str]]:
-    """Which signals are weighed together: those of the text, then one more each time."""
+    """Return which signals are weighed together: those of the text, then one more each time."""
     text = [name for name in TEXT if name in ranker.signals]
     beside = [name for name in SIGNALS if name in ranker.signals and name not in TEXT]
     stages = {"text": text} if text else {}

@@ -21,7 +21,7 @@ from kgmlm.core import processes
 from kgmlm.core.arrays import IntArray, numpy
 from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, TypeSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, RunError
-from kgmlm.core.processes import ALONE, World, join, sharing, speaks
+from kgmlm.core.processes import ALONE, ProcessGroup, join, sharing, speaks
 from kgmlm.core.progress import Bars, Calls, Watcher, watcher_of
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -57,7 +57,7 @@ def test_shares_are_all_of_the_work_and_about_equal() -> None:
 
 
 def test_all_processes_have_what_each_knows() -> None:
-    def job(world: World) -> tuple[Any, ...]:
+    def job(world: ProcessGroup) -> tuple[Any, ...]:
         mine = world.share(np.ones(5, np.int64))
         known = np.full((2, 5), -1)
         known[:, mine] = world.rank
@@ -98,7 +98,7 @@ def test_only_the_main_process_is_watched(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_evaluation_is_the_same_by_any_number_of_processes(
     toy: KnowledgeGraph, protocol: Protocol, size: int
 ) -> None:
-    def job(world: World) -> Any:
+    def job(world: ProcessGroup) -> Any:
         done: list[tuple[int, int]] = []
         found = evaluate(
             fake(toy), toy, protocol, batch_size=2, by_relation=True, advance=lambda *n: done.append(n)
@@ -129,7 +129,7 @@ def test_a_model_ranks_the_same_by_two_processes(
     """Batches are those of one process, so scores are equal to the last bit."""
     ranker = make_ranker()
 
-    def job(world: World) -> list[list[float]]:
+    def job(world: ProcessGroup) -> list[list[float]]:
         found = evaluate(ranker, toy, Protocol(split="train"), batch_size=4)
         return [x.tolist() for x in (found.scores_B, found.ranks.optimistic_B, found.ranks.pessimistic_B)]
 
@@ -161,7 +161,7 @@ def test_processes_choose_the_weights_of_one(
 
     monkeypatch.setattr(Reader, "encode_entities", counted)
 
-    def job(world: World) -> Any:
+    def job(world: ProcessGroup) -> Any:
         ranker = everything(make_ranker, toy)
         bars: dict[str, int] = {}
 
@@ -284,7 +284,7 @@ def test_an_index_is_the_same_by_any_number_of_processes(
 ) -> None:
     pytest.importorskip("faiss")
 
-    def job(world: World) -> Retriever:
+    def job(world: ProcessGroup) -> Retriever:
         ranker = make_ranker(vector=VectorSettings(enabled=True))
         done: list[int] = []
         made = build_index(ranker, toy, advance=lambda n, total: done.append(n))

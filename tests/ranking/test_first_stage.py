@@ -89,7 +89,7 @@ def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(
     vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
     ranker = Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
     queries, _ = toy.queries("test")
-    for rows, _, said in ranker.said(queries):
+    for rows, _, said in ranker.signal_scores(queries):
         trained = said["likelihood"] / 0.5 + said["vector"] / 0.1
         torch.testing.assert_close(ranker.combined(queries[rows], said) / 0.5, trained)
         assert not torch.allclose(said["vector"], torch.zeros(1), atol=1e-3)

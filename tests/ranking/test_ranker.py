@@ -152,7 +152,7 @@ def test_a_score_is_the_weighted_sum_of_what_signals_say(
     ids = np.array([4, 1, 7])
     ranker.mixture = ranker.mixture.evenly("vector", 3.0)
     both = scores_of(ranker, queries)
-    ((rows, _, said),) = ranker.said(queries, ranker.pool(ids))
+    ((rows, _, said),) = ranker.signal_scores(queries, ranker.pool(ids))
     expected = said["likelihood"] + 3 * said["vector"]
     torch.testing.assert_close(both[rows][:, ids], expected, atol=1e-5, rtol=1e-5)
     for name, part in said.items():

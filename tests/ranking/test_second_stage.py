@@ -34,7 +34,7 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
     assert isinstance(stage, CrossEncoding)
     queries, _ = toy.queries("test")
     known = 0
-    for rows, _, said in ranker.said(queries):
+    for rows, _, said in ranker.signal_scores(queries):
         before = ranker.mixture.combine(said, queries[rows])
         after = ranker.reranked(queries[rows], before)
         for b, query in enumerate(queries[rows]):

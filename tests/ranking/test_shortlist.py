@@ -46,7 +46,7 @@ def whole(
     """A ranker that has read some queries, and its scores."""
     ranker = make_ranker(vector=VectorSettings(enabled=True)).unconstrained()
     queries, _ = toy.queries("test")
-    ((rows, reading, said),) = ranker.said(queries)
+    ((rows, reading, said),) = ranker.signal_scores(queries)
     return ranker, queries[rows], reading, ranker.combined(queries[rows], said)
 
 
@@ -80,7 +80,7 @@ def test_vectors_are_compared_again_where_an_index_has_but_codes_of_them(
     monkeypatch.setattr(retrieval, "MORE", 0)
     ranker, _, reading, _ = whole
     ranker = ranker.by("vector")
-    exact_BN = torch.as_tensor(ranker.says("vector", reading, ranker.pool()))
+    exact_BN = torch.as_tensor(ranker.signal_score("vector", reading, ranker.pool()))
     index: Any = Backwards(exact_BN.argsort(1).numpy())
     _, scores_BK = shortlist(ranker, reading, Retrieval(index, 3))
     torch.testing.assert_close(scores_BK, exact_BN.topk(3).values, atol=1e-5, rtol=1e-5)

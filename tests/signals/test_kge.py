@@ -69,7 +69,7 @@ def test_a_shortlist_is_reranked_by_kge_too(
     queries, _ = toy.queries("test")
     for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
-    rows, _, said = next(iter(ranker.said(queries)))
+    rows, _, said = next(iter(ranker.signal_scores(queries)))
     text = ranker.by("text").mixture.combine(said, queries[rows])
     found = ranker.mixture.combine(said, queries[rows])
     torch.testing.assert_close(found, text + scores_of(kge, queries[rows]))

@@ -188,7 +188,7 @@ def test_a_shortlist_has_the_scores_of_all_candidates(
     ranker = make_ranker(normalization=normalization, end_of_name=True)
     queries, _ = toy.queries("test")
     ids = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 7))
-    for rows, reading, said in ranker.said(queries):
+    for rows, reading, said in ranker.signal_scores(queries):
         span = reading.span
         log_z = ranker.likelihood.normalizer(span)
         arguments = (

@@ -11,7 +11,7 @@ from worlds import together
 from kgmlm.core.arrays import FloatArray, numpy
 from kgmlm.core.config import VectorSettings
 from kgmlm.core.errors import RunError
-from kgmlm.core.processes import ALONE, World
+from kgmlm.core.processes import ALONE, ProcessGroup
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.signals.vector import read_together
@@ -23,7 +23,7 @@ def test_all_processes_have_the_vectors_that_each_has_read(
     monkeypatch.setattr("kgmlm.signals.vector.ROUND", 3)
     asked = np.arange(1, len(toy.entities), 2)
 
-    def job(world: World) -> FloatArray:
+    def job(world: ProcessGroup) -> FloatArray:
         vectors = make_ranker(vector=VectorSettings(enabled=True)).vectors
         assert vectors is not None
         vectors.read(ids=asked[:2])
@@ -40,7 +40,7 @@ def test_all_processes_have_the_vectors_that_each_has_read(
 
 
 def test_processes_with_other_entities_are_refused(make_ranker: Callable[..., Ranker]) -> None:
-    def job(world: World) -> None:
+    def job(world: ProcessGroup) -> None:
         vectors = make_ranker(vector=VectorSettings(enabled=True)).vectors
         assert vectors is not None
         read_together(vectors, ids=np.arange(3 + world.rank))

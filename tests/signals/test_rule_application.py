@@ -19,7 +19,7 @@ def test_each_rule_says_once_of_each_candidate_what_its_counts_make_of_it(tmp_pa
     asked = Queries.of([Query(e["pau"], r["in"], "tail"), Query(e["rhone"], r["in"], "head")])
     said = {
         (int(q), int(y), int(rule)): float(evidence)
-        for found in applied.said(asked)
+        for found in applied.predictions(asked)
         for q, y, evidence, rule in zip(*found, strict=True)
     }
     half = np.float32(-np.log(0.5))

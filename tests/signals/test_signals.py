@@ -71,12 +71,12 @@ class TestEverySignal:
     ) -> None:
         reading = reading_of(whole, toy)
         with torch.inference_mode():
-            all_BN = whole.says(name, reading, whole.pool())
+            all_BN = whole.signal_score(name, reading, whole.pool())
             some = np.array([5, 0, 17])
-            torch.testing.assert_close(whole.says(name, reading, whole.pool(some)), all_BN[:, some])
+            torch.testing.assert_close(whole.signal_score(name, reading, whole.pool(some)), all_BN[:, some])
             own = np.random.default_rng(0).integers(-1, len(toy.entities), (len(reading.queries), 6))
             pool = whole.pool(own)
-            found_BK = whole.says(name, reading, pool)
+            found_BK = whole.signal_score(name, reading, pool)
             expected_BK = all_BN.gather(1, torch.from_numpy(pool.filled))
         assert found_BK.isfinite().all()
         there = torch.from_numpy(pool.there)
@@ -86,8 +86,8 @@ class TestEverySignal:
         wider = whole.over(toy.extended(EntityTable(["q1"], ["Atlantis"])).context)
         reading = reading_of(whole, toy)
         with torch.inference_mode():
-            before = whole.says(name, reading, whole.pool())
-            after = wider.says(name, reading_of(wider, toy), wider.pool())
+            before = whole.signal_score(name, reading, whole.pool())
+            after = wider.signal_score(name, reading_of(wider, toy), wider.pool())
         torch.testing.assert_close(after[:, :-1], before, atol=1e-5, rtol=1e-5)
         assert after[:, -1].isfinite().all()
 
@@ -97,10 +97,10 @@ class TestEverySignal:
         signal, path = whole.signals[name], tmp_path / REGISTRY[name].file
         path.parent.mkdir(parents=True)
         with torch.inference_mode():
-            before = whole.says(name, reading_of(whole, toy), whole.pool())
+            before = whole.signal_score(name, reading_of(whole, toy), whole.pool())
             signal.save(path)
             opened = whole.with_signal(REGISTRY[name].open(path, toy, whole.reader))
-            assert torch.equal(opened.says(name, reading_of(whole, toy), whole.pool()), before)
+            assert torch.equal(opened.signal_score(name, reading_of(whole, toy), whole.pool()), before)
         if path.exists():  # it has more to keep than the model's weights
             path.write_bytes(path.read_bytes()[:-1])
             with pytest.raises(RunError, match="cannot be read"):

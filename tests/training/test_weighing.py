@@ -43,7 +43,7 @@ def test_the_weights_that_made_the_answers_are_found(monkeypatch: pytest.MonkeyP
     """Scores are divided by .25 in training, so weights are a quarter of those of log-likelihoods."""
     sample = simulated([[1.0, 0.1, 20.0], [2.0, 0.4, 5.0]])
     monkeypatch.setattr(weights_module, "SHRINK", 1e-3)
-    monkeypatch.setattr(weights_module, "LEAN", 1e-3)
+    monkeypatch.setattr(weights_module, "REGULARIZATION", 1e-3)
     mixture = sample.fitted(sample.names, everything(sample))
     found = np.stack([mixture.tables[name][:2, 0] for name in sample.names], 1)
     assert 4 * found == pytest.approx(np.array([[1.0, 0.1, 20.0], [2.0, 0.4, 5.0]]), rel=0.15)
@@ -120,7 +120,7 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
     queries, answers = contest.queries, contest.answers
     rows, known = toy.known(protocol.filter).lookup(queries)
     said = {name: torch.zeros(len(queries), len(toy.entities)) for name in names}
-    for at, _, says in ranker.said(queries, by=names):
+    for at, _, says in ranker.signal_scores(queries, by=names):
         for name in names:
             said[name][at] = torch.as_tensor(says[name])
     for b in range(len(queries)):

@@ -1,4 +1,4 @@
-"""What a training step reads and what it minimizes, by objective.
+"""Objectives: the samples that a training step reads, and the loss that it minimizes.
 
 The stream of micro-batches is a function of the seed and of the position in it; a loss is a function of a
 batch and of a memory that checkpoints keep. To add an objective: a file beside these with an

@@ -55,7 +55,7 @@ class TrainingBatch:
     drawn: Drawn | None = None
 
     def to(self, device: torch.device) -> TrainingBatch:
-        """The same batch on a device."""
+        """The batch on a device."""
         entities = tuple(part.to(device) for part in self.entities)
         return replace(self, queries=self.queries.to(device), entities=entities)
 
@@ -136,7 +136,7 @@ class Memory:
         return Joined(columns, joined_MD)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps."""
+        """The tensors that a checkpoint keeps."""
         return {"memory.ids": torch.from_numpy(self.recent.ids_M), "memory.vectors": self.vectors_MD.cpu()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -154,7 +154,7 @@ class Memory:
 
 
 class RankingLosses(ABC):
-    """What the scores that rank lose to the true answers; a subclass says it of the likelihood.
+    """The loss of true answers among the scores that rank; a subclass has the likelihood's.
 
     With entity vectors it remembers the latest, and gives the ranker residuals to learn if the run has them.
 
@@ -213,7 +213,7 @@ class RankingLosses(ABC):
         return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
     def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Where queries' own entities, which cannot answer, are to have no share of a softmax."""
+        """The places of queries' own entities that cannot answer and have no share of a softmax."""
         if self.settings.own_entity == "negative":
             return None
         at, own = self.ranker.possible.forbidden(self.queries[rows])
@@ -240,7 +240,7 @@ class RankingLosses(ABC):
         """The loss on mean log-likelihoods."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps."""
+        """The tensors that a checkpoint keeps."""
         tensors = self.memory.state() if self.memory else {}
         if self._residuals is not None:
             tensors["residuals"] = self._residuals.residual_ND.detach().cpu()
@@ -306,7 +306,7 @@ class EntityLosses(RankingLosses):
         )
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps."""
+        """The tensors that a checkpoint keeps."""
         recent = {} if self.recent is None else {"recent": torch.from_numpy(self.recent.ids_M)}
         return super().state() | recent
 

@@ -122,7 +122,9 @@ class MaskedTextSource:
         return self.ranker.reader.tokenizer.begins_word_V
 
     def encode(self, numbers: IntArray, rng: np.random.Generator) -> list[Text]:
-        """Some texts, in the order asked for; ``rng`` draws which neighbors a triple's text leaves out."""
+        """Encode some texts, in the order asked for; ``rng`` draws which neighbors a triple's text leaves
+        out.
+        """
         texts: list[Text | None] = [None] * len(numbers)
         count = len(self.entities)
         tokenizer, settings = self.ranker.reader.tokenizer, self.ranker.reader.settings.text

@@ -51,7 +51,7 @@ class RerankingStream(QueryStream[list[Encoded], PairBatch]):
         self.entities = np.flatnonzero(task.graph.seen_N)
 
     def check(self, queries: Queries) -> None:
-        """As of any stream, of pairs."""
+        """See that pairs fit; as in any stream."""
         self.reranker.encode(queries, [self.entities[:1]] * len(queries))
 
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[list[Encoded]]:

@@ -59,7 +59,7 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What a run trains on, whatever its objective.
+    """The data of a training, whatever its objective.
 
     Attributes:
         share: (rank, world size) of this process, which reads a share of each batch.
@@ -92,7 +92,7 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         self._begins = 0  # the position at which it goes on
 
     def __len__(self) -> int:
-        """How many samples an epoch has."""
+        """Return how many samples an epoch has."""
         return len(self.samples)
 
     @property
@@ -119,7 +119,7 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
 
     @abstractmethod
     def _length(self, encoded: _Sample) -> int:
-        """What samples are bucketed by."""
+        """The length that samples are bucketed by."""
 
     @abstractmethod
     def _batch(self, rows: IntArray, encoded: list[_Sample], chances: FloatArray, mine: IntArray) -> _Batch:
@@ -132,7 +132,7 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         """
 
     def _mine(self, count: int) -> tuple[IntArray, float]:
-        """Which of the samples of a micro-batch this process reads, and how much its mean loss counts: the
+        """The samples of a micro-batch that this process reads, and how much its mean loss counts: the
         mean over processes is to be the mean over samples.
         """
         rank, world = self.share
@@ -141,7 +141,7 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         return (mine, weight) if len(mine) else (np.zeros(1, np.int64), 0.0)
 
     def _buckets(self, epoch: int, stretches: Sequence[Stretch]) -> Iterator[Bucket]:
-        """What an epoch has left after some stretches of it, in buckets."""
+        """The rest of an epoch after some stretches of it, in buckets."""
         rng = np.random.default_rng([self.settings.seed, epoch])
         rows, key = self.samples[rng.permutation(len(self))], [self.settings.seed, epoch]
         for number, (size, batches) in enumerate(stretches, 1):
@@ -266,7 +266,7 @@ class Losses(Protocol):
         """The loss of one micro-batch, a scalar."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps."""
+        """The tensors that a checkpoint keeps."""
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Go back to a checkpoint's state."""
@@ -287,7 +287,7 @@ class Stateless:
 
 @dataclass(frozen=True)
 class Objective(Generic[_Stream]):
-    """What a training reads and minimizes.
+    """An objective: the samples that a training reads, and the loss that it minimizes.
 
     Attributes:
         stream: makes its stream of micro-batches.
@@ -341,7 +341,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is drawn for a batch.
+    """The entities that are drawn for a batch.
 
     Attributes:
         answers: of its queries, at most :data:`ANSWERS` of each.
@@ -392,7 +392,7 @@ class Sampled:
 
     @classmethod
     def of(cls, always: IntArray, drawn: IntArray, seen: int) -> Sampled:
-        """Of what is always scored and a sample of all seen entities.
+        """The candidates of a step: those that are always scored, and a sample of all seen entities.
 
         >>> found = Sampled.of(np.array([4, 5]), np.array([5, 6, 9]), 10)
         >>> found.columns.ids_M.tolist(), np.exp(found.log_weight_M).tolist()
