@@ -534,8 +534,8 @@ Rerank = Annotated[
     typer.Option(
         min=0,
         max=MOST,
-        help="How many of the best candidates are asked back (`kgmlm tune --add reverse`) and reranked "
-        "(`kgmlm rerank`), in runs that do so; by default as many as validation chose, 0 for none.",
+        help="How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`) and "
+        "reranked (`kgmlm rerank`), in runs that do so; by default as many as validation chose, 0 for none.",
     ),
 ]
 Candidates = Annotated[
@@ -543,7 +543,7 @@ Candidates = Annotated[
     typer.Option(
         min=1,
         max=MOST,
-        help="Ask back or rerank at most this many candidates; by default reranking.candidates.",
+        help="Score in reverse or rerank at most this many candidates; by default reranking.candidates.",
         show_default=False,
     ),
 ]
@@ -553,7 +553,7 @@ ChosenOn = Annotated[
         min=0,
         max=MOST,
         help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but "
-        "training.eval_triples for asking back and reranking.",
+        "training.eval_triples for reverse scoring and reranking.",
         show_default=False,
     ),
 ]

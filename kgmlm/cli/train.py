@@ -40,7 +40,8 @@ TRAIN: Options = {
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         None,
         "Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), best "
-        "(longer, asks back, with a reranker), zero-shot (for unseen entities: without KGE, asks back, with "
+        "(longer, scores in reverse, with a reranker), zero-shot (for unseen entities: without KGE, scores "
+        "in reverse, with "
         "a reranker); plain: text by the settings as they are. By default balanced, or plain with --config "
         "or an objective.",
     ),
@@ -121,11 +122,11 @@ SECOND_STAGE: Options = {
 def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Signals are the likelihood, entity vectors, and what --add has trained beside the model. With --add
-    reverse, the best candidates of (h, r, ?) are asked back: a candidate t gains by how probable h is as the
-    answer of (?, r, t). If the run has a reranker, that comes last. Validation chooses how many candidates
-    are asked back or reranked, and how much that counts. `rank` and `evaluate` use all of this from then on;
-    asking back costs them a query per candidate, and --rerank 0 leaves it out.
+    Signals are the likelihood, entity vectors, and those that --add has trained. With --add reverse, the best
+    candidates of (h, r, ?) are scored in reverse: a candidate t gains by how probable h is as the answer of
+    (?, r, t). If the run has a reranker, that comes last. Validation chooses how many candidates are scored
+    so, and how much that counts. `rank` and `evaluate` use all of this from then on; reverse scoring costs
+    them a query per candidate, and --rerank 0 leaves it out.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import tune as job
@@ -187,7 +188,7 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
             f"{stage}: validation MRR {found['mrr']:.4f}{more}, Hits@1 {found['hits_at_1']:.4f}, "
             f"Hits@10 {found['hits_at_10']:.4f}{how}"
         )
-    for stage, what in (("reverse", "asked back"), ("reranking", "reranked")):
+    for stage, what in (("reverse", "scored in reverse"), ("reranking", "reranked")):
         if figures.get(stage, {}).get("k", 1) == 0:
             tell(f"no weight improves validation: nothing will be {what}")
 

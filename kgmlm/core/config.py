@@ -251,8 +251,8 @@ class RerankingSettings(Strict):
     candidates: int = Field(
         20,
         ge=1,
-        description="Candidates to ask back or rerank at most (validation may choose fewer); wrong answers "
-        "for training are drawn from as many. Costs one forward pass per candidate.",
+        description="Candidates to score in reverse or rerank at most (validation may choose fewer); wrong "
+        "answers for training are drawn from as many. Costs one forward pass per candidate.",
     )
     negatives: int = Field(5, ge=1, description="Wrong answers per true answer in training.")
     neighbors: int = Field(

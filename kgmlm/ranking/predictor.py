@@ -34,7 +34,7 @@ class Part(NamedTuple):
     """A part of a score: ``weight * value``; a score is the sum of its parts.
 
     The value of reranking is what the reranker says of a candidate beyond the worst that it read; likewise
-    that of asking back ("reverse").
+    that of reverse scoring ("reverse").
     """
 
     weight: float

@@ -451,9 +451,9 @@ class Ranker:
         self, queries: Queries, pool: Pool, batch_size: int, advance: Callable[[int], None]
     ) -> Iterator[tuple[IntArray, Array, Array, Callable[[int, int], None]]]:
         """Rows of queries, their scores by the first stage, those without constraints, and what is to be told
-        of asking back.
+        of reverse scoring.
 
-        Queries that are asked back come many at once, those of a relation together: they share candidates.
+        For reverse scoring queries come many at once, those of a relation together: they share candidates.
         """
         if "reverse" not in self.stages:
             for rows, _, said in self.signal_scores(queries, pool, batch_size, advance):

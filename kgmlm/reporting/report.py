@@ -451,8 +451,8 @@ def _reranked(ranker: Ranker) -> str:
     told = []
     if use := ranker.uses.get("reverse"):
         told.append(
-            f"Then the {use.k:,} best answers are asked back: how probable the entity of the question is as "
-            f"their answer is added with a weight of {use.weight:.3g}."
+            f"Then the {use.k:,} best answers are scored in reverse: how probable the entity of the question "
+            f"is as their answer is added with a weight of {use.weight:.3g}."
         )
     if use := ranker.uses.get("reranking"):
         told.append(

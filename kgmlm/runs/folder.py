@@ -480,8 +480,8 @@ class RunFolder:
         others = tuple(name for name in beside() if scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
         ranker = ranker.but(mixture=tuned.mixture)
-        if rerank and tuned.asked_back is not None:
-            ranker = ranker.with_stage(ReverseScoring(tuned.asked_back))
+        if rerank and tuned.reverse_use is not None:
+            ranker = ranker.with_stage(ReverseScoring(tuned.reverse_use))
         ranker = ranker.by(scores)
         if scores in ("all", "text"):
             tuned.check(self.fingerprints, self.path, others if rerank else (*others, RERANKER))

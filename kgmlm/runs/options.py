@@ -38,7 +38,7 @@ class RankingOptions:
         allow_self: let an entity answer a query about itself where training says that it cannot.
         typed: leave out entities whose types do not fit, as training has them.
         functional: leave out what training has filled already, where a relation has one answer.
-        rerank: how many of the best are asked back and reranked; None is what validation chose, 0 none.
+        rerank: how many of the best the second stages score; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
             run's recipe.
         effort: how hard the index searches; None is what its build chose.

@@ -464,7 +464,7 @@ def check_output(path: Path, overwrite: bool) -> None:
         raise RunError(f"{path} is a run already; use --resume to continue, --overwrite to start again")
 
 
-REVERSE = "reverse"  # asking back, beside the names of signals
+REVERSE = "reverse"  # reverse scoring, beside the names of signals
 WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -497,7 +497,7 @@ class TunedWeights:
         use: how many are reranked, and how much that counts; None where nothing was chosen yet.
         of: what :func:`fingerprints` were then.
         by: the command that chose, and its figures on validation.
-        reverse: how many are asked back, and how much that counts; None where it was not asked for.
+        reverse: how many are scored in reverse, and how much that counts; None where it was not asked for.
     """
 
     mixture: Mixture
@@ -507,7 +507,7 @@ class TunedWeights:
     reverse: Use | None = None
 
     @property
-    def asked_back(self) -> Use | None:
+    def reverse_use(self) -> Use | None:
         """The use of reverse scoring, where any candidates are scored so."""
         return self.reverse if self.reverse and self.reverse.k else None
 

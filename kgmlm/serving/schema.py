@@ -385,7 +385,7 @@ class Limits(BaseModel):
     queries: int = MOST_QUERIES
     work: int = Field(
         MOST_WORK,
-        description="Texts to read: a query is one, and one for each candidate that is asked back "
+        description="Texts to read: a query is one, and one for each candidate that is scored in reverse "
         "or reranked; ten explained answers are one; a triple is two, a new entity is one.",
     )
     k: int = MOST_K

@@ -27,7 +27,7 @@ class Info:
         graph: its name, and how many entities, relations and triples it has.
         model: what training began with, the span in tokens, the objective and the text settings.
         signals: of each that counts, its average weight; and how each was made that is beside the model.
-        reverse: how many of the best are asked back, and how much that counts; None where none are.
+        reverse: how many of the best are scored in reverse, and how much that counts; None where none are.
         reranking: how many of the best are reranked, and how much that counts; None where nothing is.
         trained: status, step, minutes and command; earlier runs, latest first.
         validation: the best MRR in training, and the figures that the weights were chosen by.
@@ -67,7 +67,7 @@ class Info:
                         t["command"]],
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
-        for what, use in (("asked back", self.reverse), ("reranker", self.reranking)):
+        for what, use in (("scored in reverse", self.reverse), ("reranker", self.reranking)):
             if use is not None:
                 used = f"the {use['k']} best, weight {use['weight']:g}"
                 lines[what] = [used if use["k"] else "not used: no weight improved validation"]

@@ -28,8 +28,8 @@ SMALL = 50_000  # training triples: below, a few epochs take minutes
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
-ASKS_BACK = ("best", "zero-shot")
-ASKING_BACK = 300  # validation triples: some four minutes of a core
+WITH_REVERSE = ("best", "zero-shot")
+REVERSE_TRIPLES = 300  # validation triples: some four minutes of a core
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Recipe:
         reranker_epochs: how long the reranker is trained.
         reasons: for settings, why they are as they are.
         weighed: on how many validation triples weights are chosen once all signals are there; 0 is all.
-        asked: on how many it is chosen how to ask back.
+        asked: on how many it is chosen how to score in reverse.
     """
 
     preset: str
@@ -88,7 +88,7 @@ class Recipe:
     reranker_epochs: float
     reasons: Mapping[str, str]
     weighed: int = 0
-    asked: int = ASKING_BACK
+    asked: int = REVERSE_TRIPLES
 
     def trained_for(self, epochs: float, validations: int, why: str) -> Recipe:
         """A copy whose text model is trained for other epochs, and validated so often in them.
@@ -150,10 +150,12 @@ def recipe_of(
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
-    if preset in ASKS_BACK and shape.entities <= LARGE:
+    if preset in WITH_REVERSE and shape.entities <= LARGE:
         stages.append("reverse")
-    elif preset in ASKS_BACK:
-        reasons["reverse"] = f"none: each candidate asked back is a query among {shape.entities:,} entities"
+    elif preset in WITH_REVERSE:
+        reasons["reverse"] = (
+            f"none: each candidate scored in reverse is a query among {shape.entities:,} entities"
+        )
     if preset in RERANKER_STEPS and not scratch:
         stages.append("reranker")
     if preset in RERANKER_STEPS and scratch:

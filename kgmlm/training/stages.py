@@ -32,7 +32,7 @@ from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.training.index import index
 from kgmlm.training.loop import Interrupted
-from kgmlm.training.recipes import ASKING_BACK, PLAIN, Given, Recipe, epochs_within, recipe_of, share_of
+from kgmlm.training.recipes import PLAIN, REVERSE_TRIPLES, Given, Recipe, epochs_within, recipe_of, share_of
 from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
 
 if TYPE_CHECKING:
@@ -40,14 +40,16 @@ if TYPE_CHECKING:
 
 PROBED = 8  # steps by which a stage's time is told
 SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time; the rest validates
-ASKING = 0.08  # of a time, taken off first where it is to be chosen how to ask back
-BACK = 2.5  # a query that is asked back takes so many of the encoder's passes
+ASKING = 0.08  # of a time, taken off first where it is to be chosen how to score in reverse
+BACK = 2.5  # a query that is scored in reverse takes so many of the encoder's passes
 READS = 1.5  # a step of the reranker takes so many of the text model's
 VALIDATIONS = 3  # of the text model, where they take no more than this part of its time:
 VALIDATING = 0.2
 WEIGHING = 4e5  # scores of validation triples (one per entity) that weights are chosen on, per minute of all
 LEAST = 300  # validation triples that weights are chosen on
-FEW = 50  # validation triples, of a run that only --max-steps bounds; fewer do not tell how to ask back
+FEW = (
+    50  # validation triples, of a run that only --max-steps bounds; fewer do not tell how to score in reverse
+)
 BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
 
 
@@ -231,7 +233,7 @@ def _per_token(settings: Settings, per_step: float) -> float:
 
 
 def _fitted_asking(recipe: Recipe, seconds: float, per_step: float) -> Recipe:
-    """A recipe that chooses in so many seconds how to ask back, or does not ask back at all."""
+    """A recipe that chooses in so many seconds how to score in reverse, or does without."""
     settings = recipe.settings
     per_query = BACK * settings.text.max_length * _per_token(settings, per_step)
     asked = int(seconds / (2 * (1 + settings.reranking.candidates) * per_query))  # of both sides
@@ -314,8 +316,8 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         watch.tell(f"validation MRR: {', with '.join(ladder)}")
     # What was chosen beside other weights is chosen again.
     if "reverse" in left or (signals and before.reverse is not None):
-        figures = chosen("reverse", few or recipe.get("asked", ASKING_BACK))
-        _tell_of("asking back", figures["reverse"], watch)
+        figures = chosen("reverse", few or recipe.get("asked", REVERSE_TRIPLES))
+        _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
         _tell_of("reranker", chosen("reranking", few)["reranking"], watch)
     if "reranker" in recipe["stages"] and ("reranker" in left or signals):

@@ -112,7 +112,7 @@ def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str
     }
 
 
-def asks_back(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> bool:
+def wants_reverse(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> bool:
     """Return whether a run is to ask its best candidates back: it was added, or it is there and not dropped.
 
     Raises:
@@ -120,7 +120,7 @@ def asks_back(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) ->
     """
     there = run.has_weights and run.tuned.reverse is not None
     if REVERSE in dropping and not there:
-        raise RunError(f"{run.path} does not ask back; there is no '{REVERSE}' to drop")
+        raise RunError(f"{run.path} does not score in reverse; there is no '{REVERSE}' to drop")
     return REVERSE in adding or (there and REVERSE not in dropping)
 
 
@@ -198,9 +198,9 @@ def tune(
 ) -> Figures:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Then how many of the best are asked back, if that was added, and how many a reranker reads again, if the
-    run has one, and how much these count. Several processes (``torchrun``) share the queries; the main one
-    adds and drops signals, and writes.
+    Then how many of the best are scored in reverse, if that was added, and how many a reranker reads again,
+    if the run has one, and how much these count. Several processes (``torchrun``) share the queries; the main
+    one adds and drops signals, and writes.
 
     Args:
         add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
@@ -211,7 +211,7 @@ def tune(
         config, settings: settings of what is added; as ``kge={"epochs": 30}``, or ``set_``: a list of
             "KEY=VALUE".
         overwrite: replace an older one.
-        candidates: how many are asked back or reranked at most; None is reranking.candidates.
+        candidates: how many are scored in reverse or reranked at most; None is reranking.candidates.
         max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
 
     Returns:
@@ -227,7 +227,7 @@ def tune(
         files.check_writable(folder.path / MIXTURE)
     assignments = as_assignments(settings)
     adding, dropping = as_names(add), as_names(drop)
-    reverse = asks_back(folder, adding, dropping)
+    reverse = wants_reverse(folder, adding, dropping)
     adding = [name for name in adding if name != REVERSE]  # it is not trained
     if not adding and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
@@ -387,7 +387,7 @@ def choose(
         only: choose nothing else. Beside "signals", their weights stay as they are; with it, the run has no
             second stage until that is chosen again.
         world: the processes that share the queries.
-        reverse: whether the best are asked back, if that helps; None is as the run does now.
+        reverse: whether the best are scored in reverse, if that helps; None is as the run does now.
     """
     from kgmlm.ranking.ranker import Use
     from kgmlm.ranking.second_stage import ReverseScoring

@@ -311,7 +311,7 @@ def choose_reranking(
     MRR. Where what each half of the triples chose is no better for the other half, nothing is reranked.
 
     Args:
-        ranker: where it asks back, that comes first.
+        ranker: where it scores in reverse, that comes first.
         candidates: how many are tried at most; None is as many as the reranker's settings say.
 
     Raises:
@@ -351,7 +351,7 @@ def choose_reverse(
     """
     first, task = ranker.unreranked(), validation_task(graph, protocol)
     most = min(candidates or ranker.reader.settings.reranking.candidates, len(graph.entities))
-    back_DK = _all_asked_back(first, task, most, partial(advance, "asking back"), batch_size)
+    back_DK = _all_reverse_scores(first, task, most, partial(advance, "reverse scoring"), batch_size)
     told = partial(advance, "validating")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
@@ -360,7 +360,7 @@ def choose_reverse(
     return _choose_use(first, task, told, most, WEIGHTS_TRIED, read, batch_size)
 
 
-def _all_asked_back(
+def _all_reverse_scores(
     ranker: Ranker, task: RankingTask, most: int, advance: Callable[[int, int], None], batch_size: int
 ) -> Floats:
     """Reverse scores of the best candidates ``(D, K)`` of all distinct queries at once, so that those
@@ -607,7 +607,7 @@ class Tuned(NamedTuple):
 
     Attributes:
         use: of the reranker, where there is one.
-        reverse: of asking back, where it was to be chosen.
+        reverse: of reverse scoring, where it was to be chosen.
         figures: of each stage on validation, by its name.
     """
 
@@ -627,13 +627,13 @@ def tune(
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> Tuned:
-    """Choose all weights of a ranker: those of its signals at once, then how it asks back, then its
+    """Choose all weights of a ranker: those of its signals at once, then how it scores in reverse, then its
     reranker's, if it has them.
 
     Args:
         protocol: on which triples of the run's own graph.
-        reranking: on which triples it is chosen how candidates are asked back and reranked, at a forward pass
-            per candidate; None is all of the same.
+        reranking: on which triples second stages are chosen, at a forward pass per candidate; None is all of
+            the same.
         candidates: as of :func:`choose_reranking`.
 
     Raises:

@@ -188,7 +188,9 @@ def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: Knowledge
         assert set(of) == {"likelihood", "vector", "kge", "reverse"}
         assert sum(part.weight * part.value for part in of.values()) == pytest.approx(p.score, abs=1e-4)
     assert max(of["reverse"].value for of in parts) > 0.01
-    assert sum(abs(of["reverse"].value) < 1e-3 for of in parts) >= 5, "what is not asked back gains nothing"
+    assert sum(abs(of["reverse"].value) < 1e-3 for of in parts) >= 5, (
+        "what is not scored in reverse gains nothing"
+    )
 
 
 def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker, toy: KnowledgeGraph) -> None:
@@ -223,9 +225,9 @@ def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_
         TunedWeights.open(path, len(toy.relations))
 
 
-def test_a_run_asks_back(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
+def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(toy_vector_run, tmp_path / "run")
-    refused(cli("tune", run, "--drop", "reverse"), "does not ask back", "reverse")
+    refused(cli("tune", run, "--drop", "reverse"), "does not score in reverse", "reverse")
     refused(cli("tune", run, "--candidates", 3), "does not rerank")
     refused(cli("tune", run, "--add", "reverse", "--set", "kge.epochs=1"), "say how to --add a signal")
     refused(cli("evaluate", run, "--rerank", 4), "has no reranker", "--add reverse")

@@ -28,7 +28,7 @@ from kgmlm.serving.serve import service
 from kgmlm.text.torch_model import SpanModel, load_model
 from kgmlm.training import stages as stages_module
 from kgmlm.training.loop import Interrupted
-from kgmlm.training.recipes import ASKING_BACK, Given, as_assignments, recipe_of
+from kgmlm.training.recipes import REVERSE_TRIPLES, Given, as_assignments, recipe_of
 from kgmlm.training.tune import choose
 
 TINY: dict[str, Any] = {
@@ -209,7 +209,7 @@ def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> 
     assert whole.folder.record["status"] == "finished"
     assert whole.folder.tuned.use is not None
     assert whole.folder.tuned.reverse is not None
-    assert [sum(line.startswith(of) for line in heard) for of in ("asking back ", "reranker ")] == [1, 1]
+    assert [sum(line.startswith(of) for line in heard) for of in ("reverse scoring ", "reranker ")] == [1, 1]
 
 
 @pytest.mark.slow
@@ -365,12 +365,12 @@ def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_asking_back_is_chosen_in_a_part_of_the_time(toy: KnowledgeGraph) -> None:
     recipe = recipe_of("best", toy, scratch=False)
-    assert recipe.asked == ASKING_BACK
+    assert recipe.asked == REVERSE_TRIPLES
     text, vector = recipe.settings.text.max_length, recipe.settings.vector.max_length
     encoding = text / (text + vector) / (3 * recipe.settings.training.batch_size)  # of a second per step
     per_triple = 2 * (1 + recipe.settings.reranking.candidates) * stages_module.BACK * encoding
     for triples, expected in (
-        (1000, ASKING_BACK),
+        (1000, REVERSE_TRIPLES),
         (100.5, 100),
         (stages_module.FEW + 0.5, stages_module.FEW),
     ):
@@ -383,7 +383,7 @@ def test_asking_back_is_chosen_in_a_part_of_the_time(toy: KnowledgeGraph) -> Non
 
 
 @pytest.mark.parametrize(("minutes", "asks"), [(0.001, False), (10_000.0, True)])
-def test_best_asks_back_where_there_is_time_to_choose_how(
+def test_best_wants_reverse_where_there_is_time_to_choose_how(
     toy: KnowledgeGraph, minutes: float, asks: bool
 ) -> None:
     told: list[str] = []

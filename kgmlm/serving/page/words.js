@@ -6,7 +6,7 @@ export const SIGNALS = {
   kge: "graph embedding",
   rules: "rules",
   types: "types",
-  reverse: "asked back",
+  reverse: "scored in reverse",
   reranking: "second reading",
 };
 
