@@ -513,8 +513,8 @@ Scores = Annotated[
     str,
     typer.Option(
         autocompletion=_scores,
-        help="all that a run has; its text, without what is trained beside it; or one signal alone: "
-        "likelihood, vector, kge, rules or types.",
+        help="all that a run has; its text, without what is trained beside it; or one signal alone, "
+        "such as likelihood or kge.",
     ),
 ]
 Retrieve = Annotated[

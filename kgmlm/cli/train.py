@@ -86,8 +86,8 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal: kge, rules or types; or take a reranker; reverse asks the best candidates "
-        "back, which needs no training. May be given several times.",
+        "First train a signal, such as kge, rules or types; or take a reranker; reverse asks the best "
+        "candidates back, which needs no training. May be given several times.",
     ),
     "drop": option(
         list[str] | None,

@@ -99,7 +99,11 @@ def read_card(name: str) -> Card:
     """
     if name not in card_names():
         raise DataError(f"'{name}' is neither a folder nor a built-in dataset ({', '.join(card_names())})")
-    return _parse(cards_folder() / name / "card.toml")
+    path = cards_folder() / name / "card.toml"
+    card = _parse(path)
+    if card.name != name:
+        raise DataError(f"{path} is not a valid card: its name is '{card.name}', that of its folder '{name}'")
+    return card
 
 
 def find_card(dataset: str | Path) -> Card | None:

@@ -1,4 +1,4 @@
-"""Top-k tables for people: names, scores, known or new, explanations; and names to entities.
+"""Top-k tables for people: names, scores, known or new, explanations.
 
 Follows PyKEEN's prediction tables: columns ``tail_id``, ``score``, ``tail_label`` (or ``head_...``).
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SAMPLE = 2000  # entities that stand for all where an average is asked for
 
 
-class Part(NamedTuple):
+class WeighedScore(NamedTuple):
     """A part of a score: ``weight * value``; a score is the sum of its parts.
 
     The value of reranking is what the reranker says of a candidate beyond the worst that it read; likewise
@@ -57,7 +57,7 @@ class Prediction:
     score: float
     known: bool
     tokens: tuple[dict[str, Any], ...] | None = None
-    parts: Mapping[str, Part] | None = None
+    parts: Mapping[str, WeighedScore] | None = None
     because: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -245,10 +245,10 @@ class Predictor:
         stages = self._second(asked, ids, [p.score for p in predictions])
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
-            parts = {name: Part(weights[name], column[n]) for name, column in columns.items()}
+            parts = {name: WeighedScore(weights[name], column[n]) for name, column in columns.items()}
             for name, (weight, scores) in stages.items() if p.score > MISSED else ():
                 before = sum(part.weight * part.value for part in parts.values())
-                parts[name] = Part(weight, (scores[n] - before) / weight)
+                parts[name] = WeighedScore(weight, (scores[n] - before) / weight)
             ids_T = reader.names.tokens(p.id).tolist()
             rows = zip(reader.tokenizer.tokens(ids_T), reader.tokenizer.texts(ids_T), ids_T, strict=True)
             tokens = tuple(

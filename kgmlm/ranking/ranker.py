@@ -23,7 +23,7 @@ from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Constraint, Possible
-from kgmlm.signals import SIGNALS, beside, rows_of
+from kgmlm.signals import SIGNALS, beside, check_scores, rows_of
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.vector import Aided, EntityVectors, Vector
@@ -31,7 +31,6 @@ from kgmlm.text.reader import Reader, Reading, TextModel
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary
 
 MAX_SCORES = 2**25  # scores held at once: 128 MB
-LONG = {"vector": "entity vectors", "kge": "KGE model", "rules": "rules", "types": "types"}  # for sentences
 LIMIT = 1e30  # scores are smaller: what a shortlist misses and what cannot answer rank below
 BEST = 64  # of a softmax over scores; the others have next to no share of it
 Weights = npt.NDArray[np.float32]
@@ -69,7 +68,7 @@ class Mixture:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """The signals that count for any relation, or would for a new one."""
+        """The signals that have a weight other than 0, for some relation or for a new one."""
         return tuple(n for n, table_R2 in self.tables.items() if self.averages[n] or bool(table_R2.any()))
 
     @property
@@ -380,7 +379,7 @@ class Ranker:
                 if scores == "vector"
                 else f"`kgmlm tune RUN --add {scores}` trains one"
             )
-            raise ConfigError(f"the run has no {LONG.get(scores, scores)}; {makes}")
+            raise ConfigError(f"the run has no {SIGNALS[scores].title}; {makes}")
         if scores in SIGNALS:
             return self.but(mixture=self.mixture.only(scores), stages={})
         return self if scores == "all" else self.but(mixture=self.mixture.without(*beside()))
@@ -450,10 +449,11 @@ class Ranker:
     def _first(
         self, queries: Queries, pool: Pool, batch_size: int, advance: Callable[[int], None]
     ) -> Iterator[tuple[IntArray, Array, Array, Callable[[int, int], None]]]:
-        """Rows of queries, their scores by the first stage, those without constraints, and what is to be told
-        of reverse scoring.
+        """Score queries by the first stage.
 
-        For reverse scoring queries come many at once, those of a relation together: they share candidates.
+        Yields rows of queries, their scores, the same without constraints, and a function that reverse scoring
+        calls with (candidates done, all). For reverse scoring, many queries of one relation come at once, as
+        they share candidates.
         """
         if "reverse" not in self.stages:
             for rows, _, said in self.signal_scores(queries, pool, batch_size, advance):
@@ -471,13 +471,13 @@ class Ranker:
             ]
             rows = part[np.concatenate([at for at, _ in found])]
             free_bN = joined([scores_bN for _, scores_bN in found])
-            told = _Shared(len(rows), advance)
+            told = _QueryProgress(len(rows), advance)
             yield rows, self.possible.applied(free_bN, queries[rows], pool.ids), free_bN, told
             told.end()
 
 
-class _Shared:
-    """Tells of some queries as done, as far as their candidates are."""
+class _QueryProgress:
+    """Turns progress over the candidates of some queries into progress over these queries."""
 
     def __init__(self, count: int, advance: Callable[[int], None]) -> None:
         self.count, self.advance, self.asked, self.told = count, advance, 0, 0
@@ -495,16 +495,6 @@ class _Shared:
         if reached > self.told:
             self.advance(reached - self.told)
             self.told = reached
-
-
-def check_scores(scores: str) -> None:
-    """See that a run may be asked for these.
-
-    Raises:
-        ConfigError: listing those that there are.
-    """
-    if scores not in (known := ("all", "text", *SIGNALS)):
-        raise ConfigError(f"scores are {', '.join(known[:-1])} or {known[-1]}, not '{scores}'")
 
 
 class Scorer(Protocol):

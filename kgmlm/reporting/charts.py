@@ -17,18 +17,15 @@ from kgmlm.core import files
 from kgmlm.core.errors import counted
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import RERANKER, ancestors
+from kgmlm.signals import SIGNALS
 
 MOST_ROWS = 500  # of a table that has a row per relation
 LONGEST = 90  # characters of a name; beyond, it is cut
 
-# What each signal says, in words.
-SIGNALS = {
-    "likelihood": "how likely the language model finds the name of an entity in the gap",
-    "vector": "how near the text of an entity is to the question, as vectors that the language model makes",
-    "kge": "embeddings learned from the links of the graph alone (ComplEx)",
-    "rules": "paths through the graph that often go with the relation",
-    "types": "what kinds of entities stand at this side of the relation",
-}
+
+def about(signal: str) -> str:
+    """Say what the scores of a signal mean; "" for a signal that kgmlm no longer has."""
+    return SIGNALS[signal].about if signal in SIGNALS else ""
 
 
 @dataclass(frozen=True)
@@ -398,7 +395,7 @@ def stages(run: RunFolder) -> Table:
     record = run.record
     rows = []
     rows.append(("text model", record))
-    rows += [(f"{name}: {SIGNALS.get(name, '')}", how) for name, how in record.get("signals", {}).items()]
+    rows += [(f"{name}: {about(name)}", how) for name, how in record.get("signals", {}).items()]
     if run.reranker:
         rows.append(("reranker, which reads the best answers again", run.reranker))
     cells = [

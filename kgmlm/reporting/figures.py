@@ -24,12 +24,12 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Queries, both_sides
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.reporting.charts import (
-    SIGNALS,
     Cell,
     Chart,
     Interval,
     Series,
     Table,
+    about,
     bar_chart,
     clipped,
     interval_chart,
@@ -427,7 +427,7 @@ def reliability_table(found: Measured) -> Table:
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
     """The weights of signals: one for all relations, and those by relation and side where they differ."""
     names = list(mixture.tables)
-    rows = [(Cell(name), weight(mixture.averages[name]), Cell(SIGNALS.get(name, ""))) for name in names]
+    rows = [(Cell(name), weight(mixture.averages[name]), Cell(about(name))) for name in names]
     found = [Table.of("Signals", ("signal", "weight", "what it says"), rows)]
     tables = {name: mixture.tables[name].tolist() for name in names}
     differing = [n for n in names if any(row != tables[n][0] or row[0] != row[1] for row in tables[n])]

@@ -79,8 +79,8 @@ class RankingOptions:
         ):
             if value not in choices:
                 raise ConfigError(f"{name} is {' or '.join(choices)}, not {value!r:.80}")
-        if self.scores not in ("all", "text", "likelihood", "vector", "kge", "rules", "types"):
-            from kgmlm.ranking.ranker import check_scores
+        if self.scores not in ("all", "text"):
+            from kgmlm.signals import check_scores
 
             check_scores(self.scores)
 

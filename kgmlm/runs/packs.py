@@ -30,6 +30,8 @@ from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
 from kgmlm.runs.record import RERANKER, WEIGHTS, fingerprints, steady, trained_reranker
+from kgmlm.signals import SIGNALS, beside
+from kgmlm.signals.kge import KGE
 from kgmlm.text.onnx_model import ONNX_FILE as STRUCTURE
 
 SUFFIX = ".kgmlm"
@@ -41,7 +43,6 @@ _ROWS = 1 << 16  # rows that are made int8 at a time
 # Of a run, and of its reranker below it.
 _MODEL = "model/model.safetensors"
 _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
-_KGE = "signals/kge.safetensors"
 _NAMES = "graph/name_tokens.safetensors"
 _CHOSEN = "model/mixture.json"
 _PROBABILITIES = "model/probabilities.json"
@@ -129,12 +130,12 @@ def write_pack(
 def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
     """The contents of a run's pack, by the names of its files."""
     parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if trained_reranker(run) else [])]
-    signals = [f"signals/{path.name}" for path in sorted((run / "signals").glob("*.safetensors"))]
+    signals = [kind.file for kind in beside().values()]
     tensors = [
         (prefix + name, folder / name)
         for prefix, folder in parts
         for name in (*_TENSORS, *([] if prefix else signals))
-        if (folder / name).is_file() and (kge or name != _KGE)
+        if (folder / name).is_file() and (kge or name != KGE.file)
     ]
     entries: dict[str, bytes] = {}
     for prefix, folder in parts:
@@ -177,8 +178,6 @@ def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, A
 
 def _own_signals(contents: _Contents) -> dict[str, str]:
     """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
-    from kgmlm.signals import SIGNALS
-
     there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
     return {name: digest.sha256 for name, digest in there.items() if digest is not None}
 
@@ -276,9 +275,9 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
             p.relative_to(run).as_posix(): [digests.Digest.of(p).model_dump()] for p in sorted(kept)
         }
         record["signals"] = {
-            k: v
-            for k, v in (record.get("signals") or {}).items()
-            if (run / f"signals/{k}.safetensors").is_file()
+            name: how
+            for name, how in (record.get("signals") or {}).items()
+            if name in SIGNALS and (run / SIGNALS[name].file).is_file()
         }
         record["recipe"] = None
         record["unpacked"] = cached  # of the pack that it is, and so not written to

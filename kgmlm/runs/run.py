@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def open_predictor(
     options: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
 ) -> tuple[str, Predictor]:
-    """Open a run's model to rank, and read the entity vectors that are missing; first of which weights it is.
+    """Open a run's model to rank, reading the entity vectors that are missing; with the digest of its weights.
 
     Raises:
         RunError: when training has left no model yet, or weights do not fit the signals.
@@ -297,6 +297,9 @@ class Run:
         with watcher_of(progress) as watch:
             check_whole("k", k, 1)
             if queries is None:
+                self.resolver.query(
+                    relation, head, tail
+                )  # a wrong name is refused before the model is opened
                 return self.open(watch).rank(head, relation, tail, k, novel=novel)
             if (head, relation, tail) != (None, "", None):
                 raise QueryError("give either queries or one query, not both")

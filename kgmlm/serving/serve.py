@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LAST_PORT = 65_535
 ANSWERING, LEAVING = 6, 9  # seconds that open requests, and then connections, have after SIGTERM
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -127,7 +127,7 @@ def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         server.handle_exit(number, frame)
 
-    before = {number: signal.signal(number, end) for number in SIGNALS}
+    before = {number: signal.signal(number, end) for number in ENDING}
     try:
         yield
     finally:

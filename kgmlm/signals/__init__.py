@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from kgmlm.core.arrays import Device, IntArray
+from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.signals.base import Signal
 from kgmlm.signals.kge import KGE
@@ -56,8 +57,18 @@ def beside() -> dict[str, type[Beside]]:
     return {name: cast(type[Beside], kind) for name, kind in SIGNALS.items() if hasattr(kind, "fit")}
 
 
+def check_scores(scores: str) -> None:
+    """See that candidates can be ranked by these.
+
+    Raises:
+        ConfigError: when they are neither "all", "text" nor a signal.
+    """
+    if scores not in (known := ("all", "text", *SIGNALS)):
+        raise ConfigError(f"scores are {', '.join(known[:-1])} or {known[-1]}, not '{scores}'")
+
+
 def rows_of(context: ContextGraph, before: ContextGraph) -> tuple[IntArray, IntArray]:
-    """Return which entity and which relation of one graph each of another's is; -1 for none."""
+    """The rows of a graph's entities and of its relations in ``before``; -1 for labels that it has not."""
     mine = before.relations.index
     relation_rows = np.array([mine.get(r.label, -1) for r in context.relations], np.int64)
     return context.entities.rows_in(before.entities), relation_rows

@@ -48,7 +48,7 @@ class Pool:
 
     @cached_property
     def filled(self) -> IntArray:
-        """``ids`` with some entity where a query has fewer candidates, to be masked by ``there``."""
+        """``ids`` with 0 in the places of ``-1``; mask what is scored there by :attr:`there`."""
         return np.arange(self.count) if self.ids is None else np.maximum(self.ids, 0)
 
 
@@ -75,11 +75,16 @@ class Signal(Protocol):
     Attributes:
         name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
             one.
+        title: what a run has that has the signal, in sentences.
+        about: what its scores say, to readers of a report.
         reads: whether it needs the states of the query's text: else it costs no forward pass.
-        file: where a run keeps it, below the run's folder; in ``model/`` where it comes with the model.
+        file: where a run keeps it, below the run's folder: ``signals/NAME.safetensors``, or in ``model/``
+            where it comes with the model.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    about: ClassVar[str]
     reads: ClassVar[bool]
     file: ClassVar[str]
 

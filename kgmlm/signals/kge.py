@@ -38,6 +38,8 @@ class KGE:
     """
 
     name: ClassVar[str] = "kge"
+    title: ClassVar[str] = "KGE model"
+    about: ClassVar[str] = "embeddings learned from the links of the graph alone (ComplEx)"
     reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/kge.safetensors"
 

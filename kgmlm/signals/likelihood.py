@@ -128,6 +128,8 @@ class Likelihood:
     """Scores names by their tokens' log-likelihoods, all of them from one forward pass."""
 
     name: ClassVar[str] = "likelihood"
+    title: ClassVar[str] = "likelihood"
+    about: ClassVar[str] = "how likely the language model finds the name of an entity in the gap"
     reads: ClassVar[bool] = True
     file: ClassVar[str] = "model/model.safetensors"
 

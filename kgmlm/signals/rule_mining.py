@@ -53,7 +53,7 @@ def blocks(costs: IntArray, most: int) -> Iterator[slice]:
         start = end
 
 
-class Links:
+class Adjacency:
     """The training triples of a graph, read from both ends; self-loops are left out.
 
     Args:
@@ -170,7 +170,7 @@ class Tree:
         return of, self.children[self.offsets[nodes][of] + within]
 
 
-class Found(NamedTuple):
+class Reached(NamedTuple):
     """Predictions of rules: per row a query, a node of the tree, and the entities that the path reaches."""
 
     query: IntArray
@@ -189,7 +189,7 @@ class Frontier:
     row_before: IntArray | None = None
 
 
-def ground(links: Links, tree: Tree, entity_B: IntArray, root_B: IntArray) -> Iterator[Found]:
+def ground(links: Adjacency, tree: Tree, entity_B: IntArray, root_B: IntArray) -> Iterator[Reached]:
     """Ground rules for B queries: yield what they predict.
 
     Args:
@@ -212,13 +212,13 @@ def _without(matrix: sp.csr_array, columns: IntArray) -> sp.csr_array:
     return sp.csr_array((matrix.data[keep], matrix.indices[keep], offsets), matrix.shape)
 
 
-def _further(links: Links, tree: Tree, entity_B: IntArray, now: Frontier) -> Iterator[Found]:
+def _further(links: Adjacency, tree: Tree, entity_B: IntArray, now: Frontier) -> Iterator[Reached]:
     """Yield the entities that are reached here, and by further steps."""
     leaf = np.flatnonzero(tree.rule[now.node] >= 0)
     if len(leaf) == len(now.node):
-        yield Found(now.query, now.node, now.at)
+        yield Reached(now.query, now.node, now.at)
     elif len(leaf):
-        yield Found(now.query[leaf], now.node[leaf], now.at[leaf])
+        yield Reached(now.query[leaf], now.node[leaf], now.at[leaf])
     row, child = tree.below(now.node)
     if not len(row):
         return
@@ -247,7 +247,7 @@ def _further(links: Links, tree: Tree, entity_B: IntArray, now: Frontier) -> Ite
 
 
 def _without_returns(
-    links: Links,
+    links: Adjacency,
     tree: Tree,
     now: Frontier,
     row: IntArray,
@@ -303,7 +303,7 @@ def mine(
     """
     started = time.process_time()
     relations = len(graph.relations)
-    links = Links(graph.splits["train"], len(graph.entities), relations)
+    links = Adjacency(graph.splits["train"], len(graph.entities), relations)
     dense = len(links.others) > DENSE * int(graph.seen_N.sum())
     longest = settings.length if settings.length != "auto" else 2 if dense else LONGEST
     total = relations * (2 if longest == LONGEST else 1) + 1
@@ -324,7 +324,7 @@ def mine(
     return RuleSet(found, constants)
 
 
-def _paths(links: Links, relation: int, steps: int, seed: int) -> PathRules:
+def _paths(links: Adjacency, relation: int, steps: int, seed: int) -> PathRules:
     """The path rules of a relation: those of three steps, or all shorter ones."""
     rng = np.random.default_rng([seed, relation, steps])
     row = links.rows_of(2 * relation)
@@ -348,7 +348,9 @@ def _paths(links: Links, relation: int, steps: int, seed: int) -> PathRules:
     return rules.take((rules.correct >= 1) & (confidence(rules.predicted, rules.correct) >= LEAST))
 
 
-def _edges(links: Links, entities: IntArray, most: int, rng: Random) -> tuple[IntArray, IntArray, IntArray]:
+def _edges(
+    links: Adjacency, entities: IntArray, most: int, rng: Random
+) -> tuple[IntArray, IntArray, IntArray]:
     """The links of some entities, at most so many of each, as (place in ``entities``, relation, other)."""
     begin = links.offsets[links.begins]
     counts = begin[entities + 1] - begin[entities]
@@ -369,7 +371,7 @@ def _meeting(left: IntArray, right: IntArray) -> tuple[IntArray, IntArray]:
 Seen = tuple[IntArray, IntArray]  # of bodies: their codes, and the triples that they lead through
 
 
-def _code(links: Links, *steps: IntArray) -> IntArray:
+def _code(links: Adjacency, *steps: IntArray) -> IntArray:
     """One integer for each body."""
     base = links.directed + 1
     code = np.zeros_like(steps[0])
@@ -379,7 +381,7 @@ def _code(links: Links, *steps: IntArray) -> IntArray:
     return code
 
 
-def _short(links: Links, x: IntArray, y: IntArray, asked: int, steps: int, rng: Random) -> Iterator[Seen]:
+def _short(links: Adjacency, x: IntArray, y: IntArray, asked: int, steps: int, rng: Random) -> Iterator[Seen]:
     """Bodies of one and two steps that lead from x to y."""
     for part in blocks(np.ones_like(x), 4096):
         of1, s1, a = _edges(links, x[part], EDGES, rng)
@@ -391,7 +393,7 @@ def _short(links: Links, x: IntArray, y: IntArray, asked: int, steps: int, rng: 
             yield _code(links, s1[left], s2[right] ^ 1), of1[left] + part.start
 
 
-def _long(links: Links, x: IntArray, y: IntArray, rng: Random) -> Iterator[Seen]:
+def _long(links: Adjacency, x: IntArray, y: IntArray, rng: Random) -> Iterator[Seen]:
     """Bodies of three steps that lead from x to y and visit nothing twice."""
     for part in blocks(np.ones_like(x), 512):
         of1, s1, a = _edges(links, x[part], LONG_EDGES, rng)
@@ -405,7 +407,7 @@ def _long(links: Links, x: IntArray, y: IntArray, rng: Random) -> Iterator[Seen]
         yield _code(links, s1[of2[left]], s2[left], s3[right] ^ 1), of1[of2[left]] + part.start
 
 
-def _counted(links: Links, relation: int, bodies: IntArray, rng: Random) -> PathRules:
+def _counted(links: Adjacency, relation: int, bodies: IntArray, rng: Random) -> PathRules:
     """Bodies with what they predict from a sample of the entities that their first step leads from."""
     first, root = np.unique(bodies[:, 0], return_inverse=True)
     tree = Tree(root, bodies, len(first), links.directed)
@@ -425,7 +427,7 @@ def _counted(links: Links, relation: int, bodies: IntArray, rng: Random) -> Path
     return PathRules(predicted, correct, np.full(len(bodies), relation), bodies)
 
 
-def _constants(links: Links, support: int) -> ConstantRules:
+def _constants(links: Adjacency, support: int) -> ConstantRules:
     """Rules with constants: how many of those that a body holds for have the same answer.
 
     Those with some answer are a row of ``links.matrix``, and those that a body holds for another.

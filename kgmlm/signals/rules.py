@@ -25,7 +25,7 @@ from kgmlm.core.errors import NoRulesError, RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.signals.base import Pool, Reason
-from kgmlm.signals.rule_mining import Links, Tree, blocks, expanded, ground, mine
+from kgmlm.signals.rule_mining import Adjacency, Tree, blocks, expanded, ground, mine
 from kgmlm.signals.rule_set import (
     NONE,
     UNSEEN,
@@ -65,9 +65,9 @@ class Applied:
     relations: int
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> Adjacency:
         """The triples that rules hold for, read from both ends."""
-        return Links(self.train, self.entities, self.relations)
+        return Adjacency(self.train, self.entities, self.relations)
 
     @cached_property
     def _tree(self) -> tuple[Tree, IntArray]:
@@ -289,6 +289,8 @@ class Rules:
     """
 
     name: ClassVar[str] = "rules"
+    title: ClassVar[str] = "rules"
+    about: ClassVar[str] = "paths through the graph that often go with the relation"
     reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/rules.safetensors"
 

@@ -449,6 +449,8 @@ class Types:
     """
 
     name: ClassVar[str] = "types"
+    title: ClassVar[str] = "types"
+    about: ClassVar[str] = "what kinds of entities stand at this side of the relation"
     reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/types.safetensors"
 

@@ -213,6 +213,10 @@ class Vector:
     """Scores entities by the vectors that are read from their texts."""
 
     name: ClassVar[str] = "vector"
+    title: ClassVar[str] = "entity vectors"
+    about: ClassVar[str] = (
+        "how near the text of an entity is to the question, as vectors that the language model makes"
+    )
     reads: ClassVar[bool] = True
     file: ClassVar[str] = "model/entity_vectors.safetensors"
 

@@ -40,7 +40,7 @@ FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 
 
 @dataclass(frozen=True)
-class Reading:
+class SpanBatch:
     """A batch of texts and the positions whose states are read.
 
     Attributes:
@@ -94,7 +94,7 @@ class PackedEncoder:
         )
         return PackedEncoder(base) if usual else None
 
-    def __call__(self, readings: Sequence[Reading]) -> torch.Tensor:
+    def __call__(self, readings: Sequence[SpanBatch]) -> torch.Tensor:
         """Last hidden states ``(P, D)`` at the positions of all readings, one reading after the other."""
         states_RD = torch.cat(
             [self.base.embeddings(input_ids=r.input_ids_BT).flatten(0, 1) for r in readings]
@@ -127,7 +127,7 @@ class PackedEncoder:
         attention: Any,
         asking: torch.Tensor,
         states_RD: torch.Tensor,
-        readings: Sequence[Reading],
+        readings: Sequence[SpanBatch],
         masks: Sequence[torch.Tensor | None],
     ) -> torch.Tensor:
         """Attention of some rows, equally many of each text, to the states of their texts."""
@@ -272,7 +272,7 @@ class SpanModel(nn.Module):
         read = [v for v in vectors[1:] if v is not None]
         return SpanOutput(hidden, vectors[0], torch.cat(read) if read else None)
 
-    def _at(self, readings: Sequence[Reading]) -> list[torch.Tensor]:
+    def _at(self, readings: Sequence[SpanBatch]) -> list[torch.Tensor]:
         """The states that enter the decoder at the positions of each reading, float32."""
         reduced = torch.autocast(self.device.type, torch.bfloat16) if self._reduced else nullcontext()
         with _ENTERING, reduced:
@@ -358,17 +358,17 @@ class SpanModel(nn.Module):
         self.mlm.save_pretrained(folder)
 
 
-def _positions(batch: MaskedBatch | MaskedTexts) -> Reading:
+def _positions(batch: MaskedBatch | MaskedTexts) -> SpanBatch:
     """The positions that are read of a batch: its hole and the mask behind it, or its hidden tokens as one
     row.
     """
     if isinstance(batch, MaskedTexts):
         rows, columns = batch.rows_M[None], batch.columns_M[None]
-        return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=False)
+        return SpanBatch(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=False)
     steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
     columns = batch.span_start_B[:, None] + steps
     rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
-    return Reading(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
+    return SpanBatch(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
 
 
 def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> torch.Tensor:

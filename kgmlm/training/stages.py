@@ -47,10 +47,7 @@ VALIDATIONS = 3  # of the text model, where they take no more than this part of 
 VALIDATING = 0.2
 WEIGHING = 4e5  # scores of validation triples (one per entity) that weights are chosen on, per minute of all
 LEAST = 300  # validation triples that weights are chosen on
-FEW = (
-    50  # validation triples, of a run that only --max-steps bounds; fewer do not tell how to score in reverse
-)
-BESIDE = ("kge", "rules", "types")  # stages that add a signal beside the text
+FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
 
 
 def choose_recipe(
@@ -257,7 +254,7 @@ def stages_left(run: RunFolder) -> list[Stage]:
     left: list[Stage] = [
         stage
         for stage in recipe["stages"]
-        if stage in BESIDE and not (stage in now and weighed and not (whole and was_cut(run, stage)))
+        if stage in beside() and not (stage in now and weighed and not (whole and was_cut(run, stage)))
     ]
     reranked = run.reranker is not None and chosen.use is not None
     if reranked and whole and run.reranker:
@@ -308,7 +305,7 @@ def further_stages(path: Path, max_steps: int | None, further: str, watch: Watch
         back = True if only == "reverse" else None
         return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, reverse=back)
 
-    if signals := [stage for stage in left if stage in BESIDE]:
+    if signals := [stage for stage in left if stage in beside()]:
         for name in signals:
             _add_stage(open_folder(path), name, max_steps, watch)
         figures = chosen("signals", recipe.get("weighed", 0) if few is None else few)

@@ -135,7 +135,7 @@ def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class ValidationSample:
     """Signal scores of the best candidates of some queries.
 
     Attributes:
@@ -155,7 +155,7 @@ class Sample:
     @classmethod
     def drawn(
         cls, ranker: Ranker, task: RankingTask, names: Sequence[str], advance: Advance, batch_size: int = 64
-    ) -> Sample:
+    ) -> ValidationSample:
         """Draw the sample of a task in one pass, which several processes share."""
         pool, world = ranker.pool(task.ids), sharing()
         share = task.share(world)
@@ -177,7 +177,7 @@ class Sample:
         parts: Iterable[tuple[IntArray, _Floats, BoolArray]],
         relations: int,
         confident: float = 1.0,
-    ) -> Sample:
+    ) -> ValidationSample:
         """Join parts: which queries, signal scores of their candidates, and which candidates there are."""
         parts = list(parts)
         width = max((there.shape[1] for _, _, there in parts), default=1)
@@ -188,7 +188,7 @@ class Sample:
             there_BC[at, : there_bC.shape[1]] = there_bC
         return cls(tuple(names), queries, scores_BCS, there_BC, relations, confident)
 
-    def summed(self, name: str, parts: Mixture) -> Sample:
+    def summed(self, name: str, parts: Mixture) -> ValidationSample:
         """A copy with one signal more, the weighted sum of others."""
         columns = [self.names.index(part) for part in parts.signals]
         weight_BS = np.stack([parts.of(part, self.queries) for part in parts.signals], 1)
@@ -410,7 +410,9 @@ def _choose_use(
 
     ranks = ranked_by(ranker, task, len(tried), score, advance, batch_size)
     parts = [part for of_one in sharing().gathered(found) for part in of_one]
-    sample = Sample.joined(STAGES, task.queries, [p[:3] for p in parts], len(ranker.context.relations))
+    sample = ValidationSample.joined(
+        STAGES, task.queries, [p[:3] for p in parts], len(ranker.context.relations)
+    )
     held = sum(int(part.held_b.sum()) for part in parts) / len(task.queries)
     reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
 
@@ -488,7 +490,7 @@ class Folds(NamedTuple):
     @classmethod
     def fitted(
         cls,
-        sample: Sample,
+        sample: ValidationSample,
         names: Sequence[str],
         tell: Callable[[], None] = lambda: None,
         *,
@@ -547,7 +549,7 @@ def weigh(
         unread = ranker.vectors.unread_of(task.ids)
         read_together(ranker.vectors, advance=lambda n: advance("reading entities", n, unread), ids=task.ids)
     if len(names) > 1:
-        sample = Sample.drawn(ranker, task, names, advance, batch_size)
+        sample = ValidationSample.drawn(ranker, task, names, advance, batch_size)
     ways: dict[str, Folds] = {f"{name} alone": Folds.same(ranker.mixture.only(name)) for name in names}
     fits = 6 * sum(len(of) > 1 for of in stages.values())
     tell = partial(advance, "fitting weights", 1, fits)

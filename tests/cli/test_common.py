@@ -18,7 +18,7 @@ from kgmlm.core.errors import DataError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
-from kgmlm.ranking.predictor import Part, Prediction
+from kgmlm.ranking.predictor import Prediction, WeighedScore
 from kgmlm.ranking.ranker import PlainScorer
 
 
@@ -149,7 +149,11 @@ def test_an_explanation_is_readable_and_adds_up(
             (("\u0120Tok", " Tok"), ("yo", "yo"), ("\u0120[x", " [x"), ("\u00c3", ""))
         )
     )
-    parts = {"likelihood": Part(1.0, -2.5), "vector": Part(4.0, 0.5), "kge": Part(0.0, 3.0)}
+    parts = {
+        "likelihood": WeighedScore(1.0, -2.5),
+        "vector": WeighedScore(4.0, 0.5),
+        "kge": WeighedScore(0.0, 3.0),
+    }
     found = [Prediction(1, 0, "tokyo", "Tokyo", -0.5, False, tokens, parts)]
 
     query = Query(0, 0, "tail")

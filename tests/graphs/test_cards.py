@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kgmlm.graphs.cards import (
     Source,
     Sources,
     card_names,
+    cards_folder,
     fetch,
     find_card,
     folder_card,
@@ -144,3 +146,10 @@ def test_a_malformed_card_is_one_sentence(tmp_path: Path, content: str | bytes, 
     with pytest.raises(DataError, match=message) as caught:
         folder_card(tmp_path)
     assert "pydantic" not in str(caught.value)
+
+
+def test_a_built_in_card_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(cards_folder() / "toy", tmp_path / "mine")
+    monkeypatch.setattr("kgmlm.graphs.cards.cards_folder", lambda: tmp_path)
+    with pytest.raises(DataError, match="its name is 'toy', that of its folder 'mine'"):
+        read_card("mine")

@@ -26,6 +26,9 @@ def test_opening_loads_no_model_and_prints_nothing(toy_run: Path, capsys: pytest
     assert "predictor" not in vars(opened)
     assert "toy, finished" in repr(opened)
     assert str(toy_run) in opened._repr_html_()
+    with pytest.raises(QueryError, match="no entity has the label or name"):
+        opened.rank(head="Frnace", relation="capital", k=1)
+    assert "predictor" not in vars(opened)  # a wrong name costs no model
     opened.rank(head="France", relation="capital", k=1)
     assert "predictor" in vars(opened)
     assert capsys.readouterr() == ("", "")

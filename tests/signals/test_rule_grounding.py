@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.signals import rule_mining
-from kgmlm.signals.rule_mining import Links, Tree, ground
+from kgmlm.signals.rule_mining import Adjacency, Tree, ground
 
 ENTITIES, RELATIONS = 7, 2
 DIRECTED = 2 * RELATIONS
@@ -43,7 +43,7 @@ def test_paths_lead_where_a_walk_leads(
     triples: list[tuple[int, int, int]], chosen: list[list[int]], starts: list[int], most: int
 ) -> None:
     edges = directed_edges(triples)
-    links = Links(np.array(triples), ENTITIES, RELATIONS)
+    links = Adjacency(np.array(triples), ENTITIES, RELATIONS)
     tree = Tree(np.zeros(len(chosen), np.int64), padded(chosen), 1, DIRECTED)
     starts = [triples[0][0], *starts]
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def test_paths_lead_where_a_walk_leads(
 
 
 def test_a_path_says_how_often_it_leads_somewhere() -> None:
-    links = Links(np.array([[0, 0, 1], [0, 0, 2], [1, 1, 3], [2, 1, 3], [2, 1, 4], [2, 1, 2]]), 5, 2)
+    links = Adjacency(np.array([[0, 0, 1], [0, 0, 2], [1, 1, 3], [2, 1, 3], [2, 1, 4], [2, 1, 2]]), 5, 2)
     tree = Tree(np.zeros(1, np.int64), padded([[0, 2]]), 1, 4)
     (found,) = ground(links, tree, np.array([0]), np.array([0]))
     assert found.reached.toarray().tolist() == [[0, 0, 0, 2, 1]]
@@ -69,18 +69,18 @@ def test_a_path_says_how_often_it_leads_somewhere() -> None:
 def test_links_are_found_with_a_table_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     triples = np.array([[0, 0, 1], [0, 1, 1], [3, 1, 0]])
     asked = np.repeat(np.arange(4), 4), np.tile(np.arange(4), 4)
-    table = Links(triples, 4, 2).rows(*asked)
+    table = Adjacency(triples, 4, 2).rows(*asked)
     monkeypatch.setattr(rule_mining, "TABLE", 0)
-    assert Links(triples, 4, 2).rows(*asked).tolist() == table.tolist()
+    assert Adjacency(triples, 4, 2).rows(*asked).tolist() == table.tolist()
     assert (table >= 0).sum() == 6
-    assert Links(triples[:0], 4, 2).rows(*asked).tolist() == [-1] * 16
+    assert Adjacency(triples[:0], 4, 2).rows(*asked).tolist() == [-1] * 16
 
 
 def test_many_pairs_do_not_overflow() -> None:
     """Pairs of a link and an entity are more than 32 bits hold."""
     count = 60_000
     chain = np.arange(count)
-    links = Links(np.stack([chain, np.zeros_like(chain), (chain + 1) % count], 1), count, 1)
+    links = Adjacency(np.stack([chain, np.zeros_like(chain), (chain + 1) % count], 1), count, 1)
     rows = links.rows(chain, np.zeros_like(chain))
     assert links.has(rows, (chain + 1) % count).all()
     assert not links.has(rows, (chain + 2) % count).any()

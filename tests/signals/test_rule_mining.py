@@ -10,7 +10,7 @@ import pytest
 from kgmlm.core.config import RuleSettings
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
 from kgmlm.signals import rule_mining
-from kgmlm.signals.rule_mining import Links, _paths, mine
+from kgmlm.signals.rule_mining import Adjacency, _paths, mine
 from kgmlm.signals.rule_set import RuleFile, RuleSet
 
 RELATIONS = ("in", "near", "next_to", "speaks")
@@ -62,7 +62,7 @@ def test_a_hundred_thousand_relations_hide_no_rule() -> None:
     relations = 100_000
     ends = np.arange(40).reshape(20, 2)
     triples = [[h, r, t] for r in (relations - 2, relations - 1) for h, t in ends.tolist()]
-    links = Links(np.array(triples), 40, relations)
+    links = Adjacency(np.array(triples), 40, relations)
     found = _paths(links, relations - 1, 1, 0)
     assert (found.predicted.tolist(), found.correct.tolist()) == ([20], [20])
 

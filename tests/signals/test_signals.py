@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from kgmlm import signals
@@ -19,7 +21,6 @@ from kgmlm.cli.app import app
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import KGESettings, Protocol, Settings, VectorSettings
 from kgmlm.core.errors import RunError
-from kgmlm.core.files import write_json
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
@@ -30,8 +31,63 @@ from kgmlm.signals import SIGNALS, beside
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.text.reader import Reader, Reading
 
+
+class Longest:
+    """A signal in a few lines: long names first, by a factor that it learns."""
+
+    name: ClassVar[str] = "longest"
+    title: ClassVar[str] = "lengths of names"
+    about: ClassVar[str] = "how long the name is"
+    reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/longest.safetensors"
+
+    def __init__(self, entities: EntityTable, factor: float) -> None:
+        self.factor = factor
+        self.lengths_N = factor * torch.tensor([float(len(x)) for x in entities.column("surface")])
+
+    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
+        found = self.lengths_N[torch.from_numpy(pool.filled)]
+        return found if pool.own else found.expand(len(reading.queries), -1).clone()
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Longest:
+        return Longest(reader.context.entities, self.factor)
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        return None
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any,
+        advance: Any = None,
+        device: Any = None,
+        kept: Path | None = None,
+    ) -> Longest:
+        return cls(graph.entities, 1 / len(graph.splits["train"]))
+
+    def save(self, path: Path) -> None:
+        save_file({"factor": torch.tensor([self.factor])}, path)
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Longest:
+        try:
+            return cls(graph.entities, float(load_file(path)["factor"]))
+        except SafetensorError:
+            raise RunError(f"{path} cannot be read") from None
+
+
 REGISTRY = SIGNALS
 QUICK = {"kge": KGESettings(dimension=4, epochs=1)}  # settings of signals that train for long by default
+
+
+@pytest.fixture(scope="module", autouse=True)
+def longest() -> Iterator[None]:
+    """One more signal's line in the registry."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(signals.SIGNALS, Longest.name, Longest)
+        yield
 
 
 def fitted(name: str, graph: KnowledgeGraph) -> Signal:
@@ -60,11 +116,16 @@ def reading_of(ranker: Ranker, toy: KnowledgeGraph) -> Reading:
     return Reading(queries, ranker.reader.read)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", [*REGISTRY, Longest.name])
 class TestEverySignal:
     def test_it_is_one(self, whole: Ranker, name: str) -> None:
         assert isinstance(whole.signals[name], Signal)
         assert whole.signals[name].name == name
+        assert all((REGISTRY[name].title, REGISTRY[name].about))
+
+    def test_a_run_keeps_it_where_packs_look_for_it(self, name: str) -> None:
+        expected = f"signals/{name}.safetensors" if name in beside() else "model/"
+        assert REGISTRY[name].file.startswith(expected)
 
     def test_all_ways_of_scoring_a_candidate_agree(
         self, whole: Ranker, toy: KnowledgeGraph, name: str
@@ -126,54 +187,6 @@ class TestEverySignal:
             signal.score(reading, whole.pool())
 
 
-class Longest:
-    """Long names first: a signal in a few lines, with a factor that it learns."""
-
-    name: ClassVar[str] = "longest"
-    reads: ClassVar[bool] = False
-    file: ClassVar[str] = "signals/longest.json"
-
-    def __init__(self, entities: EntityTable, factor: float) -> None:
-        self.factor = factor
-        self.lengths_N = factor * torch.tensor([float(len(x)) for x in entities.column("surface")])
-
-    def score(self, reading: Reading, pool: Pool) -> torch.Tensor:
-        found = self.lengths_N[torch.from_numpy(pool.filled)]
-        return found if pool.own else found.expand(len(reading.queries), -1).clone()
-
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Longest:
-        return Longest(reader.context.entities, self.factor)
-
-    @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        return None
-
-    @classmethod
-    def fit(
-        cls,
-        graph: KnowledgeGraph,
-        settings: Any,
-        advance: Any = None,
-        device: Any = None,
-        kept: Path | None = None,
-    ) -> Longest:
-        return cls(graph.entities, 1 / len(graph.splits["train"]))
-
-    def save(self, path: Path) -> None:
-        write_json(path, self.factor)
-
-    @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Longest:
-        return cls(graph.entities, json.loads(path.read_text()))
-
-
-@pytest.fixture
-def longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its line in the registry."""
-    monkeypatch.setitem(signals.SIGNALS, "longest", Longest)
-
-
-@pytest.mark.usefixtures("longest")
 def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_graph(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
@@ -192,7 +205,6 @@ def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_grap
     assert wider.rank(head="usa", relation="located_in", k=1)["tail_label"].tolist() == ["q1"]
 
 
-@pytest.mark.usefixtures("longest")
 def test_one_more_signal_is_trained_beside_a_run_tuned_saved_and_opened_again(
     toy_run: Path, tmp_path: Path
 ) -> None:
@@ -213,5 +225,9 @@ def test_one_more_signal_is_trained_beside_a_run_tuned_saved_and_opened_again(
     ranker = opened.ranker("cpu")
     assert ranker.signals["longest"].score(Reading(Queries.of([])), ranker.pool()).shape[1] > 0
     assert ranker.mixture.tables["longest"].shape == (len(opened.graph.relations), 2)
+    pack = tmp_path / "toy.kgmlm"
+    assert CliRunner().invoke(app, ["pack", run, "--output", str(pack)]).exit_code == 0
+    packed = open_folder(pack).ranker("cpu")
+    assert packed.mixture.tables["longest"].tolist() == ranker.mixture.tables["longest"].tolist()
     assert CliRunner().invoke(app, ["tune", run, "--drop", "longest", "-q"]).exit_code == 0
     assert "longest" not in open_folder(run).ranker("cpu").signals

@@ -17,10 +17,10 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training import weights as weights_module
-from kgmlm.training.weights import Sample
+from kgmlm.training.weights import ValidationSample
 
 
-def simulated(weights: list[list[float]], count: int = 3000, seed: int = 0) -> Sample:
+def simulated(weights: list[list[float]], count: int = 3000, seed: int = 0) -> ValidationSample:
     """Queries for tails of relations, whose answers are drawn by a softmax under given weights."""
     rng = np.random.default_rng(seed)
     relation_B = rng.integers(len(weights), size=count)
@@ -32,10 +32,10 @@ def simulated(weights: list[list[float]], count: int = 3000, seed: int = 0) -> S
     queries = Queries(np.zeros(count, np.int64), relation_B, np.ones(count, np.bool_))
     names = ("likelihood", "vector", "kge")[: len(weights[0])]
     there_BC = np.ones((count, 20), np.bool_)
-    return Sample(names, queries, scores_BCS.astype(np.float32), there_BC, len(weights) + 1, 0.25)
+    return ValidationSample(names, queries, scores_BCS.astype(np.float32), there_BC, len(weights) + 1, 0.25)
 
 
-def everything(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def everything(sample: ValidationSample) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.ones(len(sample.queries), np.bool_)
 
 
@@ -116,7 +116,7 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
     ranker, protocol = make_ranker(vector=VectorSettings(enabled=True)), Protocol(split="valid")
     contest = RankingTask.of(toy, protocol)
     names = ("likelihood", "vector")
-    sample = Sample.drawn(ranker, contest, names, Watcher())
+    sample = ValidationSample.drawn(ranker, contest, names, Watcher())
     queries, answers = contest.queries, contest.answers
     rows, known = toy.known(protocol.filter).lookup(queries)
     said = {name: torch.zeros(len(queries), len(toy.entities)) for name in names}
@@ -141,7 +141,9 @@ def test_an_impossible_answer_has_no_say(toy: KnowledgeGraph, make_ranker: Calla
     looped = replace(toy, splits={**toy.splits, "valid": own})
     plenty = np.full(len(toy.relations), True)
     ranker = ranker.but(possible=replace(ranker.possible, loop_free_R=plenty))
-    sample = Sample.drawn(ranker, RankingTask.of(looped, Protocol(split="valid")), ("vector",), Watcher())
+    sample = ValidationSample.drawn(
+        ranker, RankingTask.of(looped, Protocol(split="valid")), ("vector",), Watcher()
+    )
     heads = len(own)
     assert not sample.there_BC[[0, heads]].any()
     assert sample.there_BC[:, 0].sum() == 2 * heads - 2
