@@ -87,7 +87,7 @@ def portable(graph: KnowledgeGraph) -> dict[str, pa.Table]:
 
 
 def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
-    """The graph that :func:`write_graph` wrote, or that an older version did.
+    """The graph that :func:`write_graph` wrote.
 
     Raises:
         RunError: when a file is missing or damaged, or names what is not there.
@@ -148,14 +148,14 @@ def _lists(path: Path, column: pa.ChunkedArray, kind: pa.DataType) -> Any:
 def _table(folder: Path, stem: str) -> tuple[Path, pa.Table, bool]:
     """A table by its name, where it is, and whether it was looked through."""
     path = folder / f"{stem}.arrow"
-    old = folder / f"{stem}.parquet"
-    if not path.is_file() and not old.is_file():
+    packed = folder / f"{stem}.parquet"
+    if not path.is_file() and not packed.is_file():
         raise RunError(f"{path} is missing; {RESTORE}")
     try:
         if path.is_file():
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         else:
-            path = old
+            path = packed
             table = files.read_parquet(path)
         thorough = path.stat().st_size <= THOROUGH
         table.validate(full=thorough)

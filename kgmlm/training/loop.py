@@ -120,8 +120,7 @@ def rate_factor(
         if state.decay_from < 0 or step < state.decay_from:
             return laid(step)
         left = state.decay_from + state.decay_steps - step
-        began = laid(state.decay_from) if state.decay_factor is None else state.decay_factor
-        return began * max(0.0, left / state.decay_steps)
+        return state.decay_factor * max(0.0, left / state.decay_steps)
 
     return factor
 
@@ -348,7 +347,7 @@ class _Training:
         if state.read and not state.read[-1][1]:
             state.read.pop()  # of a launch that did no step
         if not state.read or state.read[-1][0] != size:
-            state.read.append((size, 0) if state.read else (size, state.step))
+            state.read.append((size, 0))
         earlier = [Stretch(size, steps * accumulation) for size, steps in state.read[:-1]]
         begins = self.stream.resumed(earlier)
         before = sum(steps for _, steps in state.read[:-1])

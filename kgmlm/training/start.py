@@ -68,10 +68,9 @@ class State:
     validated: int = -1  # the step of the latest validation
     decay_from: int = -1  # the step from which on the learning rate falls to nothing, if it was asked to
     decay_steps: int = 0
-    decay_factor: float | None = None  # of the peak learning rate, where that began; older ones have none
+    decay_factor: float = 1.0  # of the peak learning rate, at that step
     moments: int | None = None  # parameters that have some; what never gets a gradient has none
-    # (samples of a micro-batch, steps), one after the other; checkpoints by older versions have none
-    read: list[tuple[int, int]] = field(default_factory=list)
+    read: list[tuple[int, int]] = field(default_factory=list)  # (samples of a micro-batch, steps), in turn
 
 
 def own_state(losses: Losses, device: torch.device) -> dict[str, torch.Tensor]:
@@ -126,11 +125,10 @@ def read_state(folder: Path) -> State:
         state = TypeAdapter(State).validate_json((folder / "state.json").read_bytes(), strict=True)
     except ValidationError as error:
         raise ValueError(f"state.json: {error.errors()[0]['msg']}") from None
-    numbers = (state.minutes, state.best_mrr or 0.0, state.decay_factor or 0.0)
+    numbers = (state.minutes, state.best_mrr or 0.0, state.decay_factor)
     decaying = state.decay_from >= 0
-    read = not state.read or (
-        sum(steps for _, steps in state.read) == state.step
-        and all(size > 0 and steps >= 0 for size, steps in state.read)
+    read = sum(steps for _, steps in state.read) == state.step and all(
+        size > 0 and steps >= 0 for size, steps in state.read
     )
     if (
         folder.name != f"step-{state.step:08d}"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,8 +55,6 @@ def test_an_ending_keeps_its_rates_in_another_number_of_processes() -> None:
     for ahead in (0, -1500, 3000):
         factor = rate_factor(training, 4000, state, ahead)
         assert [factor(step) for step in (1000, 1500, 2000)] == [0.75, 0.375, 0.0]
-    older = replace(state, decay_factor=None)
-    assert all(rate_factor(training, 1000, older, ahead)(1500) >= 0 for ahead in (-1500, 0, 3000))
 
 
 def test_a_kill_does_not_forget_that_a_run_was_asked_to_end(toy: KnowledgeGraph, tmp_path: Path) -> None:
