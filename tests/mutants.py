@@ -19,10 +19,11 @@ COLUMNS = ("killed", "timeout", "survived", "no tests", "not run")
 def results(folder: Path) -> dict[str, dict[str, str]]:
     """The state of each mutant, by module."""
     found = {}
-    for path in sorted(folder.glob("mutants/kgmlm/*.meta")):
+    top = folder / "mutants" / "kgmlm"
+    for path in sorted(top.rglob("*.meta")):
         codes = json.loads(path.read_text("utf-8"))["exit_code_by_key"]
         states = {mutant: STATES.get(code, "timeout") for mutant, code in codes.items()}
-        found[path.name.removesuffix(".py.meta")] = states
+        found[path.relative_to(top).as_posix().removesuffix(".py.meta")] = states
     return found
 
 
