@@ -38,9 +38,7 @@ from kgmlm.runs.record import RERANKER, WEIGHTS, command_line, of_weights
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # the share of true triples
-REGULARIZATION = (
-    10.0  # how strongly offsets of relations lean on the average: as of so many triples, by and large
-)
+REGULARIZATION = 10.0  # L2 penalty of the offsets of relations, about as strong as ten average triples
 THRESHOLD_REGULARIZATION = 50  # triples of the average that join those of a relation
 LEAST = 20  # triples of each class, or there is nothing to fit
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -289,7 +287,7 @@ def _regression(examples: Examples, relations: int, calibrator: Calibrator = _PL
     columns = _columns(examples)
     mean, scale = columns.mean(0), spreads(columns)
     count = len(columns)
-    # A smaller column takes a larger coefficient, which costs more: so offsets lean on 0.
+    # A smaller column needs a larger coefficient, which the penalty keeps small: offsets shrink toward 0.
     small = 1 / np.sqrt(REGULARIZATION)
     which = sparse.csr_matrix(
         (np.full(count, small), (np.arange(count), examples.relations)), (count, relations)
@@ -310,7 +308,7 @@ def _regression(examples: Examples, relations: int, calibrator: Calibrator = _PL
 
 
 def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -> FloatArray:
-    """For each relation the threshold that decides best; few triples lean on what is best for all."""
+    """The threshold of each relation with the best accuracy, shrunk toward that of all relations."""
     tried = np.linspace(0.05, 0.95, 19)
     right = ((probabilities[None] >= tried[:, None]) == examples.labels) * examples.weights
     average = right.sum(1) / examples.weights.sum()

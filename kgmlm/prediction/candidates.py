@@ -73,13 +73,13 @@ def asked_queries(
         everyone: ask all entities that can be, whether training has the query or not.
     """
     seen = seen_queries(train, entities, relations)
-    slots = 2 * seen.relation_B + seen.tail_B
+    sides = 2 * seen.relation_B + seen.tail_B
     found = [seen[:0]]
     for relation in relations.tolist():
         for tails in (False, True):
             ids = np.flatnonzero(askable(relation, tails))
             if not everyone:
-                start, stop = np.searchsorted(slots, (2 * relation + tails, 2 * relation + tails + 1))
+                start, stop = np.searchsorted(sides, (2 * relation + tails, 2 * relation + tails + 1))
                 ids = np.intersect1d(ids, seen.entity_B[start:stop])
             found.append(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails)))
     return Queries(

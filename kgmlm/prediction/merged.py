@@ -185,7 +185,7 @@ class Scale:
     A run weighs its signals by relation and side, so scores of two relations have different units.
 
     Attributes:
-        mean, deviation: ``(R, 2, F)``; those of few candidates lean on those of all relations.
+        mean, deviation: ``(R, 2, F)``; shrunk toward those of all relations where candidates are few.
     """
 
     mean: FloatArray
@@ -298,8 +298,8 @@ def _share(examples: Examples) -> float:
     return (true + 0.5) / (float(examples.weights.sum()) + 1)
 
 
-# How strongly each part of the log odds leans on 0: of a part of variance v, by 1 / v. So a relation of which
-# validation has little is an average one.
+# L2 penalty of each part of the log odds: 1 / v for a prior variance v. A relation of which validation has
+# little stays close to the average one.
 _REGULARIZATIONS = {
     "intercept": 0.0,
     "of_evidence": 1.0,
@@ -314,7 +314,7 @@ _REGULARIZATIONS = {
 def _effects(
     sides: FloatArray, better: FloatArray, examples: Examples, relations: int, labeled: float
 ) -> Effects:
-    """Logistic regression of which a share is labeled, with effects of relations that lean on 0.
+    """Logistic regression of which a share is labeled, with effects of relations that shrink toward 0.
 
     Args:
         sides, better: scaled features.

@@ -58,7 +58,7 @@ class Constraint(Protocol):
 class Typed:
     """Entities answer where their types fit.
 
-    A slot (a relation's tails, or heads) takes the entities that fill it in training, those whose other slots
+    A side (a relation's tails, or heads) takes the entities that fill it in training, those whose other sides
     and given types go together with it as well as those of its own entities, and those of which nothing is
     known. A relation with fewer than :data:`LEAST` training triples takes all.
     """
@@ -68,23 +68,23 @@ class Typed:
     types: EntityTypes
     _kept: dict[int, BoolArray] = field(default_factory=dict)
 
-    def _fitting(self, slot: int) -> BoolArray:
-        if slot < 0 or self.types.affinity.triples_S[slot] < LEAST:
+    def _fitting(self, side: int) -> BoolArray:
+        if side < 0 or self.types.affinity.triples_S[side] < LEAST:
             return np.ones(len(self.types), np.bool_)
-        if slot not in self._kept:
+        if side not in self._kept:
             if (len(self._kept) + 1) * len(self.types) > 4 * KEPT:  # these have a byte each, scores four
                 self._kept.clear()
-            self._kept[slot] = self.types.fitting(slot)
-        return self._kept[slot]
+            self._kept[side] = self.types.fitting(side)
+        return self._kept[side]
 
     def allowed(self, queries: Queries) -> BoolArray:
         """See :class:`Constraint`."""
-        slots, at = np.unique(self.types.slots_of(queries), return_inverse=True)
-        rows = [self._fitting(slot) for slot in slots.tolist()]
+        sides, at = np.unique(self.types.sides_of(queries), return_inverse=True)
+        rows = [self._fitting(side) for side in sides.tolist()]
         return np.stack(rows)[at] if rows else np.zeros((0, len(self.types)), np.bool_)
 
     def askable(self, relation: int, tails: bool) -> BoolArray:
-        """See :class:`Constraint`: who is asked for tails fills the heads' slot."""
+        """See :class:`Constraint`: who is asked for tails fills the heads' side."""
         row = int(self.types.relation_rows[relation])
         return self._fitting(2 * row + tails if row >= 0 else -1)
 
@@ -133,13 +133,13 @@ class Functional:
 
     @cached_property
     def _fills(self) -> sp.csr_array:
-        """In how many triples entities fill slots, ``(S, N)``."""
+        """In how many triples entities fill sides, ``(S, N)``."""
         counts_NS = fills(self.context.train, len(self.context.entities), len(self.context.relations))
         return sp.csr_array(counts_NS.T)
 
-    def _filled(self, slot: int) -> BoolArray:
+    def _filled(self, side: int) -> BoolArray:
         filled_N = np.zeros(len(self.context.entities), np.bool_)
-        begin, end = self._fills.indptr[slot : slot + 2]
+        begin, end = self._fills.indptr[side : side + 2]
         filled_N[self._fills.indices[begin:end]] = True
         return filled_N
 
@@ -147,13 +147,13 @@ class Functional:
         """See :class:`Constraint`; training's answers stay allowed."""
         allowed_BN = np.ones((len(queries), len(self.context.entities)), np.bool_)
         asked_B = 2 * queries.relation_B + queries.side_B
-        for slot in np.unique(asked_B).tolist():
-            relation, side = divmod(slot, 2)
-            rows = np.flatnonzero(asked_B == slot)
-            if self.one_R2[relation, 1 - side]:  # candidates that have theirs
-                allowed_BN[rows] = ~self._filled(slot)
-            if self.one_R2[relation, side]:  # queries that have theirs
-                allowed_BN[rows[self._filled(slot ^ 1)[queries.entity_B[rows]]]] = False
+        for side in np.unique(asked_B).tolist():
+            relation, heads = divmod(side, 2)
+            rows = np.flatnonzero(asked_B == side)
+            if self.one_R2[relation, 1 - heads]:  # candidates that have theirs
+                allowed_BN[rows] = ~self._filled(side)
+            if self.one_R2[relation, heads]:  # queries that have theirs
+                allowed_BN[rows[self._filled(side ^ 1)[queries.entity_B[rows]]]] = False
         allowed_BN[self.context.answers.lookup(queries)] = True
         return allowed_BN
 

@@ -4,8 +4,8 @@ Search finds beginnings in a sorted list. For the rest, texts are bags of pairs 
 that share most with what was typed, by the Dice coefficient, are compared with it letter by letter
 (RapidFuzz).
 
-Shapes: n texts, T pairs of bytes in all texts, N entities, S = 2R slots (sides of R relations), F facts (a
-slot and the other entity there).
+Shapes: n texts, T pairs of bytes in all texts, N entities, S = 2R sides of R relations, F facts (a
+side and the other entity there).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Explorer:
         self.type_relation = type_relation
 
     @cached_property
-    def slots_NS(self) -> sp.csr_array:
+    def sides_NS(self) -> sp.csr_array:
         """Return how often each entity fills each side of each relation in training."""
         graph = self.graph
         return fills(graph.splits["train"], len(graph.entities), len(graph.relations))
@@ -215,7 +215,7 @@ class Explorer:
     @cached_property
     def _filled_NS(self) -> sp.csr_array:
         """Return which sides of relations each entity fills."""
-        return sp.csr_array(self.slots_NS > 0).astype(np.float32)
+        return sp.csr_array(self.sides_NS > 0).astype(np.float32)
 
     def usual(self, entity: int | None, side: str) -> list[tuple[int, float, int]]:
         """All relations, those first that entities like this one have: (relation, share of what such
@@ -230,10 +230,10 @@ class Explorer:
         """
         relations = len(self.graph.relations)
         at = 2 * np.arange(relations) + (side == "head")
-        counts_S = self.slots_NS.sum(0)
+        counts_S = self.sides_NS.sum(0)
         own_S = np.zeros(2 * relations)
-        if entity is not None and entity < self.slots_NS.shape[0]:
-            own_S = self.slots_NS[[entity]].toarray()[0]
+        if entity is not None and entity < self.sides_NS.shape[0]:
+            own_S = self.sides_NS[[entity]].toarray()[0]
         if own_S.any():
             filled_NS = self._filled_NS
             width_N = np.maximum(np.diff(filled_NS.indptr), 1)

@@ -1,12 +1,13 @@
 """Types as a signal: how probable it is that an entity fills the asked side of a relation once more.
 
-A slot is one side of a relation: its tails fill slot 2r of relation r, its heads slot 2r + 1. The slots that
-an entity fills in training and the types that it is given are its features. Which features go together is
-learned from a run's training triples (:class:`Affinity`) and applied to the entities of that graph or of
-another (:class:`EntityTypes`). An entity that training has not seen goes by its given types, else by those of
-the seen entities nearest to it, where the run has vectors; else it scores as any.
+A relation has two sides: its range (side 2r of relation r), filled by its tails, and its domain (side 2r + 1),
+filled by its heads. An entity's features are the sides that it fills in training and the types that it is
+given. Which features go together is learned from a run's training triples (:class:`Affinity`) and applied to
+the entities of that graph or of another (:class:`EntityTypes`). An entity that training has not seen goes by
+its given types, else by those of the seen entities nearest to it, where the run has vectors; else it scores
+as any.
 
-Shapes: N entities, R relations, S = 2R slots, T given types, F = S + T features, U slots that are asked, C
+Shapes: N entities, R relations, S = 2R sides, T given types, F = S + T features, U sides that are asked, C
 bins of counts; B queries, K candidates of each query's own.
 """
 
@@ -37,17 +38,17 @@ Floats = npt.NDArray[np.float32]
 SOURCES = ("seen", "given", "nearest", "none")  # of an entity's types
 NONE = -1
 SMOOTHING = 1e-4  # of shares in an affinity
-BINS = 32  # of how often an entity fills a slot: 0, 1, 2 and 3, 4 to 7, ...
+BINS = 32  # of how often an entity fills a side: 0, 1, 2 and 3, 4 to 7, ...
 LEAST_RATE = 1e-9
-DOUBT = 0.01  # share of the new fillers of a slot that could be any entity
-KEPT = 2**25  # scores of slots that are kept: 128 MB
+DOUBT = 0.01  # share of the new fillers of a side that could be any entity
+KEPT = 2**25  # scores of sides that are kept: 128 MB
 AT_ONCE = 256  # entities whose nearest ones are looked for at once
 PAIRS = 2**31  # of entities without types and seen ones that are compared at most: less than a minute
 AMONG = 2**16  # entities that these are looked for among at once
 
 
 def fills(triples: IntArray, entities: int, relations: int) -> sp.csr_array:
-    """Return how many distinct triples each entity fills each slot in, ``(N, S)``.
+    """Return how many distinct triples each entity fills each side in, ``(N, S)``.
 
     >>> fills(np.array([[0, 0, 1], [0, 0, 2]]), 3, 1).toarray().astype(int).tolist()
     [[0, 2], [1, 0], [1, 0]]
@@ -80,18 +81,18 @@ def _bins(count: Floats) -> IntArray:
 
 
 def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
-    """Return how many more triples to expect where an entity fills a slot so often already ``(S, C)``.
+    """Return how many more triples to expect where an entity fills a side so often already ``(S, C)``.
 
     By Good-Turing estimation (Good, 1953): each triple is withheld in turn and counts for entities that have
     as many as are left. So a country that has its capital is not expected to get another, while hubs grow.
     """
-    by_slot = sp.csc_array(counts_NS)
-    count, slots = by_slot.data, by_slot.shape[1]
-    slot = np.repeat(np.arange(slots), np.diff(by_slot.indptr))
-    events_SC, entities_SC = np.zeros((2, slots, BINS))
-    np.add.at(events_SC, (slot, _bins(count - 1)), count)
-    np.add.at(entities_SC, (slot, _bins(count)), 1)
-    entities_SC[:, 0] = seen - np.diff(by_slot.indptr)
+    by_side = sp.csc_array(counts_NS)
+    count, sides = by_side.data, by_side.shape[1]
+    side = np.repeat(np.arange(sides), np.diff(by_side.indptr))
+    events_SC, entities_SC = np.zeros((2, sides, BINS))
+    np.add.at(events_SC, (side, _bins(count - 1)), count)
+    np.add.at(entities_SC, (side, _bins(count)), 1)
+    entities_SC[:, 0] = seen - np.diff(by_side.indptr)
     usual_C = np.append(0.0, 1.5 * 2.0 ** np.arange(BINS - 1))  # as often again, for one entity
     found: Floats = ((events_SC + usual_C) / (entities_SC + 1)).astype(np.float32)
     return found
@@ -104,13 +105,13 @@ class Affinity:
     Attributes:
         labels: the T types that training entities are given.
         type_relation: the number of the relation whose tails are types of its heads; -1 for none.
-        together_SF: how many entities fill a slot and have a feature.
+        together_SF: how many entities fill a side and have a feature.
         having_F: how many have a feature.
-        triples_S: distinct triples of each slot.
+        triples_S: distinct triples of each side.
         entities: how many entities training has.
-        least_S: how well all but few of the training entities that fill a slot fit into it by their other
+        least_S: how well all but few of the training entities that fill a side fit into it by their other
             features; at most 0, which is as well as any entity.
-        rates_SC: how many more triples to expect where an entity fills a slot so often already, by bins.
+        rates_SC: how many more triples to expect where an entity fills a side so often already, by bins.
     """
 
     labels: tuple[str, ...]
@@ -134,8 +135,8 @@ class Affinity:
 
         Args:
             type_relation: a relation whose tails are types of its heads.
-            missed: share of the training entities of a slot that may fit worse than its least.
-            advance: called with (slots that were just done, all slots).
+            missed: share of the training entities of a side that may fit worse than its least.
+            advance: called with (sides that were just done, all sides).
         """
         relations = len(context.relations)
         counts_NS = fills(context.train, len(context.entities), relations)
@@ -160,16 +161,16 @@ class Affinity:
             together_SF=sp.csr_array(filled_SN @ has_NF),
             having_F=np.asarray(has_NF.sum(0)).astype(np.int64),
         )
-        for slot in range(2 * relations):
-            fillers = filled_SN.indices[filled_SN.indptr[slot] : filled_SN.indptr[slot + 1]]
+        for side in range(2 * relations):
+            fillers = filled_SN.indices[filled_SN.indptr[side] : filled_SN.indptr[side + 1]]
             if len(fillers):
-                fit, _ = learned.fit(has_NF[fillers], slot, withheld=1)
-                learned.least_S[slot] = min(0.0, np.sort(fit)[int(missed * len(fit))])
+                fit, _ = learned.fit(has_NF[fillers], side, withheld=1)
+                learned.least_S[side] = min(0.0, np.sort(fit)[int(missed * len(fit))])
             advance(1, 2 * relations)
         return learned
 
     @property
-    def slots(self) -> int:
+    def sides(self) -> int:
         """S."""
         return len(self.triples_S)
 
@@ -180,7 +181,7 @@ class Affinity:
 
         Args:
             relation_rows: which relation each of the graph's is here, or -1.
-            counts_NS: which slots its entities fill.
+            counts_NS: which sides its entities fill.
         """
         number = {label: i for i, label in enumerate(self.labels)}
         of_types = np.flatnonzero((relation_rows == self.type_relation) & (relation_rows >= 0))
@@ -191,47 +192,47 @@ class Affinity:
         types_NT = sp.csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), shape)
         return sp.csr_array(sp.hstack([_binary(counts_NS), types_NT]))
 
-    def silent(self, slot: int) -> BoolArray:
-        """Features ``(F,)`` that say nothing of a slot: itself, and types where it is what gives them."""
+    def silent(self, side: int) -> BoolArray:
+        """Features ``(F,)`` that say nothing of a side: itself, and types where it is what gives them."""
         silent_F = np.zeros(len(self.having_F), np.bool_)
-        silent_F[slot] = True
-        if slot // 2 == self.type_relation:
-            silent_F[self.slots :] = True
+        silent_F[side] = True
+        if side // 2 == self.type_relation:
+            silent_F[self.sides :] = True
         return silent_F
 
-    def together(self, slot: int) -> Floats:
-        """Return how many entities fill a slot and have each feature ``(F,)``; 0 of silent ones."""
-        row_F: Floats = self.together_SF[[slot]].toarray()[0]
-        row_F[self.silent(slot)] = 0
+    def together(self, side: int) -> Floats:
+        """Return how many entities fill a side and have each feature ``(F,)``; 0 of silent ones."""
+        row_F: Floats = self.together_SF[[side]].toarray()[0]
+        row_F[self.silent(side)] = 0
         return row_F
 
-    def fit(self, has_NF: sp.csr_array, slot: int, withheld: int = 0) -> tuple[Floats, BoolArray]:
-        """The fit of entities into a slot by their features, and for which of them any feature says so.
+    def fit(self, has_NF: sp.csr_array, side: int, withheld: int = 0) -> tuple[Floats, BoolArray]:
+        """The fit of entities into a side by their features, and for which of them any feature says so.
 
-        The mean over their features of ``log P(slot | feature) / P(slot)``, and over one more that says
+        The mean over their features of ``log P(side | feature) / P(side)``, and over one more that says
         nothing, so that one odd feature alone counts less than many.
 
         Args:
-            withheld: 1 leaves one entity that fills the slot out of all counts, as if it were the one asked.
+            withheld: 1 leaves one entity that fills the side out of all counts, as if it were the one asked.
         """
-        silent_F = self.silent(slot)
-        counts_F = np.maximum(self.together(slot) - np.float32(withheld), 0)
+        silent_F = self.silent(side)
+        counts_F = np.maximum(self.together(side) - np.float32(withheld), 0)
         share_F = counts_F / np.maximum(self.having_F - withheld, 1)
-        before = (self.having_F[slot] - withheld) / max(self.entities - withheld, 1)
+        before = (self.having_F[side] - withheld) / max(self.entities - withheld, 1)
         lift_F = np.log((share_F + SMOOTHING) / (before + SMOOTHING)).astype(np.float32)
         lift_F[silent_F] = 0
         weight_N = has_NF @ (~silent_F).astype(np.float32)
         return has_NF @ lift_F / (weight_N + 1), weight_N > 0
 
-    def backing(self, slot: int, having_F: IntArray) -> Floats:
-        """Return how probable an entity with a feature fills a slot, ``(F,)``, so that entities sum to 1 for
-        slots that they fill, and to 1 for types that they have.
+    def backing(self, side: int, having_F: IntArray) -> Floats:
+        """Return how probable an entity with a feature fills a side, ``(F,)``, so that entities sum to 1 for
+        sides that they fill, and to 1 for types that they have.
 
         Args:
             having_F: how many entities of the graph that is asked have each feature.
         """
-        row_F: Floats = self.together(slot)
-        for part in (slice(self.slots), slice(self.slots, None)):
+        row_F: Floats = self.together(side)
+        for part in (slice(self.sides), slice(self.sides, None)):
             row_F[part] /= np.float32(max(float(row_F[part].sum()), 1.0))
         row_F /= np.maximum(having_F, 1).astype(np.float32)
         return row_F
@@ -241,7 +242,7 @@ class _Known(NamedTuple):
     """The features that are known of the entities of a graph.
 
     Attributes:
-        counts_NS: in how many training triples they fill each slot.
+        counts_NS: in how many training triples they fill each side.
         has_NF: their features; fractions where they are the mean of others.
         source_N: where their types are from, as places in :data:`SOURCES`.
     """
@@ -297,7 +298,7 @@ class EntityTypes:
         rows = np.arange(len(context.relations)) if relation_rows is None else relation_rows
         relation_T = rows[context.train[:, 1]]
         train = np.stack([context.train[:, 0], relation_T, context.train[:, 2]], axis=1)[relation_T >= 0]
-        counts_NS = fills(train, len(context.entities), affinity.slots // 2)
+        counts_NS = fills(train, len(context.entities), affinity.sides // 2)
         has_NF = affinity.features(context, rows, counts_NS)
         seen_N, known_N = np.diff(counts_NS.indptr) > 0, np.diff(has_NF.indptr) > 0
         source_N = np.where(seen_N, 0, np.where(known_N, 1, SOURCES.index("none")))
@@ -343,11 +344,11 @@ class EntityTypes:
         """Count the entities by the source of their types."""
         return {name: int((self.known.source_N == i).sum()) for i, name in enumerate(SOURCES)}
 
-    def slots_of(self, queries: Queries) -> IntArray:
-        """The slot that answers of each query fill; -1 for relations that training has not."""
+    def sides_of(self, queries: Queries) -> IntArray:
+        """The side that answers of each query fill; -1 for relations that training has not."""
         relation_B = self.relation_rows[queries.relation_B]
-        slot_B: IntArray = np.where(relation_B < 0, NONE, 2 * relation_B + queries.side_B)
-        return slot_B
+        side_B: IntArray = np.where(relation_B < 0, NONE, 2 * relation_B + queries.side_B)
+        return side_B
 
     @cached_property
     def _seen_N(self) -> BoolArray:
@@ -361,41 +362,41 @@ class EntityTypes:
 
     @cached_property
     def _kinds_N(self) -> Floats:
-        """Return how many kinds of features each entity has: slots, types."""
-        parts = (self.known.has_NF[:, : self.affinity.slots], self.known.has_NF[:, self.affinity.slots :])
+        """Return how many kinds of features each entity has: sides, types."""
+        parts = (self.known.has_NF[:, : self.affinity.sides], self.known.has_NF[:, self.affinity.sides :])
         found: Floats = np.sum([np.diff(sp.csr_array(p).indptr) > 0 for p in parts], axis=0, dtype=np.float32)
         return found
 
     @cached_property
-    def _by_slot(self) -> sp.csc_array:
+    def _by_side(self) -> sp.csc_array:
         return sp.csc_array(self.known.counts_NS)
 
-    def _count(self, slot: int) -> Floats:
-        """In how many triples each entity fills a slot ``(N,)``."""
+    def _count(self, side: int) -> Floats:
+        """In how many triples each entity fills a side ``(N,)``."""
         count_N = np.zeros(len(self.known.source_N), np.float32)
-        at = slice(self._by_slot.indptr[slot], self._by_slot.indptr[slot + 1])
-        count_N[self._by_slot.indices[at]] = self._by_slot.data[at]
+        at = slice(self._by_side.indptr[side], self._by_side.indptr[side + 1])
+        count_N[self._by_side.indices[at]] = self._by_side.data[at]
         return count_N
 
-    def _by_features(self, slot: int) -> Floats:
-        """Return how probable each entity fills a slot by its features ``(N,)``, the slot itself left out."""
+    def _by_features(self, side: int) -> Floats:
+        """Return how probable each entity fills a side by its features ``(N,)``, the side itself left out."""
         affinity, has_NF = self.affinity, self.known.has_NF
-        by_N: Floats = has_NF @ affinity.backing(slot, self.having_F) / np.maximum(self._kinds_N, 1)
+        by_N: Floats = has_NF @ affinity.backing(side, self.having_F) / np.maximum(self._kinds_N, 1)
         lent = np.flatnonzero(self.known.source_N == SOURCES.index("nearest"))
         if len(lent):  # what the nearest fill counts for all that it is
-            direct = has_NF[lent][:, [slot]].toarray()[:, 0] / max(int(self.having_F[slot]), 1)
+            direct = has_NF[lent][:, [side]].toarray()[:, 0] / max(int(self.having_F[side]), 1)
             by_N[lent] = (by_N[lent] + direct) / 2
         return by_N
 
-    def _rate(self, slot: int) -> Floats:
-        """Expected number of further triples of a slot for each entity, ``(N,)``.
+    def _rate(self, side: int) -> Floats:
+        """Expected number of further triples of a side for each entity, ``(N,)``.
 
         Those who have none share what :func:`_rates` expects of all of them by their features; if all whom
-        training has fill the slot already, another entity is as any of them. An unseen one is not expected
-        to have more than those who fill the slot have on average, or more than any of those who share.
+        training has fill the side already, another entity is as any of them. An unseen one is not expected
+        to have more than those who fill the side have on average, or more than any of those who share.
         """
-        count_N, by_N = self._count(slot), self._by_features(slot)
-        filled_N = self.affinity.rates_SC[slot][_bins(count_N)]
+        count_N, by_N = self._count(side), self._by_features(side)
+        filled_N = self.affinity.rates_SC[side][_bins(count_N)]
         new_N = (count_N == 0) & self._seen_N
         if new_N.any():
             alike = 1 / int(new_N.sum())
@@ -411,27 +412,27 @@ class EntityTypes:
         found: Floats = np.where(count_N == 0, first_N, filled_N)
         return found
 
-    def row(self, slot: int) -> Floats:
-        """Return how many more triples of a slot to expect of each entity ``(N,)``, as logarithms; made once
+    def row(self, side: int) -> Floats:
+        """Return how many more triples of a side to expect of each entity ``(N,)``, as logarithms; made once
         while there is room to keep them.
 
-        It follows from how often an entity fills the slot already, and where it does not, from its other
-        features. 0 throughout for the slot -1.
+        It follows from how often an entity fills the side already, and where it does not, from its other
+        features. 0 throughout for the side -1.
         """
-        if slot < 0:
+        if side < 0:
             return np.zeros(len(self.own.source_N), np.float32)
-        if slot not in self._kept:
+        if side not in self._kept:
             if (len(self._kept) + 1) * len(self.own.source_N) > KEPT:
                 self._kept.clear()
-            self._kept[slot] = np.log(self._rate(slot) + LEAST_RATE).astype(np.float32)
-        return self._kept[slot]
+            self._kept[side] = np.log(self._rate(side) + LEAST_RATE).astype(np.float32)
+        return self._kept[side]
 
-    def fitting(self, slot: int) -> BoolArray:
-        """Return which entities can fill a slot ``(N,)``: those that do, those that fit no worse than its
+    def fitting(self, side: int) -> BoolArray:
+        """Return which entities can fill a side ``(N,)``: those that do, those that fit no worse than its
         least, and those of which nothing is known.
         """
-        fit_N, known_N = self.affinity.fit(self.known.has_NF, slot)
-        fitting_N: BoolArray = (self._count(slot) > 0) | ~known_N | (fit_N >= self.affinity.least_S[slot])
+        fit_N, known_N = self.affinity.fit(self.known.has_NF, side)
+        fitting_N: BoolArray = (self._count(side) > 0) | ~known_N | (fit_N >= self.affinity.least_S[side])
         return fitting_N
 
 
@@ -546,17 +547,17 @@ class Types:
         except Exception as error:
             why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
-        if affinity.slots != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
+        if affinity.sides != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")
         return cls(EntityTypes.of(affinity, graph.context, neighbors))
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``."""
         queries = reading.queries
-        slot_B = self.types.slots_of(queries)
+        side_B = self.types.sides_of(queries)
         found = np.zeros((len(queries), pool.width), np.float32)
-        for slot in np.unique(slot_B).tolist():
-            at, row_N = np.flatnonzero(slot_B == slot), self.types.row(slot)
+        for side in np.unique(side_B).tolist():
+            at, row_N = np.flatnonzero(side_B == side), self.types.row(side)
             if pool.ids is None:
                 found[at] = row_N
             else:

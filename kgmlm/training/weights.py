@@ -43,9 +43,9 @@ from kgmlm.runs.record import REVERSE
 from kgmlm.signals import SIGNALS
 from kgmlm.signals.vector import read_together
 
-SHRINK = 3.0  # how strongly a relation's weights are drawn to those of all, in nats per squared logarithm
-REGULARIZATION = 1.0  # how strongly weights are drawn to those under which all signals vary alike
-FAR = 10.0  # no weight is farther from that than this, as a logarithm
+SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
+REGULARIZATION = 1.0  # the same, toward the weights under which all signals have equal variance
+FAR = 10.0  # bound of the log ratio of a weight to the latter
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
 _Floats = npt.NDArray[np.float32]
 
@@ -275,12 +275,12 @@ def _most_likely(
         top_B = np.maximum.reduceat(logits_T, first_B)
         share_T = np.exp(logits_T - np.repeat(top_B, count_B))
         sum_B = np.add.reduceat(share_T, first_B)
-        value = SHRINK * (own_GS**2).sum() + REGULARIZATION * (log_S**2).sum()
+        value = SHRINKAGE * (own_GS**2).sum() + REGULARIZATION * (log_S**2).sum()
         value += float((np.log(sum_B) + top_B - logits_T[first_B]).sum())
         share_T /= np.repeat(sum_B, count_B)
         share_T[first_B] -= 1
         slope_GS = weight_GS * np.stack([share_T[at] @ scores_TS[at] for at in blocks])
-        own_slope_GS = 2 * SHRINK * own_GS + (slope_GS if kinds else 0)
+        own_slope_GS = 2 * SHRINKAGE * own_GS + (slope_GS if kinds else 0)
         return value, np.concatenate([slope_GS.sum(0) + 2 * REGULARIZATION * log_S, own_slope_GS.ravel()])
 
     count = signals * (1 + kinds)

@@ -29,36 +29,36 @@ PEOPLE = build_graph(
 )  # fmt: skip
 
 
-def slot(relation: str, side: str, graph: KnowledgeGraph = PEOPLE) -> int:
-    return 2 * graph.relations.index[relation] + (side == "head")
+def side_of(relation: str, end: str, graph: KnowledgeGraph = PEOPLE) -> int:
+    return 2 * graph.relations.index[relation] + (end == "head")
 
 
 def types_of(graph: KnowledgeGraph, type_relation: int = -1) -> EntityTypes:
     return EntityTypes.of(Affinity.learn(graph.context, type_relation), graph.context, 2)
 
 
-def scores(types: EntityTypes, slots: np.ndarray) -> np.ndarray:
-    return np.stack([types.row(slot) for slot in slots.tolist()])
+def scores(types: EntityTypes, sides: np.ndarray) -> np.ndarray:
+    return np.stack([types.row(side) for side in sides.tolist()])
 
 
 def by_label(row: np.ndarray) -> dict[str, float]:
     return dict(zip(PEOPLE.entities.column("label"), row.tolist(), strict=True))
 
 
-def test_features_are_the_slots_that_training_fills_and_given_types() -> None:
+def test_features_are_the_sides_that_training_fills_and_given_types() -> None:
     types = types_of(PEOPLE)
     affinity = types.affinity
     assert affinity.labels == ("boss", "city", "person")
     assert types.sources() == {"seen": 9, "given": 1, "nearest": 0, "none": 1}
-    person = affinity.slots + affinity.labels.index("person")
-    assert affinity.together_SF[[slot("works_in", "head")]].toarray()[0][person] == 2
+    person = affinity.sides + affinity.labels.index("person")
+    assert affinity.together_SF[[side_of("works_in", "head")]].toarray()[0][person] == 2
     assert affinity.having_F[person] == 2  # ann and bob; training has no dan
-    assert affinity.triples_S[slot("works_in", "tail")] == 3
+    assert affinity.triples_S[side_of("works_in", "tail")] == 3
 
 
 def test_what_lacks_a_city_gets_one_and_what_has_one_does_not() -> None:
     """Everybody works in one place: who has none is expected to get one, as far as it is a person."""
-    (row,) = scores(types_of(PEOPLE), np.array([slot("works_in", "head")]))
+    (row,) = scores(types_of(PEOPLE), np.array([side_of("works_in", "head")]))
     found = by_label(row)
     assert found["dan"] > found["ann"]  # who has a place to work
     assert found["dan"] > found["norway"]
@@ -81,7 +81,7 @@ def test_fit_against_a_walk_through_all_entities(triples: list[tuple[int, int, i
         np.arange(len(graph.relations)),
         fills(graph.splits["train"], len(graph.entities), len(graph.relations)),
     )
-    for asked in range(affinity.slots):
+    for asked in range(affinity.sides):
         fit, known = affinity.fit(features, asked)
         before = sum(asked in x for x in has) / len(has)
         for entity, own in enumerate(has):
@@ -105,29 +105,29 @@ def test_a_further_entity_changes_nobody_and_goes_by_its_given_types() -> None:
     types = types_of(PEOPLE)
     new = EntityTable(["fay", "gus"], types=["person", ""])
     wider = types.over(PEOPLE.extended(new).context, np.arange(len(PEOPLE.relations)))
-    every = np.arange(types.affinity.slots)
+    every = np.arange(types.affinity.sides)
     np.testing.assert_array_equal(scores(wider, every)[:, : len(PEOPLE.entities)], scores(types, every))
     assert wider.sources()["given"] == 2
-    fay, gus = scores(wider, np.array([slot("works_in", "head")]))[0, -2:]
+    fay, gus = scores(wider, np.array([side_of("works_in", "head")]))[0, -2:]
     assert fay > gus
 
 
-def test_an_unseen_entity_is_not_expected_to_have_more_than_those_who_fill_the_slot() -> None:
+def test_an_unseen_entity_is_not_expected_to_have_more_than_those_who_fill_the_side() -> None:
     """Nothing that training has could be another gender, so all that is expected would fall to one unseen."""
     train = [[f"p{i}", "gender", "male" if i else "female"] for i in range(50)]
     types = TextColumns(types={"male": "gender", "female": "gender", "other": "gender"})
     graph = build_graph("people", {"train": train}, types, extra_entities=["other"])
-    row = types_of(graph).row(slot("gender", "tail", graph))
+    row = types_of(graph).row(side_of("gender", "tail", graph))
     male, other, person = (row[graph.entities.find(label)] for label in ("male", "other", "p1"))
     assert male > other > person
     assert other <= np.log(25) + 1e-6
 
 
-def test_where_all_fill_a_slot_an_unknown_entity_is_as_any_of_them() -> None:
+def test_where_all_fill_a_side_an_unknown_entity_is_as_any_of_them() -> None:
     ring = [[f"e{i}", "next", f"e{(i + 1) % 20}"] for i in range(20)]
     graph = build_graph("ring", {"train": ring}, extra_entities=["new"])
-    for side in ("head", "tail"):
-        row = types_of(graph).row(slot("next", side, graph))
+    for end in ("head", "tail"):
+        row = types_of(graph).row(side_of("next", end, graph))
         np.testing.assert_allclose(row, row[0], rtol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_without_given_types_the_nearest_seen_entities_lend_theirs(monkeypatch: 
     np.testing.assert_allclose(
         types.known.has_NF[[eve]].toarray(), plain.known.has_NF[near[1:]].toarray().mean(0, keepdims=True)
     )
-    asked = np.array([slot("works_in", "head"), slot("lies_in", "tail")])
+    asked = np.array([side_of("works_in", "head"), side_of("lies_in", "tail")])
     worker, country = scores(types, asked)[:, eve] - scores(plain, asked)[:, eve]
     assert worker > 0 > country
     few = plain.aided(lambda: vectors)
@@ -160,10 +160,10 @@ def test_a_relation_may_give_types_and_then_says_nothing_of_itself() -> None:
     relation = graph.relations.index["is_a"]
     types = types_of(graph, type_relation=relation)
     assert types.affinity.labels == ("city", "person")
-    given = types.affinity.together(slot("lives_in", "head", graph))[types.affinity.slots :]
+    given = types.affinity.together(side_of("lives_in", "head", graph))[types.affinity.sides :]
     assert given.tolist() == [0, 2]
-    for side in ("head", "tail"):
-        assert not types.affinity.together(slot("is_a", side, graph))[types.affinity.slots :].any()
+    for end in ("head", "tail"):
+        assert not types.affinity.together(side_of("is_a", end, graph))[types.affinity.sides :].any()
 
 
 def test_relations_that_training_has_not_score_all_alike() -> None:
@@ -171,5 +171,5 @@ def test_relations_that_training_has_not_score_all_alike() -> None:
     rows = np.array([-1, 0])
     context = build_graph("other", {"train": [["x", "a", "y"], ["y", "b", "x"]]}).context
     over = types.over(context, rows)
-    assert over.slots_of(Queries.of([Query(0, 0, "tail"), Query(0, 1, "head")])).tolist() == [-1, 1]
+    assert over.sides_of(Queries.of([Query(0, 0, "tail"), Query(0, 1, "head")])).tolist() == [-1, 1]
     assert not over.row(-1).any()

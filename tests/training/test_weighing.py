@@ -42,7 +42,7 @@ def everything(sample: ValidationSample) -> np.ndarray[tuple[int], np.dtype[np.b
 def test_the_weights_that_made_the_answers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores are divided by .25 in training, so weights are a quarter of those of log-likelihoods."""
     sample = simulated([[1.0, 0.1, 20.0], [2.0, 0.4, 5.0]])
-    monkeypatch.setattr(weights_module, "SHRINK", 1e-3)
+    monkeypatch.setattr(weights_module, "SHRINKAGE", 1e-3)
     monkeypatch.setattr(weights_module, "REGULARIZATION", 1e-3)
     mixture = sample.fitted(sample.names, everything(sample))
     found = np.stack([mixture.tables[name][:2, 0] for name in sample.names], 1)

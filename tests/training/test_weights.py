@@ -87,7 +87,7 @@ def test_a_relation_gets_the_weight_that_validation_asks_for(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing draws weights to those of all: the toy graph has few queries per relation."""
-    monkeypatch.setattr("kgmlm.training.weights.SHRINK", 0.01)
+    monkeypatch.setattr("kgmlm.training.weights.SHRINKAGE", 0.01)
     twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
     toy = replace(toy, splits={**toy.splits, "valid": twice})
     asked = np.unique(toy.splits["valid"][:, 1]).tolist()
@@ -113,7 +113,7 @@ def test_a_rarely_asked_relation_leans_on_the_others(
     ranker = ranker.with_signal(oracle(toy, "valid", relations[:-1]))
     apart, measured = [], []
     for shrink in (1e6, 0.01):
-        monkeypatch.setattr("kgmlm.training.weights.SHRINK", shrink)
+        monkeypatch.setattr("kgmlm.training.weights.SHRINKAGE", shrink)
         mixture, figures = weigh(ranker, toy, Protocol(split="valid"))
         weights = mixture.tables[signal][relations]
         apart.append(weights.max() / weights.min())
@@ -139,7 +139,7 @@ def test_a_relation_that_validation_does_not_ask_about_has_the_average(
 def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.training.weights.SHRINK", 0.01)  # so that each half chooses for itself
+    monkeypatch.setattr("kgmlm.training.weights.SHRINKAGE", 0.01)  # so that each half chooses for itself
     more = {**toy.splits, "valid": np.concatenate([toy.splits["train"][:20], toy.splits["valid"]])}
     graph = replace(toy, splits=more)
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(Types.fit(graph, TypeSettings()))
