@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,6 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Scorer
 from kgmlm.ranking.retrieval import Retrieval, scores_of
-
-if TYPE_CHECKING:
-    pass
-
 
 Scores = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,6 @@ from kgmlm.evaluation.metrics import Ranks, rank_answers
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, Columns, FilterIndex, Groups, Queries, both_sides
 from kgmlm.ranking.ranker import MAX_SCORES
-
-if TYPE_CHECKING:
-    pass
 
 WHOLE = (0, 1, 2)  # head, relation and tail of a triple
 _COMPARED = 2**22  # scores compared at once: 16 MB
