@@ -28,6 +28,10 @@ def test_figures_are_those_of_scikit_learn() -> None:
     assert found["log_loss"] == pytest.approx(metrics.log_loss(labels, probabilities, **asked))
     assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, probabilities, **asked))
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, probabilities >= 0.5, **asked))
+    precision = metrics.average_precision_score(labels, probabilities, **asked)
+    assert found["average_precision"] == pytest.approx(precision)
+    assert (found["positives"], found["negatives"]) == (labels.sum(), 500 - labels.sum())
+    assert measured(np.array([True]), np.array([0.5]), np.ones(1), draws=0)["accuracy"] == 1.0
 
 
 def test_a_weight_is_worth_as_many_triples() -> None:
@@ -48,6 +52,14 @@ def test_right_probabilities_have_a_small_error_and_wrong_ones_a_large_one() -> 
     found = measured(labels, probabilities, ones, draws=50)
     low, high = found["ece_95"]
     assert 0 < low < high < 0.02
+    assert found["ece_95"] == measured(labels, probabilities, ones, draws=50, seed=0)["ece_95"]
+    assert found["ece_95"] != measured(labels, probabilities, ones, draws=50, seed=1)["ece_95"]
+
+
+def test_the_interval_holds_ninety_five_percent_of_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgmlm.evaluation.metrics._bootstrap", lambda *given: np.linspace(0, 1, 1001))
+    labels, probabilities = drawn(20)
+    assert measured(labels, probabilities, np.ones(20))["ece_95"] == pytest.approx([0.025, 0.975])
 
 
 def test_bins_have_the_same_mass_and_equal_probabilities_share_one() -> None:
@@ -55,6 +67,9 @@ def test_bins_have_the_same_mass_and_equal_probabilities_share_one() -> None:
     found = binned(labels, probabilities, np.ones(1500))
     assert found.mass_K == pytest.approx(np.full(BINS, 1 / BINS))
     assert (np.diff(found.predicted_K) > 0).all()
+    uneven = binned(np.array([True, False]), np.array([0.1, 0.2]), np.array([5.0, 1.0]), bins=2)
+    assert uneven.predicted_K == pytest.approx([0.1, 0.2])  # the middles of their masses are 2.5 and 5.5 of 6
+    assert uneven.mass_K == pytest.approx([5 / 6, 1 / 6])
     alike = binned(np.array([True, False, False, False]), np.full(4, 0.25), np.ones(4))
     assert (alike.predicted_K.tolist(), alike.observed_K.tolist(), alike.error) == ([0.25], [0.25], 0.0)
     assert binned(np.array([True]), np.array([1.0]), np.ones(1)).as_json()["mass_K"] == [1.0]
