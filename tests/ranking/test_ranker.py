@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.core.config import RerankingSettings, TextSettings, VectorSettings
+from kgmlm.core.config import RerankingSettings, RuleSettings, TextSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.datasets import TextColumns, build_graph
 from kgmlm.graphs.graph import KnowledgeGraph, RelationTable
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker, Use, unit
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker
+from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring
+from kgmlm.signals.rules import Rules
 
 
 def scores_of(ranker: Ranker, queries: Queries, **options: int) -> torch.Tensor:
@@ -31,6 +32,27 @@ def test_batch_size_makes_no_difference(make_ranker: Callable[..., Ranker], toy:
         atol=1e-5,
         rtol=1e-5,
     )
+
+
+def test_a_ranker_ranks_by_all_that_it_has_by_text_or_by_one_signal(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+) -> None:
+    bare = make_ranker()
+    ranker = bare.with_signal(Rules.fit(toy, RuleSettings()))
+    ranker.mixture = ranker.mixture.evenly("rules", 2.0)
+    ranker = ranker.but(stages={"reverse": ReverseScoring(Use(3, 1.0))})
+    assert ranker.by("all") is ranker
+    assert (ranker.by("text").mixture.signals, list(ranker.by("text").stages)) == (
+        ("likelihood",),
+        ["reverse"],
+    )
+    assert (ranker.by("rules").mixture.signals, ranker.by("rules").stages) == (("rules",), {})
+    with pytest.raises(ConfigError, match=r"has no rules; `kgmlm tune RUN --add rules` trains one"):
+        bare.by("rules")
+    with pytest.raises(ConfigError, match=r"has no entity vectors; train with --set vector\.enabled=true"):
+        bare.by("vector")
+    with pytest.raises(ConfigError, match="scores are all, text, likelihood, .* or types, not 'name'"):
+        bare.by("name")
 
 
 def test_a_restricted_softmax_is_frozen_on_training_tokens(
