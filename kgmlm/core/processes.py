@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,11 +28,13 @@ from kgmlm.core.machine import only_cpu
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup as Gloo
+    from torch.distributed import Work
 
 Value = TypeVar("Value")
 Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
 TIMEOUT = timedelta(days=1)  # one process may train a signal, or build an index, while the others wait
 PATIENCE = timedelta(seconds=5)  # with a launcher that no longer answers
+WAITS = (0.001, 0.05)  # seconds between two looks at whether the others have come: at first, and at most
 
 
 def count_processes() -> int:
@@ -166,24 +170,31 @@ class _Joined(ProcessGroup):
         self.group, self.rank, self.size = group, rank, size
 
     def gathered(self, value: Value) -> list[Value]:
-        from torch.distributed import all_gather_object
+        import torch
+        from torch.distributed import all_gather
 
-        found: list[Any] = [None] * self.size
-        failed: list[RuntimeError] = []
+        mine = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        own = torch.tensor([len(mine)])
+        self._wait(lambda: all_gather(sizes, own, group=self.group, async_op=True))
+        most = max(int(size) for size in sizes)
+        padded = torch.zeros(most, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        found = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
+        self._wait(lambda: all_gather(found, padded, group=self.group, async_op=True))
+        return [pickle.loads(part[:n].numpy().data) for part, n in zip(found, sizes, strict=True)]
 
-        def exchange() -> None:
-            try:
-                all_gather_object(found, value, group=self.group)
-            except RuntimeError as error:
-                failed.append(error)
-
-        # Python's signal handlers run while this thread waits for the other one.
-        thread = threading.Thread(target=exchange, daemon=True)
-        thread.start()
-        thread.join()
-        if failed:
+    def _wait(self, begin: Any) -> None:
+        """Wait for an exchange in such a way that Python's signal handlers run meanwhile."""
+        try:
+            work: Work = begin()
+            pause, most = WAITS
+            while not work.is_completed():
+                time.sleep(pause)
+                pause = min(2 * pause, most)
+            work.wait()
+        except RuntimeError:
             raise _lost(self.size) from None
-        return found
 
 
 def _lost(size: int | str) -> RunError:

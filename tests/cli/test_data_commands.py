@@ -31,7 +31,7 @@ def test_data_check_counts(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wn18rr", "fb15k237"])
+@pytest.mark.parametrize("name", ["wn18rr"])
 def test_the_documented_checks_are_what_check_prints(
     cli: Cli, real: Callable[[str], KnowledgeGraph], name: str
 ) -> None:
