@@ -56,7 +56,7 @@ class Forker:
     def run(
         self, arguments: list[str], cwd: Path | None, environment: dict[str, str], timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        """What ``subprocess.run`` would give of ``python -m kgmlm``.
+        """Return the result of ``python -m kgmlm``, as ``subprocess.run`` has it.
 
         Raises:
             TimeoutError: when it takes longer than that.

@@ -146,7 +146,7 @@ def nodes(
 
 
 def _started(folder: Path, begun: list[subprocess.Popen[bytes]]) -> bool:
-    """Whether the last node that was begun takes work."""
+    """Return whether the node that was started last takes work."""
     log = log_of(folder, len(begun) - 1)
     assert begun[-1].poll() is None, log
     return "Ray runtime started" in log

@@ -1,7 +1,7 @@
 """A run opened to rank, as its options say: runtime, signals, constraints, index, entity vectors.
 
 Of a graph so large that training reads few of its entities, the vectors of all are read in parts. Each part
-is a file in the run's folder until all are there; after a kill, reading goes on with the next part.
+is a file in the run's folder until all are there; after a kill, reading continues with the next part.
 
 Shapes: N entities, D width.
 """
