@@ -451,9 +451,9 @@ class Ranker:
     ) -> Iterator[tuple[IntArray, Array, Array, Callable[[int, int], None]]]:
         """Score queries by the first stage.
 
-        Yields rows of queries, their scores, the same without constraints, and a function that reverse scoring
-        calls with (candidates done, all). For reverse scoring, many queries of one relation come at once, as
-        they share candidates.
+        Yields rows of queries, their scores, the same without constraints, and a function that reverse
+        scoring calls with (candidates done, all). For reverse scoring, many queries of one relation come at
+        once, as they share candidates.
         """
         if "reverse" not in self.stages:
             for rows, _, said in self.signal_scores(queries, pool, batch_size, advance):

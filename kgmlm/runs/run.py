@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def open_predictor(
     options: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
 ) -> tuple[str, Predictor]:
-    """Open a run's model to rank, reading the entity vectors that are missing; with the digest of its weights.
+    """Open a run's model to rank, reading the missing entity vectors; also return the digest of its weights.
 
     Raises:
         RunError: when training has left no model yet, or weights do not fit the signals.

@@ -1,7 +1,7 @@
 """Types as a signal: how probable it is that an entity fills the asked side of a relation once more.
 
-A relation has two sides: its range (side 2r of relation r), filled by its tails, and its domain (side 2r + 1),
-filled by its heads. An entity's features are the sides that it fills in training and the types that it is
+A relation r has two sides: its range (side 2r), filled by its tails, and its domain (side 2r + 1), filled by
+its heads. An entity's features are the sides that it fills in training and the types that it is
 given. Which features go together is learned from a run's training triples (:class:`Affinity`) and applied to
 the entities of that graph or of another (:class:`EntityTypes`). An entity that training has not seen goes by
 its given types, else by those of the seen entities nearest to it, where the run has vectors; else it scores
