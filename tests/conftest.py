@@ -90,6 +90,16 @@ def tiny_model(toy_tokenizer: SpanTokenizer) -> SpanModel:
     return create_model(len(toy_tokenizer.tokenizer), toy_tokenizer.pad_id, TINY, 64, seed=1)
 
 
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory, toy_tokenizer: SpanTokenizer) -> str:
+    """The folder of a random text encoder, without a head."""
+    folder = tmp_path_factory.mktemp("encoder")
+    made = create_model(len(toy_tokenizer.tokenizer), toy_tokenizer.pad_id, TINY, 64, seed=3)
+    made.mlm.base_model.save_pretrained(folder)
+    toy_tokenizer.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def make_ranker(
     toy: KnowledgeGraph, toy_tokenizer: SpanTokenizer, tiny_model: SpanModel

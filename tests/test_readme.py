@@ -110,7 +110,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_work(cli: Cli, folder: Path) -> None:
+def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: str) -> None:
     """As they stand but for the model and the size, one page after the other."""
     lines = [line for page in RUN for line in commands(page)]
     assert len(lines) >= 20
@@ -120,6 +120,8 @@ def test_the_commands_of_the_pages_work(cli: Cli, folder: Path) -> None:
             at = arguments.index("--model")
             arguments[at + 1] = "scratch"
             arguments += [*TINY_SETTINGS, "--set", "vector.enabled=true", "--max-steps", "3"]
+        if "biencoder" in arguments and arguments[0] == "tune":
+            arguments += ["--set", f"biencoder.encoder={tiny_encoder}", "--set", "biencoder.max_steps=3"]
         done = cli(*arguments, cwd=folder)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 

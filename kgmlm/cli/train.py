@@ -86,7 +86,7 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal, such as kge, rules or types; or take a reranker; reverse asks the best "
+        "First train a signal (kge, rules, types, biencoder), or take a reranker; reverse asks the best "
         "candidates back, which needs no training. May be given several times.",
     ),
     "drop": option(

@@ -232,6 +232,47 @@ class TypeSettings(Strict):
     )
 
 
+class BiencoderSettings(Strict):
+    """The bi-encoder of `kgmlm tune --add biencoder`: a head on texts that a frozen encoder reads once."""
+
+    encoder: str = Field(
+        "",
+        description="The text encoder, by folder or Hugging Face name: any that transformers loads, or a "
+        "folder of sentence-transformers, with its own pooling. Empty: the model that the run began with.",
+    )
+    max_length: int = Field(64, ge=8, description="Tokens of an entity's text that the encoder reads.")
+    dimension: int = Field(256, ge=1, description="Width of the vectors that are compared.")
+    relation_dimension: int = Field(64, ge=1, description="Width of the relations' embeddings.")
+    epochs: float = Field(3, gt=0, description="Passes over the distinct queries; may be a fraction.")
+    least_steps: int = Field(
+        300, ge=1, description="Steps at least: an epoch of a small graph has few, and each is short."
+    )
+    max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
+    batch_size: int = Field(512, ge=1, description="Distinct queries per step.")
+    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW.")
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    dropout: float = Field(0.4, ge=0, lt=1, description="Dropout of text vectors and of the hidden layer.")
+    neighbor_dropout: float = Field(
+        0.3, ge=0, lt=1, description="In training, the chance that an edge of a query's entity is left out."
+    )
+    structure_dropout: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="In training, the chance that a candidate is known by its text alone, so that entities "
+        "without triples can be found, too.",
+    )
+    candidates: int = Field(
+        0, ge=0, description="Entities that a step scores beside the answers, drawn anew each time; 0: all."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Precision of products in training. `auto`: bf16 where the GPU or CPU has units for it, "
+        "else fp32.",
+    )
+    seed: Seed = Field(0, description="Seed of the initial head, of the order of the queries and of dropout.")
+
+
 class MaskingSettings(Strict):
     """The tokens that `training.objective = "masked"` hides in texts of training entities and triples."""
 
@@ -370,6 +411,7 @@ def _fewer(chosen: int | Literal["auto"], usual: int, among: int) -> int:
 
 
 __all__ = [
+    "BiencoderSettings",
     "KGESettings",
     "MaskingSettings",
     "RerankingSettings",
@@ -383,7 +425,8 @@ __all__ = [
 ]
 _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
-Stage = Literal["text", "kge", "rules", "types", "reverse", "reranker", "index"]  # of a training by a preset
+# The stages of a training by a preset.
+Stage = Literal["text", "kge", "rules", "types", "biencoder", "reverse", "reranker", "index"]
 
 
 class Settings(Strict):
@@ -396,6 +439,7 @@ class Settings(Strict):
     kge: KGESettings = KGESettings()
     rules: RuleSettings = RuleSettings()
     types: TypeSettings = TypeSettings()
+    biencoder: BiencoderSettings = BiencoderSettings()
     masking: MaskingSettings = MaskingSettings()
     reranking: RerankingSettings = RerankingSettings()
     training: TrainingSettings = TrainingSettings()

@@ -46,6 +46,11 @@ class Queries:
         """The column of each query in tables by relation and side: 0 for tails, 1 for heads."""
         return 1 - self.tail_B.astype(np.int64)
 
+    @property
+    def kind_B(self) -> IntArray:
+        """The kind of edge that answers each query: 2r for tails of relation r, 2r + 1 for heads."""
+        return 2 * self.relation_B + self.side_B
+
     def __len__(self) -> int:
         return len(self.entity_B)
 
@@ -183,6 +188,19 @@ class Links:
         if entity >= len(self.offsets) - 1:
             return np.zeros((0, 3), np.int64)
         return self.rows[self.offsets[entity] : self.offsets[entity + 1]].astype(np.int64)
+
+    def edges(self, entities_B: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """The edges of B entities: which of them each is of, its kind, and the entity at its other end.
+
+        Kinds are as of :attr:`Queries.kind_B`: 2r where the other entity is the tail, 2r + 1 where the head.
+        """
+        last = len(self.offsets) - 1
+        begin_B, end_B = (self.offsets[np.minimum(entities_B + i, last)] for i in (0, 1))
+        count_B = end_B - begin_B
+        row_E = np.repeat(np.arange(len(entities_B)), count_B)
+        place_E = np.arange(len(row_E)) + np.repeat(begin_B - (np.cumsum(count_B) - count_B), count_B)
+        relation_E, tail_E, other_E = self.rows[place_E].astype(np.int64).T
+        return row_E, 2 * relation_E + (1 - tail_E), other_E
 
     def answers(self, query: Query) -> IntArray:
         """The answers of a query."""

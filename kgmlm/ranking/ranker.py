@@ -25,6 +25,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Constraint, Possible
 from kgmlm.signals import SIGNALS, beside, check_scores, rows_of
 from kgmlm.signals.base import Pool, Signal
+from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.vector import Aided, EntityVectors, Vector
 from kgmlm.text.reader import Reader, Reading, TextModel
@@ -296,9 +297,10 @@ class Ranker:
         return self.but(possible=self.possible.met(*further))._aided()
 
     @property
-    def unread(self) -> int:
-        """Return how many entities' texts are still to be read for vectors that count."""
-        return self.vectors.unread if self.vectors is not None and "vector" in self.mixture.signals else 0
+    def counted_vectors(self) -> list[EntityVectors]:
+        """The vectors of entities that signals which count are computed from."""
+        counted = (s for name, s in self.signals.items() if name in self.mixture.signals)
+        return [s.vectors for s in counted if isinstance(s, Vector | Biencoder)]
 
     def pool(self, entity_ids: IntArray | None = None) -> Pool:
         """Candidates of the context; None is all."""

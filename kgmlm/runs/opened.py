@@ -59,53 +59,17 @@ def read_entities(
     folder = run.path / PARTS_FOLDER
     files.refuse_link(folder)
     if unread(run):
-        parts = _parts(run, folder, size, device, batch_size, advance)
+        known = digests.read_manifest(run.model_folder) or {}
+        of = {"model": digests.sha(known, "model.safetensors", run.model_folder), "size": size}
+        vectors = run.text_ranker(device).vectors
+        assert vectors is not None
+        parts = vectors.in_parts(folder, of, size, batch_size, advance)
         file = run.path / Vector.file
         keep = partial(digests.write_manifest, run.model_folder)
         with digests.replacing(file, digests.read_manifest(run.model_folder), keep) as temporary:
             _join(parts, len(run.graph.entities), temporary)
     if folder.is_dir():
         shutil.rmtree(folder)
-
-
-def _parts(
-    run: RunFolder,
-    folder: Path,
-    size: int,
-    device: str | None,
-    batch_size: int,
-    advance: Callable[[int, int], None],
-) -> list[Path]:
-    """All parts, in order; those that are missing are made."""
-    about = folder / "about.json"
-    known = digests.read_manifest(run.model_folder) or {}
-    of = {"model": digests.sha(known, "model.safetensors", run.model_folder), "size": size}
-    if folder.is_dir() and _read(about) != of:
-        shutil.rmtree(folder)  # of another model
-    folder.mkdir(exist_ok=True)
-    files.write_json(about, of)
-    vectors = run.text_ranker(device).vectors
-    assert vectors is not None
-    count, found = len(run.graph.entities), []
-    for start in range(0, count, size):
-        ids = np.arange(start, min(start + size, count))
-        path = folder / f"part-{start // size:06}.npy"
-        if not path.is_file():
-            vectors.read(batch_size, lambda n: advance(n, count), ids)
-            with files.atomic_file(path) as temporary, temporary.open("wb") as file:
-                np.save(file, numpy(vectors.of(ids)))
-            vectors.forget()
-        else:
-            advance(len(ids), count)
-        found.append(path)
-    return found
-
-
-def _read(path: Path) -> object:
-    try:
-        return files.parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def _join(parts: Sequence[Path], count: int, path: Path) -> None:
@@ -384,6 +348,7 @@ def types_of(run: RunFolder) -> EntityTypes:
 
 def read_vectors(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
     """Read the vectors that are missing and count, each in one of the processes that share the work."""
-    if unread := ranker.unread:
-        assert ranker.vectors is not None
-        read_together(ranker.vectors, batch_size, lambda n: watch("reading entities", n, unread))
+    for vectors in ranker.counted_vectors:
+        if unread := vectors.unread:
+            told = partial(watch, "reading entities", total=unread)
+            read_together(vectors, batch_size, told)

@@ -333,7 +333,7 @@ def _without_kge(mixture: bytes) -> bytes:
 
 
 def _quantized(path: Path) -> bytes:
-    """A file of tensors, float32 matrices as int8 with a scale per row, other float32 as float16."""
+    """A file of tensors, matrices of floats as int8 with a scale per row, other float32 as float16."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save
@@ -342,12 +342,13 @@ def _quantized(path: Path) -> bytes:
     with safe_open(path, "pt") as file:  # mapped: what is packed is all that memory holds
         for name in file.keys():  # noqa: SIM118, it is no dictionary
             tensor = file.get_tensor(name)
-            if tensor.dtype == torch.float32 and tensor.ndim == 2 and tensor.shape[1] >= 16:
+            if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] >= 16:
                 rows, scale_R = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
                 for start in range(0, len(tensor), _ROWS):
                     at = slice(start, start + _ROWS)
-                    scale_R[at] = tensor[at].abs().amax(1).clamp_min(1e-12) / 127
-                    rows[at] = (tensor[at] / scale_R[at, None]).round().to(torch.int8)
+                    part = tensor[at].float()
+                    scale_R[at] = part.abs().amax(1).clamp_min(1e-12) / 127
+                    rows[at] = (part / scale_R[at, None]).round().to(torch.int8)
                 packed |= {name: rows, name + _SCALE: scale_R}
             else:
                 packed[name] = tensor.half() if tensor.dtype == torch.float32 else tensor

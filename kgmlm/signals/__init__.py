@@ -15,6 +15,7 @@ from kgmlm.core.arrays import Device, IntArray
 from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.signals.base import Signal
+from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.rules import Rules
@@ -49,7 +50,7 @@ class Beside(Signal, Protocol):
         """
 
 
-SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules, Types)}
+SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder)}
 
 
 def beside() -> dict[str, type[Beside]]:

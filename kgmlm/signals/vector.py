@@ -8,7 +8,8 @@ Shapes: B queries, N entities or candidates, K of each query's own, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kgmlm.core import files
-from kgmlm.core.arrays import Array, IntArray, at, cosines, joined, like, numpy
+from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.machine import bound_memory
 from kgmlm.core.processes import sharing
@@ -31,34 +32,94 @@ if TYPE_CHECKING:
 _TEXTS = 8192  # entity texts tokenized at once
 
 
-class EntityVectors:
-    """Unit vectors of entities of a reader's graph, each read once, when it is first asked for.
-
-    Those that were saved, of the first M entities, stay where they are, such as in a file that is mapped into
-    memory; those that are read beside them are below them.
+class VectorSource(Protocol):
+    """Reads the vectors of a graph's entities from their texts.
 
     Attributes:
-        residuals: added to the vectors read from entities' texts while they are trained; saved vectors have
-            them in.
+        entities: of the graph.
+        device: of the vectors; None is NumPy.
+    """
+
+    @property
+    def entities(self) -> EntityTable:
+        """The entities of the graph."""
+
+    @property
+    def device(self) -> Device:
+        """The device of the vectors; None is NumPy."""
+
+    @property
+    def width(self) -> int:
+        """Return D."""
+
+    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
+        """Yield (some of the ids, their unit vectors) until all are read."""
+
+
+class ReaderSource:
+    """Entity texts as the masked LM of a run reads them, at a mask behind each.
+
+    Attributes:
+        residuals: added to the vectors while they are trained; saved vectors have them in.
     """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.residuals: Residuals | None = None
+
+    @property
+    def entities(self) -> EntityTable:
+        """The entities of the reader's graph."""
+        return self.reader.context.entities
+
+    @property
+    def device(self) -> Device:
+        """The model's."""
+        return self.reader.model.device
+
+    @property
+    def width(self) -> int:
+        """Return D."""
+        return int(self.reader.model.decoder[0].shape[1])
+
+    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
+        """Read entities: one forward pass for each batch."""
+        model = self.reader.model
+        model.eval()
+        for start in range(0, len(ids), _TEXTS):
+            part = ids[start : start + _TEXTS]
+            for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
+                with model.inference():
+                    vectors_BD = model(batch).vector_BD
+                    if self.residuals is not None:
+                        vectors_BD = self.residuals(at(model.device, part[rows]), vectors_BD)
+                    yield part[rows], vectors_BD
+                bound_memory()
+
+
+class EntityVectors:
+    """Unit vectors of a graph's entities, each read once, when it is first asked for.
+
+    Those that were saved, of the first M entities, stay where they are, such as in a file that is mapped into
+    memory; those that are read beside them are below them.
+    """
+
+    def __init__(self, source: VectorSource) -> None:
+        self.source = source
         self.forget()
 
     def forget(self) -> None:
         """Read all entities again: the model has changed."""
         self._saved_MD: Array | None = None
         self._own_KD: Array | None = None  # of the entities from M on
-        self._read_N = np.zeros(len(self.reader.context.entities), np.bool_)
+        self._read_N = np.zeros(len(self.source.entities), np.bool_)
 
-    def over(self, reader: Reader) -> EntityVectors:
+    def over(self, source: VectorSource) -> EntityVectors:
         """The vectors of another graph's entities; those of the same label and text are taken over."""
-        twin = EntityVectors(reader)
+        twin = EntityVectors(source)
         if self._read_N.all() and len(self._read_N):
             saved_MD = self._own_KD if self._saved_MD is None else self._saved_MD
-            twin._take(self.reader.context.entities, saved_MD, self.of)
+            twin._take(self.source.entities, saved_MD, self.of)
         return twin
 
     @property
@@ -87,11 +148,11 @@ class EntityVectors:
 
         They are not copied where the graph's first M entities are these.
         """
-        vectors_MD = at(self.reader.model.device, vectors_MD)
+        vectors_MD = at(self.source.device, vectors_MD)
         self._take(entities, vectors_MD, lambda rows: vectors_MD[like(rows, vectors_MD)])
 
     def _take(self, entities: EntityTable, saved_MD: Array, of: Callable[[IntArray], Array]) -> None:
-        known = self.reader.context.entities
+        known = self.source.entities
         rows_N = np.arange(len(known)) if entities is known else known.rows_in(entities)
         count = len(saved_MD)
         begins = len(known) >= count and bool((rows_N[:count] == np.arange(count)).all())
@@ -107,8 +168,8 @@ class EntityVectors:
 
     def _none(self) -> Array:
         """Zeros ``(K, D)``; NumPy's take no memory until they are written."""
-        shape = (len(self._read_N) - self._first, self.reader.model.decoder[0].shape[1])
-        return at(self.reader.model.device, np.zeros(shape, np.float32))
+        shape = (len(self._read_N) - self._first, self.source.width)
+        return at(self.source.device, np.zeros(shape, np.float32))
 
     def _write(self, ids: IntArray, vectors_ED: Array) -> None:
         if self._own_KD is None:
@@ -135,7 +196,7 @@ class EntityVectors:
 
     def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
         """Take over the vectors of M entities that another process has read."""
-        self._write(ids, at(self.reader.model.device, vectors_MD))
+        self._write(ids, at(self.source.device, vectors_MD))
         self._read_N[ids] = True
 
     @property
@@ -159,22 +220,59 @@ class EntityVectors:
             advance: called with the number of entities done, for progress bars.
             ids: which entities, all different; None is all.
         """
-        model = self.reader.model
-        model.eval()
         missing = self.missing(ids)
         if self._own_KD is None and len(missing):
             self._own_KD = self._none()
-        for start in range(0, len(missing), _TEXTS):
-            part = missing[start : start + _TEXTS]
-            for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
-                with model.inference():
-                    vectors = model(batch).vector_BD
-                    if self.residuals is not None:
-                        vectors = self.residuals(at(model.device, part[rows]), vectors)
-                    self._write(part[rows], vectors)
-                bound_memory()
-                advance(len(rows))
-            self._read_N[part] = True
+        for some, vectors_BD in self.source.read(missing, batch_size):
+            self._write(some, vectors_BD)
+            self._read_N[some] = True
+            advance(len(some))
+
+    def in_parts(
+        self,
+        folder: Path,
+        of: object,
+        size: int,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+    ) -> list[Path]:
+        """Read all vectors, and write each part of so many into a folder; those that are there are not read.
+
+        No more than a part is in memory, and none afterwards.
+
+        Args:
+            of: what the vectors are known by, as JSON has it; parts of others are removed.
+            advance: called with (entities just read, all of them).
+
+        Returns:
+            The files of all parts, in order.
+        """
+        about = folder / "about.json"
+        if folder.is_dir() and _parsed(about) != of:
+            shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        files.write_json(about, of)
+        count, found = len(self.source.entities), []
+        for start in range(0, count, size):
+            ids = np.arange(start, min(start + size, count))
+            path = folder / f"part-{start // size:06}.npy"
+            if not path.is_file():
+                self.read(batch_size, lambda n: advance(n, count), ids)
+                with files.atomic_file(path) as temporary, temporary.open("wb") as file:
+                    np.save(file, numpy(self.of(ids)))
+                self.forget()
+            else:
+                advance(len(ids), count)
+            found.append(path)
+        return found
+
+
+def _parsed(path: Path) -> object:
+    """A file of JSON; None where it is not there or damaged."""
+    try:
+        return files.parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 ROUND = 2**14  # entities that a process reads before all gather what they have read
@@ -226,7 +324,7 @@ class Vector:
     @classmethod
     def fresh(cls, reader: Reader) -> Vector | None:
         """Vectors that are still to be read, where the settings want them."""
-        return cls(EntityVectors(reader)) if reader.settings.vector.enabled else None
+        return cls(EntityVectors(ReaderSource(reader))) if reader.settings.vector.enabled else None
 
     def save(self, path: Path) -> None:
         """Write the vectors of all entities, in order; those that are missing are read."""
@@ -251,13 +349,13 @@ class Vector:
         expected = (len(graph.entities), reader.model.decoder[0].shape[1])
         if vectors_ND.shape != expected:
             raise RunError(f"{path} has vectors of shape {vectors_ND.shape}; the run needs {expected}")
-        vectors = EntityVectors(reader)
+        vectors = EntityVectors(ReaderSource(reader))
         vectors.adopt(graph.entities, vectors_ND)
         return cls(vectors)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Vector:
         """A copy for another graph; vectors of entities that it has read are kept."""
-        return Vector(self.vectors.over(reader))
+        return Vector(self.vectors.over(ReaderSource(reader)))
 
     def score(self, reading: Reading, pool: Pool) -> Array:
         """Cosines ``(B, N)`` or ``(B, K)``."""

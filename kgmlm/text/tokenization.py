@@ -554,6 +554,22 @@ def reason(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:200]
 
 
+def transformers_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub name, as transformers loads it.
+
+    Raises:
+        ModelError: when a folder has none; the library's own errors are passed on.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
+        # The library would go on with an empty one, to which every name is unknown.
+        raise ModelError(f"'{path}' has no tokenizer; save it beside the model (save_pretrained)")
+    return tokenizer
+
+
 def load_tokenizer(path: str | Path) -> SpanTokenizer:
     """The tokenizer of a model folder or hub name.
 
@@ -564,14 +580,7 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
     try:
         if (Path(path) / digests.MANIFEST).is_file() and (saved := SavedTokenizer.load(Path(path))):
             return SpanTokenizer(saved)  # by a run, in whose folder nothing is left to other files
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
-        if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
-            # The library would go on with an empty one, to which every name is unknown.
-            raise ModelError(f"'{path}' has no tokenizer; save it beside the model (save_pretrained)")
-        return SpanTokenizer(tokenizer)
+        return SpanTokenizer(transformers_tokenizer(path))
     except ModelError:
         raise
     except Exception as error:  # whatever a broken folder makes the libraries raise

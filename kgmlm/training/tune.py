@@ -92,8 +92,20 @@ class Addition:
         self.settings(run)
 
     def settings(self, run: RunFolder) -> Settings:
-        """By which it is trained."""
-        return load_settings(self.config or run.path / "config.toml", self.given, of_run=not self.config)
+        """By which it is trained.
+
+        Raises:
+            RunError: when a bi-encoder is added to a run that began without a text encoder.
+        """
+        found = load_settings(self.config or run.path / "config.toml", self.given, of_run=not self.config)
+        if self.source is not None or self.name != "biencoder" or found.biencoder.encoder:
+            return found
+        if (model := str(run.record["model"])) == "scratch":
+            raise RunError(
+                f"the model of {run.path} was trained from scratch, so it has no text encoder for the "
+                "bi-encoder; --set biencoder.encoder=NAME takes another"
+            )
+        return found.model_copy(update={"biencoder": found.biencoder.model_copy(update={"encoder": model})})
 
 
 def as_names(given: str | Sequence[str] | None) -> list[str]:

@@ -48,8 +48,9 @@ def test_an_entity_vector_is_a_function_of_its_text(
     fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
     assert wider.vectors is not None
     wider.vectors.adopt(toy.entities, vectors_of(ranker))
-    assert wider.unread == 2
-    assert fresh.unread == len(graph.entities)
+    assert wider.vectors.unread == 2
+    assert fresh.vectors is not None
+    assert fresh.vectors.unread == len(graph.entities)
     torch.testing.assert_close(vectors_of(wider), vectors_of(fresh), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(vectors_of(wider)[-1], vectors_of(wider)[-2])
     norms = vectors_of(wider).norm(dim=1)

@@ -22,6 +22,7 @@ from kgmlm.runs import opened as opened_module
 from kgmlm.runs.folder import open_folder, unfinished
 from kgmlm.runs.folder import unread as unread_yet
 from kgmlm.runs.opened import PARTS_FOLDER, read_entities
+from kgmlm.signals import vector as vector_module
 from kgmlm.training.start import start_run
 from kgmlm.training.weights import weigh
 
@@ -67,7 +68,7 @@ def test_who_is_killed_in_the_midst_of_reading_goes_on_there(
         made.append(len(vectors))
         return numpy(vectors)
 
-    monkeypatch.setattr(opened_module, "numpy", counting)
+    monkeypatch.setattr(vector_module, "numpy", counting)
     read_entities(run, "cpu", size=8)
     assert sum(made) == total - 8, "what was there is not read again"
     assert not (unread / PARTS_FOLDER).exists()

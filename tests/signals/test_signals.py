@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from kgmlm import signals
 from kgmlm.cli.app import app
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.config import KGESettings, Protocol, Settings, VectorSettings
+from kgmlm.core.config import BiencoderSettings, KGESettings, Protocol, Settings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
@@ -79,7 +79,10 @@ class Longest:
 
 
 REGISTRY = SIGNALS
-QUICK = {"kge": KGESettings(dimension=4, epochs=1)}  # settings of signals that train for long by default
+QUICK = {  # settings of signals that train for long by default
+    "kge": KGESettings(dimension=4, epochs=1),
+    "biencoder": BiencoderSettings(dimension=8, relation_dimension=4, max_steps=3, precision="fp32"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,15 +93,18 @@ def longest() -> Iterator[None]:
         yield
 
 
-def fitted(name: str, graph: KnowledgeGraph) -> Signal:
+def fitted(name: str, graph: KnowledgeGraph, encoder: str) -> Signal:
     """A signal that is trained beside a text model, quickly."""
-    return beside()[name].fit(graph, QUICK.get(name, getattr(Settings(), name, None)))
+    settings = QUICK.get(name, getattr(Settings(), name, None))
+    if isinstance(settings, BiencoderSettings):
+        settings = settings.model_copy(update={"encoder": encoder})
+    return beside()[name].fit(graph, settings)
 
 
 @pytest.fixture(scope="module")
-def trained(toy: KnowledgeGraph) -> dict[str, Signal]:
+def trained(toy: KnowledgeGraph, tiny_encoder: str) -> dict[str, Signal]:
     """All signals that are trained beside a text model."""
-    return {name: fitted(name, toy) for name in beside()}
+    return {name: fitted(name, toy, tiny_encoder) for name in beside()}
 
 
 @pytest.fixture
@@ -167,10 +173,16 @@ class TestEverySignal:
             with pytest.raises(RunError, match="cannot be read"):
                 REGISTRY[name].open(path, toy, whole.reader)
 
-    def test_it_knows_no_answers(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
+    def test_it_knows_no_answers(
+        self, whole: Ranker, toy: KnowledgeGraph, tiny_encoder: str, name: str
+    ) -> None:
         """Its scores follow from the training triples alone: other splits may say what they like."""
         bare = replace(toy, splits={"train": toy.splits["train"]})
-        ranker = whole.with_signal(fitted(name, bare)) if name in beside() else whole.over(bare.context)
+        ranker = (
+            whole.with_signal(fitted(name, bare, tiny_encoder))
+            if name in beside()
+            else whole.over(bare.context)
+        )
         signal = ranker.signals[name]
         with torch.inference_mode():
             expected = whole.signals[name].score(reading_of(whole, toy), whole.pool())

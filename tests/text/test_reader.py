@@ -10,7 +10,7 @@ import torch
 from kgmlm.core.config import VectorSettings
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.signals.vector import EntityVectors, Vector
+from kgmlm.signals.vector import EntityVectors, ReaderSource, Vector
 
 
 def test_readings_cover_all_queries_in_any_batches(
@@ -70,7 +70,7 @@ def test_saved_vectors_stay_where_they_are_beside_those_of_further_entities(
         assert vectors is not None
         assert 0 < vectors.unread < 3
         some = np.array([[len(toy.entities), 3], [0, len(graph.entities) - 1]])
-        expected = EntityVectors(ranker.reader).all  # all read together
+        expected = EntityVectors(ReaderSource(ranker.reader)).all  # all read together
         torch.testing.assert_close(vectors.of(some), expected[some], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(vectors.all, expected, atol=1e-5, rtol=1e-5)
         asked = expected[:2]

@@ -403,7 +403,8 @@ def test_training_with_entity_vectors_learns_and_chooses_their_weight(
     assert loaded.mixture.averages == mixture.averages
     for name, table_R2 in mixture.tables.items():
         assert np.array_equal(loaded.mixture.tables[name], table_R2)
-    assert not loaded.unread, "the vectors are saved with the run"
+    assert loaded.vectors is not None
+    assert not loaded.vectors.unread, "the vectors are saved with the run"
     queries, _ = toy.queries("test")
     for (_, a), (_, b) in zip(loaded.rank(queries), ranker.but(mixture=mixture).rank(queries), strict=True):
         torch.testing.assert_close(a, b)

@@ -16,6 +16,7 @@ import torch
 from kgmlm.core.arrays import FloatArray, IntArray, cosines
 from kgmlm.graphs.queries import Columns
 from kgmlm.signals.likelihood_torch import entity_loss, left_out, token_loss
+from kgmlm.signals.vector import ReaderSource
 from kgmlm.text.reader import SpanOutput
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 from kgmlm.text.torch_model import Residuals
@@ -175,7 +176,9 @@ class RankingLosses(ABC):
             self.memory = Memory(self.vector.memory, count, width, ranker.reader.model.device)
             if self.vector.residual_rate:
                 self._residuals = Residuals(count, width).to(ranker.reader.model.device)
-                ranker.vectors.residuals = self._residuals
+                source = ranker.vectors.source
+                assert isinstance(source, ReaderSource)
+                source.residuals = self._residuals
         self.residuals: torch.nn.Module | None = self._residuals
 
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:

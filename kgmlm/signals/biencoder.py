@@ -1,0 +1,402 @@
+"""A bi-encoder on the texts of entities, read once by a text encoder that is never trained.
+
+A query's vector comes from the text of its entity, from the relation and from the entity's training triples;
+a candidate's from its text and its training triples. Their cosine is the score. What is trained is a head of
+some hundred thousand numbers, which takes minutes of a CPU. Nearest relatives are BLP (Daza et al., 2021) and
+StATIK (Markowitz et al., 2022), which train the encoder, too.
+
+An entity never seen costs one pass of the encoder. A relation never seen is known by its text.
+
+Shapes: B queries, N candidates or entities of the graph, E edges, R relations, K kinds of edges (two per
+relation), D width of the text vectors, M of the relation embeddings, W of what is compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from kgmlm.core import files
+from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
+from kgmlm.core.config import BiencoderSettings
+from kgmlm.core.errors import RunError, first_line
+from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
+from kgmlm.graphs.queries import Links, Queries
+from kgmlm.signals.base import Pool
+from kgmlm.signals.vector import EntityVectors
+from kgmlm.text.encoder import TextEncoder
+from kgmlm.text.reader import Reader, Reading
+
+Floats = npt.NDArray[np.float32]
+EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
+CANDIDATES_AT_ONCE = 2**14
+PART = 2**15  # entities whose text vectors are one file until all are read
+PARAMETERS = (
+    "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
+    "asked.weight", "scale.weight", "scale.bias", "shift.weight", "shift.bias", "inner.weight", "inner.bias",
+    "outer.weight", "outer.bias", "candidate.weight", "candidate.bias", "candidate_neighbor.weight",
+    "candidate_edge.weight",
+)  # fmt: skip
+
+
+def profile_of(links: Links, entities: int, kinds: int) -> sp.csr_array:
+    """How many edges of each kind each entity has ``(N, K)``."""
+    row_E, kind_E, _ = links.edges(np.arange(entities))
+    counts = sp.coo_array((np.ones(len(row_E), np.float32), (row_E, kind_E)), shape=(entities, kinds))
+    return sp.csr_array(counts)
+
+
+def weighted_sums(
+    weight_E: Floats, row_E: IntArray, other_E: IntArray, rows: int, vectors: Callable[[IntArray], Floats]
+) -> Floats:
+    """Sums ``(rows, D)`` of the vectors at the other ends of edges; some edges are in memory at a time."""
+    found: Floats | None = None
+    for start in range(0, max(1, len(row_E)), EDGES_AT_ONCE):
+        part = slice(start, start + EDGES_AT_ONCE)
+        others, at_E = np.unique(other_E[part], return_inverse=True)
+        adding = sp.csr_array(
+            (weight_E[part], (row_E[part], at_E)), shape=(rows, len(others)), dtype=np.float32
+        )
+        summed: Floats = adding @ np.asarray(vectors(others), np.float32)
+        found = summed if found is None else found + summed
+    assert found is not None
+    return found
+
+
+def text_of(surface: str, description: str) -> str:
+    """The text of an entity, as the encoder reads it."""
+    return f"{surface}. {description}" if description else surface
+
+
+def digest_of(entities: EntityTable) -> str:
+    """SHA-256 of the texts of entities."""
+    digest = sha256()
+    for batch in entities.table.select(["surface", "description"]).to_batches(PART):
+        for column in batch.columns:
+            digest.update("\0".join(column.to_pylist()).encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderSource:
+    """The texts of a graph's entities as an encoder reads them: a source of entity vectors."""
+
+    entities: EntityTable
+    encoder: TextEncoder
+    precision: str = "auto"
+    computing: Device = None  # where the encoder reads; the vectors are NumPy's
+
+    @property
+    def device(self) -> Device:
+        """Return None: the vectors are NumPy's."""
+        return None
+
+    @property
+    def width(self) -> int:
+        """Return D."""
+        return self.encoder.width
+
+    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
+        """Read the vectors of some entities: (ids, unit vectors)."""
+        some = self.entities.take(ids)
+        columns = zip(some.column("surface"), some.column("description"), strict=True)
+        texts = [text_of(surface, description) for surface, description in columns]
+        for rows, vectors_BD in self.encoder.read(texts, batch_size, self.computing, self.precision):
+            yield ids[rows], vectors_BD
+
+
+class Biencoder:
+    """The bi-encoder over a graph.
+
+    Attributes:
+        vectors: of the texts of its entities.
+        relation_texts_RD: of its relations.
+        relation_rows: which relation that was learned each of them is; -1 where training had none.
+    """
+
+    name: ClassVar[str] = "biencoder"
+    title: ClassVar[str] = "bi-encoder"
+    about: ClassVar[str] = (
+        "how well the texts and neighbors of both entities fit the relation, by a frozen encoder"
+    )
+    reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/biencoder.safetensors"
+
+    def __init__(
+        self,
+        head: Mapping[str, Floats],
+        context: ContextGraph,
+        vectors: EntityVectors,
+        relation_texts_RD: Floats,
+        relation_rows: IntArray,
+        encoder: TextEncoder,
+        device: Device = None,
+    ) -> None:
+        self.head, self.context, self.vectors, self.encoder = head, context, vectors, encoder
+        self.relation_texts_RD, self.relation_rows = relation_texts_RD, relation_rows
+        self.device = device
+        self._candidates_NW: Array | None = None
+        self._changed = np.zeros(0, np.int64)  # entities of which it does not have today's
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        """It does not come with the model: it is trained beside it."""
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: BiencoderSettings,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: Device = None,
+        kept: Path | None = None,
+    ) -> Biencoder:
+        """Read the texts of all entities, and train the head on the training triples.
+
+        Args:
+            kept: a folder for the vectors of the texts that were read, until all are.
+
+        Raises:
+            ModelError: when the encoder cannot be loaded.
+            RunError: when the loss is no longer a number.
+        """
+        from kgmlm.signals.biencoder_training import Training
+
+        encoder = TextEncoder.load(settings.encoder, settings.max_length)
+        relation_texts_RD = read_all(encoder, [r.name for r in graph.relations])
+        vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
+        training = Training(graph, relation_texts_RD, settings, device)
+        count = len(graph.entities)
+        total = count + training.steps
+
+        def read(n: int, of: int = count) -> None:
+            advance(n, total)
+
+        if kept is None:
+            vectors.read(advance=read)
+            texts_ND = numpy(vectors.all)
+        else:
+            of = {"encoder": encoder.digest, "entities": digest_of(graph.entities), "size": PART}
+            texts_ND = np.concatenate(
+                [np.load(part) for part in vectors.in_parts(kept, of, PART, advance=read)]
+            )
+        vectors.adopt(graph.entities, texts_ND.astype(np.float16))  # as the file has them
+        texts_ND, links = numpy(vectors.all).astype(np.float32), graph.context.links
+        row_E, _, other_E = links.edges(np.arange(count))
+        ones_E = np.ones(len(row_E), np.float32)
+        sums_ND = weighted_sums(ones_E, row_E, other_E, count, texts_ND.__getitem__)
+        profile = profile_of(links, count, 2 * len(graph.relations))
+        head = training.run(texts_ND, sums_ND, profile, lambda n: advance(n, total))
+        if kept is not None:
+            shutil.rmtree(kept)
+        rows = np.arange(len(graph.relations))
+        rows[~np.isin(rows, graph.splits["train"][:, 1])] = -1
+        return cls(head, graph.context, vectors, relation_texts_RD, rows, encoder)
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
+        """A copy for another graph: its texts and training triples."""
+        context = reader.context
+        vectors = self.vectors.over(EncoderSource(context.entities, self.encoder))
+        new = np.flatnonzero(relation_rows < 0)
+        relation_texts_RD = np.append(self.relation_texts_RD, self.relation_texts_RD[:1], 0)[relation_rows]
+        if len(new):
+            relation_texts_RD[new] = read_all(self.encoder, [context.relations[i].name for i in new.tolist()])
+        rows = np.append(self.relation_rows, -1)[relation_rows]
+        twin = Biencoder(self.head, context, vectors, relation_texts_RD, rows, self.encoder, self.device)
+        if self._candidates_NW is not None and self._begins(context, entity_rows, relation_rows):
+            further = context.train[len(self.context.train) :]
+            known = len(self.context.entities)
+            touched = np.concatenate([further[:, 0], further[:, 2], np.arange(known, len(entity_rows))])
+            twin._candidates_NW = self._candidates_NW
+            twin._changed = np.unique(touched)
+        return twin
+
+    def _begins(self, context: ContextGraph, entity_rows: IntArray, relation_rows: IntArray) -> bool:
+        """Return whether another graph is this one and what was added to it."""
+        mine = self.context
+        ids = ((entity_rows, len(mine.entities)), (relation_rows, len(mine.relations)))
+        if any(len(rows) < n or (rows[:n] != np.arange(n)).any() for rows, n in ids):
+            return False
+        return np.array_equal(context.train[: len(mine.train)], mine.train)
+
+    @cached_property
+    def _kinds_KM(self) -> Floats:
+        """Embeddings of the kinds of edges: from the relation's text, and what was learned beside it."""
+        learned_KM = self.head["relation"]
+        rank = learned_KM.shape[1]
+        by_text_KM = (self.relation_texts_RD @ self.head["relation_text.weight"].T).reshape(-1, rank)
+        padded_R2M = np.append(learned_KM.reshape(-1, 2, rank), np.zeros((1, 2, rank), np.float32), 0)
+        found: Floats = by_text_KM + padded_R2M[self.relation_rows].reshape(-1, rank)
+        return found
+
+    def _linear(self, name: str, x: Floats) -> Floats:
+        found: Floats = x @ self.head[f"{name}.weight"].T
+        if f"{name}.bias" in self.head:
+            found += self.head[f"{name}.bias"]
+        return found
+
+    def _vectors(self, ids: IntArray) -> Floats:
+        return np.asarray(numpy(self.vectors.of(ids)), np.float32)
+
+    def query_vectors(self, queries: Queries) -> Floats:
+        """Unit vectors of queries ``(B, W)``.
+
+        Edges that answer the query in training tell nothing of it, here as in training.
+        """
+        kinds_KM, kind_B = self._kinds_KM, queries.kind_B
+        row_E, edge_kind_E, other_E = self.context.links.edges(queries.entity_B)
+        keep_E = edge_kind_E != kind_B[row_E]
+        row_E, edge_kind_E, other_E = row_E[keep_E], edge_kind_E[keep_E], other_E[keep_E]
+        asked_BM = self._linear("asked", kinds_KM[kind_B])
+        logit_E = np.einsum("em,em->e", asked_BM[row_E], kinds_KM[edge_kind_E])
+        weight_E = np.exp(np.clip(logit_E, -10, 10))
+        total_B = np.bincount(row_E, weight_E, minlength=len(kind_B)) + 1
+        share_E = (weight_E / total_B[row_E]).astype(np.float32)
+        around_BD = weighted_sums(share_E, row_E, other_E, len(kind_B), self._vectors)
+        edges_BM = weighted_sums(share_E, row_E, edge_kind_E, len(kind_B), kinds_KM.__getitem__)
+        z_BW = self._linear("query", self._vectors(queries.entity_B))
+        z_BW += self._linear("neighbor", around_BD) + self._linear("edge", edges_BM)
+        kind_BM = kinds_KM[kind_B]
+        z_BW = z_BW * (1 + self._linear("scale", kind_BM)) + self._linear("shift", kind_BM)
+        inner = self._linear("inner", z_BW)
+        z_BW += self._linear("outer", inner / (1 + np.exp(-inner)))
+        return _unit(z_BW)
+
+    def candidate_vectors(self, ids: IntArray) -> Floats:
+        """Unit vectors of some entities as candidates ``(N, W)``."""
+        parts = [ids[i : i + CANDIDATES_AT_ONCE] for i in range(0, len(ids), CANDIDATES_AT_ONCE)]
+        found = [self._candidates(part) for part in parts]
+        return np.concatenate([np.zeros((0, len(self.head["candidate.bias"])), np.float32), *found])
+
+    def _candidates(self, ids: IntArray) -> Floats:
+        row_E, kind_E, other_E = self.context.links.edges(ids)
+        count_N = np.maximum(np.bincount(row_E, minlength=len(ids)), 1).astype(np.float32)
+        share_E = np.float32(1) / count_N[row_E]
+        around_ND = weighted_sums(share_E, row_E, other_E, len(ids), self._vectors)
+        edges_NM = weighted_sums(share_E, row_E, kind_E, len(ids), self._kinds_KM.__getitem__)
+        found_NW = self._linear("candidate", self._vectors(ids))
+        found_NW += self._linear("candidate_neighbor", around_ND) + self._linear("candidate_edge", edges_NM)
+        return _unit(found_NW)
+
+    @property
+    def candidates_NW(self) -> Array:
+        """Unit vectors of all entities as candidates, computed when first asked for."""
+        count = len(self.context.entities)
+        if self._candidates_NW is None:
+            self._candidates_NW = at(self.device, self.candidate_vectors(np.arange(count)))
+        elif len(self._changed):
+            known_MW = self._candidates_NW
+            new_NW = np.zeros((count - len(known_MW), known_MW.shape[1]), np.float32)
+            whole_NW = joined([known_MW, at(self.device, new_NW)])
+            whole_NW[like(self._changed, whole_NW)] = at(self.device, self.candidate_vectors(self._changed))
+            self._candidates_NW, self._changed = whole_NW, self._changed[:0]
+        return self._candidates_NW
+
+    def score(self, reading: Reading, pool: Pool) -> Array:
+        """Cosines ``(B, N)`` or ``(B, K)``."""
+        candidates_NW = self.candidates_NW
+        query_BW = like(self.query_vectors(reading.queries), candidates_NW)
+        if pool.ids is None:
+            return cosines(query_BW, candidates_NW)
+        chosen = candidates_NW[like(pool.filled, candidates_NW)]
+        return (chosen @ query_BW[:, :, None])[:, :, 0] if pool.own else cosines(query_BW, chosen)
+
+    def save(self, path: Path) -> None:
+        """Write head, vectors and encoder as safetensors."""
+        tensors: dict[str, Any] = {f"head.{name}": x for name, x in self.head.items()}
+        tensors |= self.encoder.as_tensors() | {
+            "texts": numpy(self.vectors.all).astype(np.float16, copy=False),
+            "candidates": numpy(self.candidates_NW),
+            "relations": self.relation_texts_RD,
+            "rows": self.relation_rows,
+        }
+        files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Biencoder:
+        """Open what :meth:`save` wrote for a graph; the vectors of entities stay in the file, mapped.
+
+        Raises:
+            RunError: when the file is damaged or of another graph.
+        """
+        from safetensors import safe_open
+
+        def read(name: str) -> npt.NDArray[Any]:
+            with safe_open(path, "numpy") as file:
+                found: npt.NDArray[Any] = file.get_tensor(name)
+            return found
+
+        try:
+            with safe_open(path, "numpy") as file:
+                names = list(file.keys())
+                head = {name: file.get_tensor(f"head.{name}") for name in PARAMETERS}
+                relation_texts_RD, rows = file.get_tensor("relations"), file.get_tensor("rows")
+            texts_ND, candidates_NW = files.map_tensor(path, "texts"), files.map_tensor(path, "candidates")
+            encoder = TextEncoder.of_tensors(names, read)
+            _check(head, texts_ND, candidates_NW, relation_texts_RD, rows, encoder.width)
+        except Exception as error:
+            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
+        if (len(texts_ND), len(rows)) != (len(graph.entities), len(graph.relations)):
+            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add biencoder` makes another")
+        vectors = EntityVectors(EncoderSource(graph.entities, encoder))
+        vectors.adopt(graph.entities, texts_ND)
+        device = None if reader is None else reader.model.device
+        made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, device)
+        made._candidates_NW = at(device, candidates_NW)
+        return made
+
+
+def read_all(encoder: TextEncoder, texts: Sequence[str]) -> Floats:
+    """Unit vectors ``(N, D)`` of texts, in their order."""
+    found = np.zeros((len(texts), encoder.width), np.float32)
+    for rows, vectors_BD in encoder.read(texts):
+        found[rows] = vectors_BD
+    return found
+
+
+def _unit(x: Floats) -> Floats:
+    found: Floats = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-12))
+    return found
+
+
+def _check(
+    head: Mapping[str, Floats],
+    texts_ND: npt.NDArray[Any],
+    candidates_NW: npt.NDArray[Any],
+    relations_RD: npt.NDArray[Any],
+    rows: npt.NDArray[Any],
+    width: int,
+) -> None:
+    """See that the parts of a file are of one size.
+
+    Raises:
+        ValueError: when they are not.
+    """
+    inner, kinds = len(head["candidate.bias"]), head["relation"]
+    shapes = {
+        "query.weight": (inner, width), "candidate.weight": (inner, width), "neighbor.weight": (inner, width),
+        "candidate_neighbor.weight": (inner, width), "edge.weight": (inner, kinds.shape[1]),
+        "candidate_edge.weight": (inner, kinds.shape[1]), "asked.weight": (kinds.shape[1],) * 2,
+        "scale.weight": (inner, kinds.shape[1]), "shift.weight": (inner, kinds.shape[1]),
+        "relation_text.weight": (2 * kinds.shape[1], width), "inner.weight": (len(head["inner.bias"]), inner),
+        "outer.weight": (inner, len(head["inner.bias"])),
+    }  # fmt: skip
+    if any(head[name].shape != shape for name, shape in shapes.items()):
+        raise ValueError("its parts are not of one size")
+    if any(x.dtype != np.float32 or not np.isfinite(x).all() for x in head.values()):
+        raise ValueError("its head has numbers that cannot be")
+    if texts_ND.shape[1:] != (width,) or candidates_NW.shape != (len(texts_ND), inner):
+        raise ValueError("it has vectors of another size")
+    if relations_RD.shape != (len(rows), width) or kinds.shape[0] != 2 * len(rows):
+        raise ValueError("it has relations of another size")
+    if rows.dtype != np.int64 or not ((rows >= -1) & (rows < len(rows))).all():
+        raise ValueError("it names relations that it does not have")
