@@ -121,7 +121,7 @@ def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: st
             arguments[at + 1] = "scratch"
             arguments += [*TINY_SETTINGS, "--set", "vector.enabled=true", "--max-steps", "3"]
         if "biencoder" in arguments and arguments[0] == "tune":
-            arguments += ["--set", f"biencoder.encoder={tiny_encoder}", "--set", "biencoder.max_steps=3"]
+            arguments += ["--set", f"biencoder.encoder={tiny_encoder}", "--set", "biencoder.steps=3"]
         done = cli(*arguments, cwd=folder)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 

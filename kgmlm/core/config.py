@@ -243,11 +243,11 @@ class BiencoderSettings(Strict):
     max_length: int = Field(64, ge=8, description="Tokens of an entity's text that the encoder reads.")
     dimension: int = Field(256, ge=1, description="Width of the vectors that are compared.")
     relation_dimension: int = Field(64, ge=1, description="Width of the relations' embeddings.")
-    epochs: float = Field(3, gt=0, description="Passes over the distinct queries; may be a fraction.")
-    least_steps: int = Field(
-        300, ge=1, description="Steps at least: an epoch of a small graph has few, and each is short."
+    steps: int = Field(
+        300,
+        ge=1,
+        description="Steps of training. Fewer on graphs of some hundred triples, thousands on large ones.",
     )
-    max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
     batch_size: int = Field(512, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW.")
     weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
@@ -345,7 +345,10 @@ class TrainingSettings(Strict):
         1, ge=1, description="Batches per step; raise it when lowering `batch_size`, to keep their product."
     )
     epochs: float = Field(
-        10, gt=0, description="Passes over the samples; may be a fraction. The first setting to raise."
+        10,
+        ge=0,
+        description="Passes over the samples; may be a fraction. The first setting to raise. 0: the masked "
+        "LM stays as it came and scores nothing; other signals do.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after this many steps; the learning rate still follows `epochs`."
@@ -443,6 +446,11 @@ class Settings(Strict):
     masking: MaskingSettings = MaskingSettings()
     reranking: RerankingSettings = RerankingSettings()
     training: TrainingSettings = TrainingSettings()
+
+    @property
+    def trains_text(self) -> bool:
+        """Return whether the masked LM is trained: one that is not scores nothing."""
+        return self.training.epochs > 0
 
     def for_reranking(self) -> Settings:
         """The settings of a run's reranker: another objective, and no entity vectors."""

@@ -235,9 +235,12 @@ class Predictor:
         ids = np.array([p.id for p in predictions], np.int64)
         asked, ranker, reader = Queries.of([query]), self.ranker, self.ranker.reader
         reading = Reading(asked, reader.read)
-        (values,) = ranker.likelihood.explain(reading, ids)
-        combine = sum if reader.settings.scoring.normalization == "sum" else fmean
-        columns = {"likelihood": [combine(of_tokens) for of_tokens in values]}
+        columns: dict[str, list[float]] = {}
+        values: Sequence[Sequence[float]] = [()] * len(ids)
+        if reader.settings.trains_text:
+            (values,) = ranker.likelihood.explain(reading, ids)
+            combine = sum if reader.settings.scoring.normalization == "sum" else fmean
+            columns["likelihood"] = [combine(of_tokens) for of_tokens in values]
         further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
         for name in further:
             columns[name] = ranker.signal_score(name, reading, ranker.pool(ids))[0].tolist()
@@ -249,7 +252,7 @@ class Predictor:
             for name, (weight, scores) in stages.items() if p.score > MISSED else ():
                 before = sum(part.weight * part.value for part in parts.values())
                 parts[name] = WeighedScore(weight, (scores[n] - before) / weight)
-            ids_T = reader.names.tokens(p.id).tolist()
+            ids_T = reader.names.tokens(p.id).tolist() if log_likelihoods else []
             rows = zip(reader.tokenizer.tokens(ids_T), reader.tokenizer.texts(ids_T), ids_T, strict=True)
             tokens = tuple(
                 {"token": piece, "text": text, "id": token, "position": position, "log_likelihood": value}

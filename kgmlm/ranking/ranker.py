@@ -249,7 +249,9 @@ class Ranker:
 
     @property
     def truncated_N(self) -> BoolArray:
-        """Return which entities' names are longer than the span, and cut to it."""
+        """Return which entities' names are read and longer than the span, and so cut to it."""
+        if not self.reader.settings.trains_text:
+            return np.zeros(len(self.context.entities), np.bool_)
         return self.reader.names.truncated_N
 
     def but(self, **parts: Any) -> Self:
@@ -375,6 +377,10 @@ class Ranker:
             ConfigError: when there are no such scores, or the run has no such signal.
         """
         check_scores(scores)
+        if scores in ("text", "likelihood") and not self.reader.settings.trains_text:
+            raise ConfigError(
+                f"the run's masked LM is not trained (training.epochs is 0), so nothing is ranked by {scores}"
+            )
         if scores in SIGNALS and scores not in self.signals:
             makes = (
                 "train with --set vector.enabled=true"
@@ -584,6 +590,8 @@ class PlainScorer(ABC):
 def unit(name: str, settings: Settings) -> float:
     """The weight at which a signal of the text is as confident as in training, the likelihood's being 1.
 
-    There each is divided by its temperature.
+    There each is divided by its temperature. The likelihood of a masked LM that is not trained weighs 0.
     """
+    if name == "likelihood" and not settings.trains_text:
+        return 0.0
     return settings.training.temperature / settings.vector.temperature if name == "vector" else 1.0

@@ -342,7 +342,7 @@ def _quantized(path: Path) -> bytes:
     with safe_open(path, "pt") as file:  # mapped: what is packed is all that memory holds
         for name in file.keys():  # noqa: SIM118, it is no dictionary
             tensor = file.get_tensor(name)
-            if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] >= 16:
+            if tensor.dtype in (torch.float32, torch.float16) and tensor.ndim == 2 and tensor.shape[1] >= 16:
                 rows, scale_R = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))
                 for start in range(0, len(tensor), _ROWS):
                     at = slice(start, start + _ROWS)

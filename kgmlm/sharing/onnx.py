@@ -241,12 +241,15 @@ def _compare(run: RunFolder, file: Path) -> None:
 
     asked, _ = run.graph.queries("train")
     some = asked[np.linspace(0, len(asked) - 1, min(CHECKED, len(asked)), dtype=np.int64)]
-    one = run.text_ranker("cpu").by("likelihood")
-    reader = one.reader
+    one = run.text_ranker("cpu")
+    alone = one.mixture.only("likelihood")
+    one, reader = one.but(mixture=alone), one.reader
     model = OnnxModel.open(run.model_folder, file)
     other = Ranker.fresh(reader.context, reader.tokenizer, model, reader.settings, reader.vocabulary)
     other.reader.adopt_names(reader.names)
-    for (_, first_bN), (_, second_bN) in zip(one.rank(some), other.by("likelihood").rank(some), strict=True):
+    for (_, first_bN), (_, second_bN) in zip(
+        one.rank(some), other.but(mixture=alone).rank(some), strict=True
+    ):
         difference = float(np.abs(numpy(first_bN) - second_bN).max())
         if not difference <= TOLERANCE:
             raise RunError(f"{run.path}: ONNX Runtime gives other scores than torch, by {difference:.2g}")

@@ -121,6 +121,7 @@ class Biencoder:
         vectors: of the texts of its entities.
         relation_texts_RD: of its relations.
         relation_rows: which relation that was learned each of them is; -1 where training had none.
+        shares: whether the encoder is the run's model as it is, whose weights are not saved twice.
     """
 
     name: ClassVar[str] = "biencoder"
@@ -144,6 +145,7 @@ class Biencoder:
         self.head, self.context, self.vectors, self.encoder = head, context, vectors, encoder
         self.relation_texts_RD, self.relation_rows = relation_texts_RD, relation_rows
         self.device = device
+        self.shares = False
         self._candidates_NW: Array | None = None
         self._changed = np.zeros(0, np.int64)  # entities of which it does not have today's
 
@@ -176,7 +178,7 @@ class Biencoder:
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
         training = Training(graph, relation_texts_RD, settings, device)
         count = len(graph.entities)
-        total = count + training.steps
+        total = count + settings.steps
 
         def read(n: int, of: int = count) -> None:
             advance(n, total)
@@ -313,7 +315,7 @@ class Biencoder:
     def save(self, path: Path) -> None:
         """Write head, vectors and encoder as safetensors."""
         tensors: dict[str, Any] = {f"head.{name}": x for name, x in self.head.items()}
-        tensors |= self.encoder.as_tensors() | {
+        tensors |= self.encoder.as_tensors(weights=not self.shares) | {
             "texts": numpy(self.vectors.all).astype(np.float16, copy=False),
             "candidates": numpy(self.candidates_NW),
             "relations": self.relation_texts_RD,
@@ -341,7 +343,7 @@ class Biencoder:
                 head = {name: file.get_tensor(f"head.{name}") for name in PARAMETERS}
                 relation_texts_RD, rows = file.get_tensor("relations"), file.get_tensor("rows")
             texts_ND, candidates_NW = files.map_tensor(path, "texts"), files.map_tensor(path, "candidates")
-            encoder = TextEncoder.of_tensors(names, read)
+            encoder = TextEncoder.of_tensors(names, read, path.parent.parent / "model" / "model.safetensors")
             _check(head, texts_ND, candidates_NW, relation_texts_RD, rows, encoder.width)
         except Exception as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None

@@ -108,9 +108,6 @@ class Training:
         width = relation_texts_RD.shape[1]
         self.head = Head(2 * len(graph.relations), width, settings).to(self.device)
         self.rng = np.random.default_rng(settings.seed)
-        per_epoch = math.ceil(len(self.queries) / settings.batch_size)
-        self.steps = max(settings.least_steps, math.ceil(settings.epochs * per_epoch))
-        self.steps = min(self.steps, settings.max_steps or self.steps)
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self.head.parameters() if p.ndim == 2]},
             {"params": [p for p in self.head.parameters() if p.ndim != 2], "weight_decay": 0.0},
@@ -129,10 +126,10 @@ class Training:
 
     def _rate(self, step: int) -> float:
         """The learning rate's share of its peak: it rises, then falls along half a cosine."""
-        rise = max(1, round(RISE * self.steps))
+        rise = max(1, round(RISE * self.settings.steps))
         if step < rise:
             return (step + 1) / rise
-        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.steps - rise)))
+        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.settings.steps - rise)))
 
     def batches(self) -> Iterator[IntArray]:
         """Rows of distinct queries, epoch after epoch without end."""
@@ -239,7 +236,7 @@ class Training:
         keep_memory()
         self.hold(texts_ND, sums_ND, profile)
         self.head.train()
-        for chosen in islice(self.batches(), self.steps):
+        for chosen in islice(self.batches(), self.settings.steps):
             loss = self.loss(self.batch(chosen))
             if not loss.isfinite():
                 raise RunError("the bi-encoder's loss is no longer a number; lower biencoder.learning_rate")

@@ -43,6 +43,7 @@ class TextEncoder:
         weights: gives the tensors of the encoder by name, when a text is first read.
         pooling: how the states of a text's tokens become one vector.
         max_length: tokens that are read of a text.
+        prefix: of the encoder's tensors in the checkpoint of a masked LM of its kind, such as "bert".
     """
 
     config: Mapping[str, Any]
@@ -50,6 +51,7 @@ class TextEncoder:
     weights: Callable[[], Mapping[str, Any]]
     pooling: Pooling
     max_length: int
+    prefix: str = ""
 
     @classmethod
     def load(cls, address: str, max_length: int) -> TextEncoder:
@@ -83,7 +85,7 @@ class TextEncoder:
         tensors = {k: x.detach() for k, x in model.state_dict().items() if _UNUSED not in k}
         positions = config.get("max_position_embeddings")
         limit = max_length if not isinstance(positions, int) else min(max_length, positions - 2)
-        return cls(config, core, lambda: tensors, pooling, limit)
+        return cls(config, core, lambda: tensors, pooling, limit, str(model.base_model_prefix))
 
     @cached_property
     def digest(self) -> str:
@@ -99,13 +101,18 @@ class TextEncoder:
         """Return D."""
         return int(self.config.get("hidden_size") or self.config["dim"])
 
-    def as_tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """All that :meth:`of_tensors` makes the encoder of."""
+    def as_tensors(self, *, weights: bool = True) -> dict[str, npt.NDArray[Any]]:
+        """All that :meth:`of_tensors` makes the encoder of.
+
+        Args:
+            weights: False leaves them out, where they are in the run's model, too.
+        """
         found: dict[str, npt.NDArray[Any]] = {
             f"{_PREFIX}{name}": np.ascontiguousarray(_array(tensor))
-            for name, tensor in self.weights().items()
+            for name, tensor in (self.weights().items() if weights else ())
         }
-        config = dict(self.config) | {"kgmlm": {"pooling": self.pooling, "max_length": self.max_length}}
+        own = {"pooling": self.pooling, "max_length": self.max_length, "prefix": self.prefix}
+        config = dict(self.config) | {"kgmlm": own}
         for name, data in (
             (_CONFIG, json.dumps(config, default=str).encode()),
             (_TOKENIZER, self.tokenizer),
@@ -114,12 +121,15 @@ class TextEncoder:
         return found
 
     @classmethod
-    def of_tensors(cls, names: Sequence[str], read: Callable[[str], npt.NDArray[Any]]) -> TextEncoder:
+    def of_tensors(
+        cls, names: Sequence[str], read: Callable[[str], npt.NDArray[Any]], model: Path | None = None
+    ) -> TextEncoder:
         """The encoder that :meth:`as_tensors` saved.
 
         Args:
             names: of all tensors that there are; others than the encoder's are passed over.
             read: gives a tensor by its name; weights are asked for when a text is first read.
+            model: the file of a masked LM, whose weights are taken where there are no others.
 
         Raises:
             KeyError, ValueError: when something is missing or cannot be right.
@@ -129,11 +139,21 @@ class TextEncoder:
         if own["pooling"] not in get_args(Pooling) or not isinstance(own["max_length"], int):
             raise ValueError("its encoder pools in no way that there is")
         mine = [name for name in names if name.startswith(_PREFIX)]
+        if not mine and model is None:
+            raise ValueError("its encoder has no weights")
+        prefix = str(own["prefix"])
 
         def weights() -> dict[str, npt.NDArray[Any]]:
-            return {name.removeprefix(_PREFIX): read(name) for name in mine}
+            if mine:
+                return {name.removeprefix(_PREFIX): read(name) for name in mine}
+            from safetensors.numpy import load_file
 
-        return cls(config, read(_TOKENIZER).tobytes(), weights, own["pooling"], own["max_length"])
+            assert model is not None
+            start = f"{prefix}."
+            tensors = load_file(model)
+            return {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
+
+        return cls(config, read(_TOKENIZER).tobytes(), weights, own["pooling"], own["max_length"], prefix)
 
     def read(
         self,
@@ -167,6 +187,10 @@ class TextEncoder:
                 pooled_BD = _pooled(states_BTD, mask_BT, self.pooling)
                 yield start + rows, torch.nn.functional.normalize(pooled_BD, dim=1).cpu().numpy()
                 bound_memory()
+
+    def tokens(self, texts: Sequence[str]) -> int:
+        """Count the tokens that are read of some texts."""
+        return sum(len(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts)))
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -25,7 +25,10 @@ PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
+HEAD_STEPS = {"quick": 600, "balanced": 2000, "best": 6000, "zero-shot": 2000}  # of the bi-encoder at most
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
+PASSES = 15  # over the triples of a small graph; more learn them by heart
+HEAD_CANDIDATES = 4096  # that a step of the bi-encoder scores on larger graphs
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
 WITH_REVERSE = ("best", "zero-shot")
@@ -135,21 +138,36 @@ def recipe_of(
         raise ConfigError(f"presets are {', '.join(PRESETS[:-1])} or {PRESETS[-1]}, not '{preset}'")
     shape = Shape.of(graph)
     values, reasons = _settings(preset, shape, scratch) if preset != PLAIN else ({}, {})
+    asked = given or {}
+    wanted = "epochs" in asked.get("training", {}) or asked.get("vector", {}).get("enabled")
+    if preset == "quick" and not scratch and graph.has("valid") and not wanted:
+        why = "the bi-encoder and the signals beside it are good in minutes, a masked LM is not"
+        values["training"] = {"epochs": 0.0}
+        values["vector"] = {"enabled": False}
+        reasons = {"training.epochs": why}
+    if preset != PLAIN and not scratch:
+        values["biencoder"], more_reasons = _biencoder(preset, shape)
+        reasons |= more_reasons
     for section, more in (given or {}).items():
         values[section] = {**values.get(section, {}), **more}
         for key in more:
             reasons.pop(f"{section}.{key}", None)
     training = values.get("training", {})
-    if preset != PLAIN and "eval_every" not in (given or {}).get("training", {}):
-        training["eval_every"] = as_settings(values).training.epochs / 3
+    epochs = as_settings(values).training.epochs
+    if preset != PLAIN and epochs and "eval_every" not in (given or {}).get("training", {}):
+        training["eval_every"] = epochs / 3
     settings = as_settings(values)
-    stages: list[Stage] = ["text"]
+    stages: list[Stage] = ["text"] if settings.trains_text else []
     if preset in ("balanced", "best"):
         stages.append("kge")
     else:
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
+    if preset != PLAIN and (not scratch or settings.biencoder.encoder):
+        stages.append("biencoder")
+    elif preset != PLAIN:
+        reasons["biencoder"] = "none: a model from scratch is no text encoder; biencoder.encoder names one"
     if preset in WITH_REVERSE and shape.entities <= LARGE:
         stages.append("reverse")
     elif preset in WITH_REVERSE:
@@ -238,6 +256,28 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             **({} if scratch else {"dropout": 0.0}),
         },
     }, reasons
+
+
+def head_steps(shape: Shape) -> tuple[int, int]:
+    """Steps of the bi-encoder that suit a graph, however long they take, and queries per step."""
+    batch = 64 if shape.triples <= 2000 else 512
+    return max(60, round(PASSES * 2 * shape.triples / batch)), batch
+
+
+def _biencoder(preset: str, shape: Shape) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings of the bi-encoder, and why."""
+    laid, batch = head_steps(shape)
+    steps = min(HEAD_STEPS[preset], laid)
+    found: dict[str, Any] = {"batch_size": batch, "steps": steps}
+    why = f"{PASSES} passes over {shape.triples:,} training triples from both sides"
+    reasons = {"biencoder.steps": why if steps == laid else f"at most, by the preset; {why} are {laid:,}"}
+    if shape.triples >= SMALL:
+        found["dropout"] = 0.2
+        reasons["biencoder.dropout"] = f"{shape.triples:,} training triples are not learned by heart"
+    if shape.entities > 2 * HEAD_CANDIDATES:
+        found["candidates"] = HEAD_CANDIDATES
+        reasons["biencoder.candidates"] = f"{shape.entities:,} entities: a step scores a sample of them"
+    return found, reasons
 
 
 def epochs_within(seconds: float, per_step: float, per_epoch: float, least: int = 20) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from kgmlm.core.config import Settings, Stage
 from kgmlm.core.errors import NoRulesError, RunError, counted
@@ -28,18 +31,32 @@ from kgmlm.runs.record import (
     leave_out,
 )
 from kgmlm.signals import beside
+from kgmlm.signals.biencoder import profile_of, text_of
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
+from kgmlm.text.encoder import TextEncoder
 from kgmlm.training.index import index
 from kgmlm.training.loop import Interrupted
-from kgmlm.training.recipes import PLAIN, REVERSE_TRIPLES, Given, Recipe, epochs_within, recipe_of, share_of
+from kgmlm.training.recipes import (
+    PLAIN,
+    REVERSE_TRIPLES,
+    STEPS,
+    Given,
+    Recipe,
+    Shape,
+    epochs_within,
+    head_steps,
+    recipe_of,
+    share_of,
+)
 from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
 
 if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Ranker
 
 PROBED = 8  # steps by which a stage's time is told
-SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "reranker": 0.2}  # of a time; the rest validates
+SPENT = 0.9  # of a time; the rest chooses weights
+SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "biencoder": 0.15, "reranker": 0.2}  # of that, in relation
 ASKING = 0.08  # of a time, taken off first where it is to be chosen how to score in reverse
 BACK = 2.5  # a query that is scored in reverse takes so many of the encoder's passes
 READS = 1.5  # a step of the reranker takes so many of the text model's
@@ -47,6 +64,8 @@ VALIDATIONS = 3  # of the text model, where they take no more than this part of 
 VALIDATING = 0.2
 WEIGHING = 4e5  # scores of validation triples (one per entity) that weights are chosen on, per minute of all
 LEAST = 300  # validation triples that weights are chosen on
+SAMPLED_TEXTS = 256  # by which the encoder's speed is told
+LEAST_HEAD_STEPS = 100  # of the bi-encoder; with fewer it is left out
 FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
 
 
@@ -126,69 +145,170 @@ def _median_gap(times: Sequence[float]) -> float:
 def _fitted(
     recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
 ) -> Recipe:
-    """A recipe whose epochs take so many seconds in all, by the time of a few steps of each."""
-    from kgmlm.training.loop import train as train_run
-    from kgmlm.training.start import start_run
-
+    """A recipe whose stages take so many seconds in all, by the time of a few steps of each."""
     watch.tell("timing a few steps")
+    if "biencoder" in recipe.stages:
+        own = recipe.settings.biencoder
+        encoder = TextEncoder.load(own.encoder or model, own.max_length)
+        per_text, per_token = _speed(encoder, graph)
+        if "text" in recipe.stages and "epochs" not in given.values.get("training", {}):
+            recipe = _without_text(recipe, seconds, per_token)
     asking = ASKING * seconds if "reverse" in recipe.stages else 0.0
     seconds -= asking
     share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES}
-    scale = (sum(SHARES.values())) / sum(share.values())
-    share = {stage: scale * part for stage, part in share.items()}
-    clock = _Clock()
-
-    def enough(ranker: Ranker) -> Any:
-        raise _Probed
-
+    whole = sum(share.values())
+    share = {stage: SPENT * part / whole for stage, part in share.items()}
     if "kge" in share:
         recipe = _fitted_kge(recipe, graph, share["kge"] * seconds, given)
     settings = recipe.settings
     if "rules" in share and "seconds" not in given.values.get("rules", {}):
         rules = settings.rules.model_copy(update={"seconds": max(0.1, round(share["rules"] * seconds, 1))})
         recipe = replace(recipe, settings=settings.model_copy(update={"rules": rules}))
+    if "biencoder" in share:
+        width = encoder.width
+        recipe = _fitted_biencoder(recipe, graph, share["biencoder"] * seconds, per_text, width, given)
+    weighed = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
+    if weighed < len(graph.splits.get("valid", ())):
+        why = f"on {weighed:,} validation triples, which the time allows"
+        recipe = replace(recipe, weighed=weighed, reasons={**recipe.reasons, "weights": why})
+    if "text" not in share:
+        return recipe
+    recipe, per_step, per_epoch = _fitted_text(recipe, graph, model, share["text"], seconds, given, watch)
+    if asking:
+        recipe = _fitted_asking(recipe, asking, per_step)
+    if "reranker" in recipe.stages:
+        reading = max(20.0, share["reranker"] * seconds / (READS * per_step))
+        pairs = per_epoch * (1 + recipe.settings.reranking.negatives)
+        recipe = replace(recipe, reranker_epochs=min(1.0, share_of(reading, pairs)))
+    return recipe
+
+
+def _fitted_text(
+    recipe: Recipe,
+    graph: KnowledgeGraph,
+    model: str,
+    share: float,
+    seconds: float,
+    given: Given,
+    watch: Watcher,
+) -> tuple[Recipe, float, float]:
+    """The recipe with as many epochs of the masked LM as fit into its share of so many seconds; the seconds
+    of a step, and how many are an epoch.
+    """
+    from kgmlm.training.loop import train as train_run
+    from kgmlm.training.start import start_run
+
+    clock, settings = _Clock(), recipe.settings
+
+    def enough(ranker: Ranker) -> Any:
+        raise _Probed
+
     with tempfile.TemporaryDirectory() as folder:
         epochs = PROBED + 1.0  # an epoch of a tiny graph is a step
         training = settings.training.model_copy(update={"epochs": epochs, "eval_every": epochs})
         probed = settings.model_copy(update={"training": training})
-        of = (Path(folder) / "probe", graph, model, probed)
-        run, ranker = start_run(*of)
+        run, ranker = start_run(Path(folder) / "probe", graph, model, probed)
         with suppress(_Probed):
             outcome = train_run(run, ranker, enough, max_steps=PROBED, reporter=clock)
             if outcome.signal is not None:
                 watch.tell("stopped while steps were timed; nothing was written")
                 raise Interrupted(outcome.signal)
-    per_epoch = clock.total / epochs
-    if "epochs" not in given.values.get("training", {}):
-        text = share["text"] * seconds
-        count = len(graph.entities)
-        among = settings.training.validated(count)
-        reading = _reading(settings, among or count, clock.per_step)
-        once = _reading(settings, count, clock.per_step) if among else 0.0  # all at the end
-        often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
-        epochs = epochs_within(text - often * reading - once, clock.per_step, per_epoch)
-        why = f"{clock.per_step:.2f} s per step; the text model has {share['text']:.0%} of the time"
-        if reading >= 1:
-            read = f"{among:,}" if among else "all"
-            why += (
-                f", of which {counted(often, 'validation')} take {reading:.0f} s each to read {read} entities"
-            )
-        if once >= 1:
-            why += f", and reading all once takes {once:.0f} s"
-        recipe = recipe.trained_for(
-            epochs, 0 if "eval_every" in given.values.get("training", {}) else often, why
-        )
-    weighed = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
-    if weighed < len(graph.splits.get("valid", ())):
-        why = f"on {weighed:,} validation triples, which the time allows"
-        recipe = replace(recipe, weighed=weighed, reasons={**recipe.reasons, "weights": why})
-    if asking:
-        recipe = _fitted_asking(recipe, asking, clock.per_step)
-    if "reranker" in recipe.stages:
-        reading = max(20.0, share["reranker"] * seconds / (READS * clock.per_step))
-        pairs = per_epoch * (1 + recipe.settings.reranking.negatives)
-        recipe = replace(recipe, reranker_epochs=min(1.0, share_of(reading, pairs)))
-    return recipe
+    per_step, per_epoch = clock.per_step, clock.total / epochs
+    if "epochs" in given.values.get("training", {}):
+        return recipe, per_step, per_epoch
+    text = share * seconds
+    count = len(graph.entities)
+    among = settings.training.validated(count)
+    reading = _reading(settings, among or count, per_step)
+    once = _reading(settings, count, per_step) if among else 0.0  # all at the end
+    often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
+    epochs = epochs_within(text - often * reading - once, per_step, per_epoch)
+    why = f"{per_step:.2f} s per step; the text model has {share:.0%} of the time"
+    if reading >= 1:
+        read = f"{among:,}" if among else "all"
+        why += f", of which {counted(often, 'validation')} take {reading:.0f} s each to read {read} entities"
+    if once >= 1:
+        why += f", and reading all once takes {once:.0f} s"
+    validations = 0 if "eval_every" in given.values.get("training", {}) else often
+    return recipe.trained_for(epochs, validations, why), per_step, per_epoch
+
+
+def _speed(encoder: TextEncoder, graph: KnowledgeGraph) -> tuple[float, float]:
+    """Seconds in which the bi-encoder's encoder reads an entity's text, and a token of one."""
+    some = np.unique(np.linspace(0, len(graph.entities) - 1, SAMPLED_TEXTS).astype(np.int64))
+    table = graph.entities.take(some)
+    texts = [
+        text_of(*both) for both in zip(table.column("surface"), table.column("description"), strict=True)
+    ]
+    for _ in encoder.read(texts[: SAMPLED_TEXTS // 4]):
+        pass  # the first texts are slower
+    began = time.monotonic()
+    for _ in encoder.read(texts):
+        pass
+    taken = time.monotonic() - began
+    return taken / len(texts), taken / encoder.tokens(texts)
+
+
+def _without_text(recipe: Recipe, seconds: float, per_token: float) -> Recipe:
+    """The recipe without its masked LM, where too few of its steps would fit; what needs it goes, too."""
+    settings = recipe.settings
+    tokens = settings.text.max_length + (settings.vector.max_length if settings.vector.enabled else 0)
+    per_step = 3 * settings.training.batch_size * tokens * per_token  # forward, and backward twice as long
+    needed = STEPS["quick"] * per_step / (SPENT * SHARES["text"])
+    if needed <= seconds:
+        return recipe
+    stages = tuple(x for x in recipe.stages if x not in ("text", "reverse", "reranker", "index"))
+    training = settings.training.model_copy(update={"epochs": 0.0})
+    vector = settings.vector.model_copy(update={"enabled": False})
+    minutes = math.ceil(needed / 60)
+    why = (
+        f"about {per_step:.1f} s per step: the masked LM is trained from {minutes:,} minutes on, and until "
+        "then the time goes to the other signals"
+    )
+    kept = ("kge.", "biencoder.", "rules.", "types.")
+    reasons = {key: reason for key, reason in recipe.reasons.items() if key.startswith(kept)}
+    return replace(
+        recipe,
+        stages=stages,
+        settings=settings.model_copy(update={"training": training, "vector": vector}),
+        reasons={"training.epochs": why, **reasons},
+    )
+
+
+def _fitted_biencoder(
+    recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float, width: int, given: Given
+) -> Recipe:
+    """The recipe with as many steps of the bi-encoder as fit into so many seconds, or without it.
+
+    Args:
+        per_text: seconds in which a text is read.
+        width: of the vectors of texts.
+    """
+    from kgmlm.signals.biencoder_training import Training
+
+    settings = recipe.settings.biencoder
+    if "steps" in given.values.get("biencoder", {}):
+        return recipe
+    count = len(graph.entities)
+    reading = count * per_text
+    few = settings.model_copy(update={"steps": PROBED})
+    rng, times = np.random.default_rng(0), list[float]()
+    training = Training(graph, rng.standard_normal((len(graph.relations), width), np.float32), few)
+    drawn_ND = rng.standard_normal((count, width), np.float32)
+    profile = profile_of(graph.context.links, count, 2 * len(graph.relations))
+    training.run(drawn_ND, drawn_ND, profile, lambda n: times.append(time.monotonic()))
+    per_step = _median_gap(times) or 1e-3
+    fitting = int((seconds - reading) / per_step)
+    laid, _ = head_steps(Shape.of(graph))
+    steps = min(fitting, laid)
+    if steps < min(laid, LEAST_HEAD_STEPS):
+        why = f"none: reading {counted(count, 'text')} takes {reading:.0f} s and a step {per_step:.2f} s"
+        stages = tuple(stage for stage in recipe.stages if stage != "biencoder")
+        reasons = {k: reason for k, reason in recipe.reasons.items() if not k.startswith("biencoder.")}
+        return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why})
+    why = f"{per_step:.2f} s per step, after {counted(count, 'text')} are read in {reading:.0f} s"
+    fitted = recipe.settings.model_copy(update={"biencoder": settings.model_copy(update={"steps": steps})})
+    return replace(recipe, settings=fitted, reasons={**recipe.reasons, "biencoder.steps": why})
 
 
 def _fitted_kge(recipe: Recipe, graph: KnowledgeGraph, seconds: float, given: Given) -> Recipe:
@@ -272,6 +392,7 @@ def _bounds(name: str, steps: int) -> dict[str, Any]:
     """Settings of a signal under ``--max-steps``."""
     bounds: dict[str, dict[str, Any]] = {
         "kge": {"max_steps": steps},
+        "biencoder": {"steps": steps},
         "rules": {"length": 1, "constants": False},
     }
     return bounds.get(name, {})

@@ -327,6 +327,8 @@ def start_run(
     from accelerate import PartialState
 
     _check_residuals(graph, settings)
+    if settings.vector.enabled and not settings.trains_text:
+        raise ConfigError("vector.enabled trains entity vectors with the masked LM, but training.epochs is 0")
 
     processes = PartialState(cpu=only_cpu(), timeout=timedelta(days=1))
     if processes.is_main_process:
@@ -335,8 +337,8 @@ def start_run(
     ranker = _untrained(graph, model_name, settings)
     reader = ranker.reader
     share = (processes.process_index, processes.num_processes)
-    # What cannot fit is said before anything is written.
-    stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
+    if settings.trains_text:  # what cannot fit is said before anything is written
+        stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
     if processes.is_main_process:
         create_run(
             path,

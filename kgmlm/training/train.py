@@ -103,7 +103,9 @@ def train(
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it
-        if ranker is not None:
+        if ranker is not None and not run.settings.trains_text:
+            _keep(run, ranker)
+        elif ranker is not None:
             options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
             _train(run, ranker, watch, options)
         del run, ranker
@@ -230,22 +232,29 @@ def _tell_start(run: RunFolder, ranker: Ranker, watch: Watcher) -> None:
     """Say what a new run is about, and what is odd about its names and triples."""
     from kgmlm.graphs.queries import repeated
 
-    graph = run.graph
+    graph, read = run.graph, run.settings.trains_text
     watch.tell(
         f"{graph.name}: {counted(len(graph.entities), 'entity')}, "
         f"{counted(len(graph.relations), 'relation')}, "
-        f"{counted(len(graph.splits['train']), 'training triple')}; "
-        f"span of {counted(ranker.reader.vocabulary.span_length, 'token')}"
+        f"{counted(len(graph.splits['train']), 'training triple')}"
+        + (f"; span of {counted(ranker.reader.vocabulary.span_length, 'token')}" if read else "")
     )
     if twice := repeated(graph.splits["train"]):
         watch.tell(f"{counted(twice, 'duplicate training triple')} count{'s' * (twice == 1)} once")
     unknown = ranker.reader.tokenizer.unknown(ranker.reader.names)
-    if len(unknown):
+    if read and len(unknown):
         example = graph.entities[int(unknown[0])].surface
         watch.tell(
             f"{len(unknown):,} of {len(ranker.reader.names):,} names have something that the model has "
             f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
         )
+
+
+def _keep(run: RunFolder, ranker: Ranker) -> None:
+    """Keep the model of a run as it came: its text model is not trained."""
+    if main_process():
+        run.save_model(ranker)
+        run.update(status="finished")
 
 
 def _train(run: RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:

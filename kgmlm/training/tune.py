@@ -174,6 +174,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
     It counts nothing until :func:`kgmlm.training.tune.choose` has chosen how much.
     """
     from kgmlm.runs.folder import device_of
+    from kgmlm.signals.biencoder import Biencoder
     from kgmlm.training.start import fit_signal
 
     made: tuple[Signal, dict[str, Any]]
@@ -184,6 +185,10 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
             bar = partial(watch, f"training {added.name}")
             with keeping(run.path, added.name, watch) as kept:
                 made = fit_signal(added.name, run.graph, added.settings(run), bar, device_of(device), kept)
+        if isinstance(made[0], Biencoder):
+            # The run's model stays the encoder that it came as.
+            own = added.settings(run).biencoder.encoder == str(run.record["model"])
+            made[0].shares = own and not run.settings.trains_text
     run.save_signal(made[0], **made[1], **added.marks)
 
 
@@ -468,7 +473,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
 
     run = open_folder(path)
     training = run.settings.training
-    trained = run.record["status"] in TRAINED and run.has_weights
+    trained = run.record["status"] in TRAINED and run.has_weights and run.settings.trains_text
     if not trained or not training.validated(len(run.graph.entities)):
         return
     if not run.graph.has("valid"):

@@ -30,7 +30,7 @@ import torch
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, spreads
 from kgmlm.core.config import Protocol
-from kgmlm.core.errors import ConfigError
+from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import Advance, Watcher
 from kgmlm.evaluation.metrics import Ranks
@@ -536,6 +536,7 @@ def weigh(
 
     Raises:
         ConfigError: when the protocol asks or filters test triples.
+        RunError: when no signal is trained.
 
     Returns:
         The mixture of all signals; and by stage, the text first and then each signal beside those before it,
@@ -544,6 +545,8 @@ def weigh(
         alone; ``mrr_text`` without the stage's signal, of all but the text; ``weight_...`` of the text's.
     """
     task, stages = validation_task(graph, protocol, among), _stages(ranker)
+    if not stages:
+        raise RunError("the masked LM is not trained, and there is no other signal to weigh")
     *_, (last, names) = stages.items()
     if ranker.vectors is not None:
         unread = ranker.vectors.unread_of(task.ids)
@@ -576,7 +579,7 @@ def weigh(
 
 def _stages(ranker: Ranker) -> dict[str, list[str]]:
     """Return which signals are weighed together: those of the text, then one more each time."""
-    text = [name for name in TEXT if name in ranker.signals]
+    text = [name for name in TEXT if name in ranker.signals and ranker.reader.settings.trains_text]
     beside = [name for name in SIGNALS if name in ranker.signals and name not in TEXT]
     stages = {"text": text} if text else {}
     return stages | {name: [*text, *beside[: i + 1]] for i, name in enumerate(beside)}

@@ -44,7 +44,7 @@ def test_every_setting_is_listed_with_its_meaning() -> None:
     assert found["training.epochs"] == {
         "default": 10,
         "description": TrainingSettings.model_fields["epochs"].description,
-        "exclusiveMinimum": 0,
+        "minimum": 0,
         "type": "number",
     }
     assert set(json.loads(printed("--protocol", "--json"))) == set(Protocol.model_fields)

@@ -38,8 +38,7 @@ def settings(tiny_encoder: str) -> BiencoderSettings:
         encoder=tiny_encoder,
         dimension=16,
         relation_dimension=8,
-        least_steps=40,
-        epochs=1,
+        steps=40,
         batch_size=16,
         dropout=0.1,
         precision="fp32",
@@ -66,7 +65,7 @@ def test_scores_are_those_of_the_head_that_is_trained(
     toy: KnowledgeGraph, settings: BiencoderSettings, made: Biencoder
 ) -> None:
     texts_ND = np.asarray(made.vectors.all, np.float32)
-    training = Training(toy, made.relation_texts_RD, settings.model_copy(update={"max_steps": 1}))
+    training = Training(toy, made.relation_texts_RD, settings.model_copy(update={"steps": 1}))
     head = {name: torch.from_numpy(x) for name, x in made.head.items()}
     training.head.load_state_dict(head, strict=False)
     training.head.eval()
@@ -100,7 +99,7 @@ def test_it_learns(
         ).report["metrics"]["mrr"]
         return found
 
-    fresh = Biencoder.fit(toy, settings.model_copy(update={"max_steps": 1}))
+    fresh = Biencoder.fit(toy, settings.model_copy(update={"steps": 1}))
     assert mrr(made) > mrr(fresh) + 0.1
 
 
@@ -108,7 +107,7 @@ def test_it_learns(
 def test_training_is_a_function_of_its_seed(
     toy: KnowledgeGraph, settings: BiencoderSettings, candidates: int
 ) -> None:
-    few = settings.model_copy(update={"max_steps": 3, "candidates": candidates})
+    few = settings.model_copy(update={"steps": 3, "candidates": candidates})
     one, two = (Biencoder.fit(toy, few).head for _ in range(2))
     other = Biencoder.fit(toy, few.model_copy(update={"seed": 1})).head
     assert all(np.array_equal(one[name], two[name]) for name in one)
@@ -173,7 +172,7 @@ def test_an_entity_without_text_and_triples_has_a_score(
 def test_reading_that_was_killed_continues_with_the_next_part(
     toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = settings.model_copy(update={"max_steps": 2})
+    few = settings.model_copy(update={"steps": 2})
     expected = Biencoder.fit(toy, few)
     monkeypatch.setattr(module, "PART", 10)
     read, kept = TextEncoder.read, tmp_path / ".run.biencoder-unfinished"
@@ -207,7 +206,7 @@ def test_reading_that_was_killed_continues_with_the_next_part(
 def test_vectors_of_other_texts_are_read_again(
     toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path
 ) -> None:
-    few, kept = settings.model_copy(update={"max_steps": 1}), tmp_path / "kept"
+    few, kept = settings.model_copy(update={"steps": 1}), tmp_path / "kept"
     Biencoder.fit(toy, few).save(tmp_path / "one.safetensors")
     kept.mkdir()
     (kept / "about.json").write_text('{"encoder": "another"}')
@@ -261,7 +260,7 @@ def test_a_run_keeps_it_ranks_by_it_and_packs_it(
 ) -> None:
     monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
     run = shutil.copytree(toy_run, tmp_path / "run")
-    given = {name: getattr(settings, name) for name in ("encoder", "dimension", "least_steps", "epochs")}
+    given = {name: getattr(settings, name) for name in ("encoder", "dimension", "steps")}
     kgmlm.tune(run, add="biencoder", biencoder=given, progress=False)
     opened = kgmlm.open_run(run, device="cpu")
     assert opened.folder.record["signals"]["biencoder"]["settings"]["encoder"] == settings.encoder

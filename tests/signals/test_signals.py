@@ -81,7 +81,7 @@ class Longest:
 REGISTRY = SIGNALS
 QUICK = {  # settings of signals that train for long by default
     "kge": KGESettings(dimension=4, epochs=1),
-    "biencoder": BiencoderSettings(dimension=8, relation_dimension=4, max_steps=3, precision="fp32"),
+    "biencoder": BiencoderSettings(dimension=8, relation_dimension=4, steps=3, precision="fp32"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,9 @@ REGISTRY = PRESETS
 @pytest.mark.parametrize("scratch", [False, True])
 def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: str, scratch: bool) -> None:
     recipe = recipe_of(preset, toy, scratch)
-    assert recipe.stages[0] == "text"
+    text = preset != "quick" or scratch
+    assert (recipe.stages[:1] == ("text",)) == text == recipe.settings.trains_text
+    assert ("biencoder" in recipe.stages) == (preset != "plain" and not scratch)
     assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
     assert {"rules", "types"} <= set(recipe.stages) or preset == "plain"
     assert ("reverse" in recipe.stages) == (preset in ("best", "zero-shot")), "it makes ranking long"
@@ -53,22 +56,39 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     if preset == "plain":
         assert recipe.settings == Settings()
         return
-    assert recipe.settings.vector.enabled != scratch
+    assert recipe.settings.vector.enabled == (text and not scratch)
     assert ("kge.penalty" in recipe.reasons) == ("kge" in recipe.stages), "no word of what is not trained"
+    assert all(recipe.reasons.values())
+    if not text:
+        assert recipe.notes()[0] == "preset quick: rules, then types, then biencoder"
+        return
     per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
     steps = recipe.settings.training.epochs * per_epoch
     assert steps >= 149, "never fewer steps than it takes"
     assert recipe.notes()[0].startswith(f"preset {preset}: text")
-    assert all(recipe.reasons.values())
+
+
+@pytest.mark.parametrize("given", [{"training": {"epochs": 2}}, {"vector": {"enabled": True}}])
+def test_quick_trains_the_masked_lm_where_that_is_asked_for(given: dict[str, dict[str, Any]]) -> None:
+    assert recipe_of("quick", star(20), False, given).stages[0] == "text"
+    assert recipe_of("quick", star(20), False, {"training": {"seed": 2}}).stages[0] != "text"
+
+
+@pytest.mark.parametrize(("triples", "steps"), [(20, 60), (400, 188), (3000, 176), (60_000, 600)])
+def test_the_bi_encoder_has_steps_by_the_triples(triples: int, steps: int) -> None:
+    recipe = recipe_of("quick", star(triples), False)
+    assert recipe.settings.biencoder.steps == steps
+    assert ("at most" in recipe.reasons["biencoder.steps"]) == (triples == 60_000)
+    assert (recipe.settings.biencoder.candidates > 0) == (triples == 60_000)
 
 
 def test_of_a_large_graph_a_step_and_a_validation_have_a_sample_and_the_recipe_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few = recipe_of("quick", star(20), False)
+    few = recipe_of("balanced", star(20), False)
     assert (few.settings.training.candidates, few.settings.training.eval_candidates) == ("auto", "auto")
     monkeypatch.setattr(recipes, "ALL", 20)
-    many = recipe_of("quick", star(20), False, {"training": {"eval_candidates": 0}})
+    many = recipe_of("balanced", star(20), False, {"training": {"eval_candidates": 0}})
     assert (many.settings.training.candidates, many.settings.training.eval_candidates) == (SAMPLED, 0)
     assert many.reasons["training.candidates"].startswith("21 entities: ")
     assert "training.eval_candidates" not in many.reasons, "it was given"
@@ -76,15 +96,15 @@ def test_of_a_large_graph_a_step_and_a_validation_have_a_sample_and_the_recipe_s
 
 def test_vectors_of_a_large_graph_are_indexed_and_names_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "LARGE", 20)
-    vectors = recipe_of("quick", star(20), False)
+    vectors = recipe_of("balanced", star(20), False)
     assert vectors.stages[-1] == "index"
     assert vectors.reasons["index"].startswith("vectors of 21 entities: ")
-    names = recipe_of("quick", star(20), False, {"vector": {"enabled": False}})
+    names = recipe_of("balanced", star(20), False, {"vector": {"enabled": False}})
     assert "index" not in names.stages
     best = recipe_of("best", star(20), False)
     assert "reverse" not in best.stages
     assert best.reasons["reverse"].startswith("none: ")
-    assert "index" not in recipe_of("quick", star(19), False).stages
+    assert "index" not in recipe_of("balanced", star(19), False).stages
 
 
 def test_what_is_given_goes_before_the_recipe_and_its_reason(toy: KnowledgeGraph) -> None:

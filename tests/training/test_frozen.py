@@ -1,0 +1,166 @@
+"""Runs whose masked LM is not trained: other signals rank alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Cli, refused
+from safetensors import safe_open
+
+import kgmlm
+from kgmlm.core.errors import ConfigError, RunError
+from kgmlm.core.progress import Watcher
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.run import Run
+from kgmlm.signals.biencoder import Biencoder
+from kgmlm.text.encoder import TextEncoder
+from kgmlm.text.reader import Reader
+from kgmlm.training import stages as stages_module
+from kgmlm.training.recipes import Given, as_assignments
+
+SMALL: dict[str, Any] = {"biencoder": {"steps": 20, "dimension": 16, "precision": "fp32"}}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: str) -> Run:
+    path = tmp_path_factory.mktemp("frozen") / "run"
+    return kgmlm.train("toy", tiny_encoder, path, preset="quick", progress=False, **SMALL)
+
+
+@pytest.mark.slow
+class TestQuick:
+    def test_it_has_all_but_a_trained_masked_lm(self, quick: Run, tiny_encoder: str) -> None:
+        run = open_folder(quick.path, verify=True)
+        assert run.record["status"] == "finished"
+        assert not run.settings.trains_text
+        assert set(run.tuned.mixture.signals) <= {"rules", "types", "biencoder"}
+        assert set(run.record["signals"]) == {"rules", "types", "biencoder"}
+        assert not (run.path / "checkpoints").exists()
+        ours, theirs = (TextEncoder.load(str(path), 32) for path in (run.model_folder, tiny_encoder))
+        for name, tensor in theirs.weights().items():
+            assert torch.equal(torch.as_tensor(ours.weights()[name]), torch.as_tensor(tensor)), "as it came"
+
+    def test_queries_are_not_read_by_the_masked_lm(self, quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Reader, "_states", None)
+        found = quick.explain(head="france", relation="located_in", k=3)
+        assert len(found) == 3
+
+    def test_its_text_ranks_nothing(self, cli: Cli, quick: Run) -> None:
+        for scores in ("text", "likelihood"):
+            refused(cli("evaluate", quick.path, "--scores", scores), "masked LM is not trained", scores)
+        done = cli("evaluate", quick.path, "--json", "-q")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["metrics"]["mrr"] > 0
+
+    def test_the_encoder_is_kept_once(
+        self, quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+        with safe_open(quick.path / Biencoder.file, "numpy") as file:
+            assert not any(name.startswith("encoder.") for name in file.keys())  # noqa: SIM118
+        new = tmp_path / "new.tsv"
+        new.write_text("label\tname\tdescription\nq1\tAtlantis\ta lost city\n")
+        pack = kgmlm.pack(quick.path, tmp_path / "small.kgmlm", progress=False)
+        for run in (quick, kgmlm.open_run(pack, device="cpu")):
+            found = run.with_entities(new).rank(head="Atlantis", relation="located_in", k=3)
+            assert len(found) == 3
+        other = shutil.copytree(quick.path, tmp_path / "other")
+        kgmlm.tune(other, drop="biencoder", progress=False)
+        kgmlm.tune(other, add="biencoder", source=quick.path, progress=False)
+        with safe_open(other / Biencoder.file, "numpy") as file:
+            assert any(name.startswith("encoder.") for name in file.keys()), "a lent one is whole"  # noqa: SIM118
+
+    def test_it_predicts_and_is_reported(self, cli: Cli, quick: Run, tmp_path: Path) -> None:
+        run = shutil.copytree(quick.path, tmp_path / "run")
+        for words in (
+            ("report", run, "--output", tmp_path / "report.html", "-q"),
+            ("info", run),
+            ("tune", run, "--add", "reverse", "-q"),
+        ):
+            done = cli(*words)
+            assert done.returncode == 0, done.stderr
+
+    def test_there_is_nothing_to_resume(self, cli: Cli, quick: Run) -> None:
+        done = cli("train", "--output", quick.path, "--resume")
+        assert "Traceback" not in done.stderr
+        assert open_folder(quick.path).record["step"] == 0
+
+
+def test_a_kill_between_stages_is_continued(
+    toy: KnowledgeGraph, tiny_encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Biencoder, "fit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            kgmlm.train(toy, tiny_encoder, tmp_path / "run", preset="quick", progress=False, **SMALL)
+    assert set(open_folder(tmp_path / "run").record["signals"]) == {"rules", "types"}
+    run = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+    assert "biencoder" in run.folder.tuned.mixture.tables
+
+
+def test_entity_vectors_need_a_trained_masked_lm(
+    toy: KnowledgeGraph, tiny_encoder: str, tmp_path: Path
+) -> None:
+    given = {"preset": "plain", "epochs": 0, "vector": {"enabled": True}, "progress": False}
+    with pytest.raises(ConfigError, match=r"vector\.enabled trains entity vectors"):
+        kgmlm.train(toy, tiny_encoder, tmp_path / "run", **given)  # type: ignore[arg-type]
+    run = kgmlm.train(toy, tiny_encoder, tmp_path / "run", preset="plain", epochs=0, progress=False)
+    with pytest.raises(RunError, match="there is no other signal to weigh"):
+        kgmlm.tune(run, progress=False)
+    with pytest.raises(ConfigError, match="is not trained"):
+        kgmlm.evaluate(run, scores="likelihood", progress=False)
+
+
+class Hears(Watcher):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.parametrize(
+    ("preset", "minutes", "speed", "stages"),
+    [
+        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "biencoder"}),
+        ("quick", 0.01, (1.0, 0.1), {"rules", "types"}),
+        ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "biencoder"}),
+        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
+        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
+    ],
+)
+def test_a_time_goes_to_the_signals_that_fit_into_it(
+    toy: KnowledgeGraph,
+    tiny_encoder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    minutes: float,
+    speed: tuple[float, float],
+    stages: set[str],
+) -> None:
+    monkeypatch.setattr(stages_module, "_speed", lambda encoder, graph: speed)
+    given, watch = Given.of(None, as_assignments({"precision": "fp32"})), Hears()
+    recipe = stages_module.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
+    assert recipe is not None
+    assert set(recipe.stages) == stages
+    assert recipe.settings.trains_text == ("text" in stages)
+    told = "\n".join(watch.told)
+    assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in stages)
+    assert ("  biencoder: none: reading" in told) == ("biencoder" not in stages)
+    if "biencoder" in stages:
+        assert "are read in 0 s" in recipe.reasons["biencoder.steps"]
+        assert 1 <= recipe.settings.biencoder.steps <= 60
+
+
+def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
+    per_text, per_token = stages_module._speed(TextEncoder.load(tiny_encoder, 16), toy)
+    assert 0 < per_token < per_text
