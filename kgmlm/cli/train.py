@@ -39,11 +39,10 @@ TRAIN: Options = {
     "preset": option(
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         None,
-        "Stages and settings that suit the graph: quick (text, rules, types), balanced (with KGE), best "
-        "(longer, scores in reverse, with a reranker), zero-shot (for unseen entities: without KGE, scores "
-        "in reverse, with "
-        "a reranker); plain: text by the settings as they are. By default balanced, or plain with --config "
-        "or an objective.",
+        "Stages and settings that suit the graph: quick (bi-encoder, rules, types), balanced (with the "
+        "masked LM and KGE), best (longer, scores in reverse, with a reranker), zero-shot (for unseen "
+        "entities: as best, without KGE); plain: text by the settings as they are. By default balanced, or "
+        "plain with --config or an objective.",
     ),
     "minutes": option(
         float | None,

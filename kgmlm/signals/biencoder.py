@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
+from scipy.special import expit
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
@@ -92,7 +93,7 @@ class EncoderSource:
 
     entities: EntityTable
     encoder: TextEncoder
-    precision: str = "auto"
+    precision: str = "fp32"  # in which a text is read alike in any batch
     computing: Device = None  # where the encoder reads; the vectors are NumPy's
 
     @property
@@ -180,17 +181,13 @@ class Biencoder:
         count = len(graph.entities)
         total = count + settings.steps
 
-        def read(n: int, of: int = count) -> None:
-            advance(n, total)
-
         if kept is None:
-            vectors.read(advance=read)
+            vectors.read(advance=lambda n: advance(n, total))
             texts_ND = numpy(vectors.all)
         else:
             of = {"encoder": encoder.digest, "entities": digest_of(graph.entities), "size": PART}
-            texts_ND = np.concatenate(
-                [np.load(part) for part in vectors.in_parts(kept, of, PART, advance=read)]
-            )
+            parts = vectors.in_parts(kept, of, PART, advance=lambda n, _: advance(n, total))
+            texts_ND = np.concatenate([np.load(part) for part in parts])
         vectors.adopt(graph.entities, texts_ND.astype(np.float16))  # as the file has them
         texts_ND, links = numpy(vectors.all).astype(np.float32), graph.context.links
         row_E, _, other_E = links.edges(np.arange(count))
@@ -207,7 +204,7 @@ class Biencoder:
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
         """A copy for another graph: its texts and training triples."""
         context = reader.context
-        vectors = self.vectors.over(EncoderSource(context.entities, self.encoder))
+        vectors = self.vectors.over(EncoderSource(context.entities, self.encoder, computing=self.device))
         new = np.flatnonzero(relation_rows < 0)
         relation_texts_RD = np.append(self.relation_texts_RD, self.relation_texts_RD[:1], 0)[relation_rows]
         if len(new):
@@ -216,10 +213,9 @@ class Biencoder:
         twin = Biencoder(self.head, context, vectors, relation_texts_RD, rows, self.encoder, self.device)
         if self._candidates_NW is not None and self._begins(context, entity_rows, relation_rows):
             further = context.train[len(self.context.train) :]
-            known = len(self.context.entities)
-            touched = np.concatenate([further[:, 0], further[:, 2], np.arange(known, len(entity_rows))])
+            new_ids = np.arange(len(self._candidates_NW), len(entity_rows))
             twin._candidates_NW = self._candidates_NW
-            twin._changed = np.unique(touched)
+            twin._changed = np.unique(np.concatenate([further[:, 0], further[:, 2], new_ids, self._changed]))
         return twin
 
     def _begins(self, context: ContextGraph, entity_rows: IntArray, relation_rows: IntArray) -> bool:
@@ -270,7 +266,7 @@ class Biencoder:
         kind_BM = kinds_KM[kind_B]
         z_BW = z_BW * (1 + self._linear("scale", kind_BM)) + self._linear("shift", kind_BM)
         inner = self._linear("inner", z_BW)
-        z_BW += self._linear("outer", inner / (1 + np.exp(-inner)))
+        z_BW += self._linear("outer", inner * expit(inner))
         return _unit(z_BW)
 
     def candidate_vectors(self, ids: IntArray) -> Floats:
@@ -349,9 +345,9 @@ class Biencoder:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
         if (len(texts_ND), len(rows)) != (len(graph.entities), len(graph.relations)):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add biencoder` makes another")
-        vectors = EntityVectors(EncoderSource(graph.entities, encoder))
-        vectors.adopt(graph.entities, texts_ND)
         device = None if reader is None else reader.model.device
+        vectors = EntityVectors(EncoderSource(graph.entities, encoder, computing=device))
+        vectors.adopt(graph.entities, texts_ND)
         made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, device)
         made._candidates_NW = at(device, candidates_NW)
         return made

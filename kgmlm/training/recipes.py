@@ -140,12 +140,13 @@ def recipe_of(
     values, reasons = _settings(preset, shape, scratch) if preset != PLAIN else ({}, {})
     asked = given or {}
     wanted = "epochs" in asked.get("training", {}) or asked.get("vector", {}).get("enabled")
-    if preset == "quick" and not scratch and graph.has("valid") and not wanted:
+    few = shape.entities <= LARGE
+    if preset == "quick" and not scratch and few and graph.has("valid") and not wanted:
         why = "the bi-encoder and the signals beside it are good in minutes, a masked LM is not"
         values["training"] = {"epochs": 0.0}
         values["vector"] = {"enabled": False}
         reasons = {"training.epochs": why}
-    if preset != PLAIN and not scratch:
+    if preset != PLAIN and not scratch and few:
         values["biencoder"], more_reasons = _biencoder(preset, shape)
         reasons |= more_reasons
     for section, more in (given or {}).items():
@@ -164,7 +165,9 @@ def recipe_of(
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if preset != PLAIN:
         stages += ["rules", "types"]  # they take seconds
-    if preset != PLAIN and (not scratch or settings.biencoder.encoder):
+    if preset != PLAIN and shape.entities > LARGE:
+        reasons["biencoder"] = f"none: {shape.entities:,} texts to read; `kgmlm tune --add biencoder` does"
+    elif preset != PLAIN and (not scratch or settings.biencoder.encoder):
         stages.append("biencoder")
     elif preset != PLAIN:
         reasons["biencoder"] = "none: a model from scratch is no text encoder; biencoder.encoder names one"

@@ -137,10 +137,14 @@ def test_further_triples_and_entities_change_whom_they_touch(
     new, head = len(toy.entities), 3
     wider = extended.with_context(np.array([[head, 0, new]]))
     grown = over(made, make_ranker(), wider)
+    further = over(over(made, make_ranker(), wider), make_ranker(), wider)  # of what is not computed yet
     fresh = Biencoder(
         made.head, wider.context, grown.vectors, grown.relation_texts_RD, grown.relation_rows, made.encoder
     )
     np.testing.assert_allclose(grown.candidates_NW, fresh.candidates_NW, atol=1e-6)
+    np.testing.assert_allclose(further.candidates_NW, fresh.candidates_NW, atol=1e-6)
+    again = over(grown, make_ranker(), wider.extended(EntityTable(["q3"], ["Lyonesse"])))
+    np.testing.assert_allclose(again.candidates_NW[: new + 2], fresh.candidates_NW, atol=1e-6)
     changed = np.abs(grown.candidates_NW[:new] - made.candidates_NW).max(1) > 1e-6
     assert np.flatnonzero(changed).tolist() == [head]
 
