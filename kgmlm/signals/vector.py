@@ -115,11 +115,15 @@ class EntityVectors:
         self._read_N = np.zeros(len(self.source.entities), np.bool_)
 
     def over(self, source: VectorSource) -> EntityVectors:
-        """The vectors of another graph's entities; those of the same label and text are taken over."""
+        """The vectors of another graph's entities; those read of the same label and text are taken over."""
         twin = EntityVectors(source)
-        if self._read_N.all() and len(self._read_N):
-            saved_MD = self._own_KD if self._saved_MD is None else self._saved_MD
-            twin._take(self.source.entities, saved_MD, self.of)
+        if self._read_N.any():
+            rows_N = source.entities.rows_in(self.source.entities)
+            rows_N[rows_N >= 0] = np.where(self._read_N, np.arange(len(self._read_N)), -1)[
+                rows_N[rows_N >= 0]
+            ]
+            saved_MD = self._own_KD if self._saved_MD is None and self._read_N.all() else self._saved_MD
+            twin._take(rows_N, saved_MD, self.of)
         return twin
 
     @property
@@ -149,13 +153,14 @@ class EntityVectors:
         They are not copied where the graph's first M entities are these.
         """
         vectors_MD = at(self.source.device, vectors_MD)
-        self._take(entities, vectors_MD, lambda rows: vectors_MD[like(rows, vectors_MD)])
-
-    def _take(self, entities: EntityTable, saved_MD: Array, of: Callable[[IntArray], Array]) -> None:
         known = self.source.entities
         rows_N = np.arange(len(known)) if entities is known else known.rows_in(entities)
-        count = len(saved_MD)
-        begins = len(known) >= count and bool((rows_N[:count] == np.arange(count)).all())
+        self._take(rows_N, vectors_MD, lambda rows: vectors_MD[like(rows, vectors_MD)])
+
+    def _take(self, rows_N: IntArray, saved_MD: Array | None, of: Callable[[IntArray], Array]) -> None:
+        """Take over vectors by their rows, -1 for none: those of the first M entities as they are saved."""
+        count = 0 if saved_MD is None else len(saved_MD)
+        begins = len(rows_N) >= count and bool((rows_N[:count] == np.arange(count)).all())
         self._saved_MD, self._own_KD, self._read_N = (saved_MD if begins else None), None, rows_N >= 0
         there = np.flatnonzero(self._read_N[self._first :]) + self._first
         if len(there):
