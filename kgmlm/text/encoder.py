@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kgmlm.core.arrays import Device, IntArray
 from kgmlm.core.errors import ModelError
-from kgmlm.core.machine import bound_memory, keep_memory, reduced
+from kgmlm.core.machine import bound_memory, installed, keep_memory, reduced
 from kgmlm.text.tokenization import check_model_folder, reason, transformers_tokenizer
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
@@ -168,10 +168,12 @@ class TextEncoder:
             device: torch's; None is the CPU.
             precision: "fp32", "bf16", or "auto": bf16 where the device has units for it.
         """
-        import torch
-
+        if not len(texts):
+            return
         keep_memory()
         model = self._model.to(device or "cpu")
+        import torch
+
         low = reduced(precision, getattr(model.device, "type", "cpu") == "cuda")
         for start in range(0, len(texts), _TEXTS):
             ids = [e.ids for e in self._tokenizer.encode_batch(list(texts[start : start + _TEXTS]))]
@@ -206,8 +208,12 @@ class TextEncoder:
         """The encoder by torch.
 
         Raises:
-            ModelError: when its weights do not fit its configuration.
+            ModelError: when torch is not installed, or its weights do not fit its configuration.
         """
+        if not installed("torch"):
+            raise ModelError(
+                "new texts are read by the bi-encoder's encoder with torch, which is not installed"
+            )
         import torch
         from transformers import AutoConfig, AutoModel
 

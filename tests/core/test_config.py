@@ -23,7 +23,7 @@ def test_settings_survive_a_round_trip(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("training.epoch=3", "unknown key 'training.epoch'"),
-        ("training.epochs=0", "training.epochs"),
+        ("training.epochs=-1", "training.epochs"),
         ("training.objective=guess", "training.objective"),
         ("epochs", "KEY=VALUE"),
         ("training.epochs.x=1", "training.epochs"),
@@ -66,7 +66,7 @@ def test_what_is_set_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--set: unknown key 'training\.epoch'"):
         load_settings(path, ["training.epoch=3"])
     with pytest.raises(ConfigError, match=r"^--set: 'training\.epochs' is 0"):
-        load_settings(None, ["training.epochs=0"])
+        load_settings(None, ["training.epochs=-1"])
     assert load_settings(path, ["training.epochs=3", "training.seed=1"]).training.epochs == 3
     path.write_text("[training]\nepochs = 0\n")
     with pytest.raises(ConfigError, match=r"mine\.toml: 'training\.epochs' is 0"):

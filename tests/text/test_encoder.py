@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModel
 
 from kgmlm.core.errors import ModelError
+from kgmlm.text import encoder as encoder_module
 from kgmlm.text.encoder import Floats, TextEncoder
 
 TEXTS = ["Paris", "Paris. the capital of France", "", "a river " * 40]
@@ -112,3 +113,14 @@ def test_what_is_no_encoder_is_one_sentence(tmp_path: Path, tiny_encoder: str) -
         (tmp_path / "bare" / name).unlink()
     with pytest.raises(ModelError, match="has no tokenizer"):
         TextEncoder.load(str(tmp_path / "bare"), 32)
+
+
+def test_what_is_read_without_torch_is_one_sentence(
+    tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = TextEncoder.load(tiny_encoder, 32).as_tensors()
+    encoder = TextEncoder.of_tensors(list(tensors), tensors.__getitem__)
+    monkeypatch.setattr(encoder_module, "installed", lambda package: package != "torch")
+    assert list(encoder.read([])) == []
+    with pytest.raises(ModelError, match="with torch, which is not installed"):
+        vectors(encoder, ["Paris"])
