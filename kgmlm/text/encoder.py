@@ -211,9 +211,7 @@ class TextEncoder:
             ModelError: when torch is not installed, or its weights do not fit its configuration.
         """
         if not installed("torch"):
-            raise ModelError(
-                "new texts are read by the bi-encoder's encoder with torch, which is not installed"
-            )
+            raise ModelError("the bi-encoder reads new texts with torch, which is not installed")
         import torch
         from transformers import AutoConfig, AutoModel
 

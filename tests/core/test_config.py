@@ -65,11 +65,11 @@ def test_what_is_set_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     path.write_text("[training]\nepochs = 2\n")
     with pytest.raises(ConfigError, match=r"^--set: unknown key 'training\.epoch'"):
         load_settings(path, ["training.epoch=3"])
-    with pytest.raises(ConfigError, match=r"^--set: 'training\.epochs' is 0"):
+    with pytest.raises(ConfigError, match=r"^--set: 'training\.epochs' is -1"):
         load_settings(None, ["training.epochs=-1"])
     assert load_settings(path, ["training.epochs=3", "training.seed=1"]).training.epochs == 3
-    path.write_text("[training]\nepochs = 0\n")
-    with pytest.raises(ConfigError, match=r"mine\.toml: 'training\.epochs' is 0"):
+    path.write_text("[training]\nepochs = -1\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: 'training\.epochs' is -1"):
         load_settings(path, ["training.seed=1"])
     path.write_text('split = "test"\n')
     with pytest.raises(ConfigError, match=r"^the protocol asked for: 'max_triples' is -1"):
