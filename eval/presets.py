@@ -1,11 +1,12 @@
 """Presets against runs tuned by hand, on small graphs: is what a preset chooses near the best?
 
-    OMP_NUM_THREADS=1 python eval/presets.py GRAPH ... --model MODEL [--splits 5] [--variants balanced,long]
-        [--output eval/presets.json]
+    OMP_NUM_THREADS=1 python eval/presets.py GRAPH ... --model MODEL [--splits 5] [--seeds 3]
+        [--variants balanced,long] [--unseen] [--output eval/presets.json]
 
 Each variant changes one thing of the preset "balanced". With --splits a graph is split again at random, so
-often, since one small validation set says little. Rows are added to the JSON; rows that are there are not
-made again. Test is measured of presets alone.
+often, since one small validation set says little; with --unseen the graph of its name and "-ind", whose
+entities training has not, is ranked, too. Rows are added to the JSON; rows that are there are not made again.
+Test is measured of presets alone.
 """
 
 from __future__ import annotations
@@ -68,12 +69,24 @@ def graph_of(name: str, split: int | None, folder: Path) -> str | Path:
     return again
 
 
-def measured(name: str, split: int | None, variant: str, model: str) -> dict[str, Any]:
+def test_of(run: kgmlm.Run, graph: str | None = None) -> dict[str, float]:
+    """MRR and Hits of all test triples of a run's graph, or of another one."""
+    metrics = kgmlm.evaluate(run, graph=graph, progress=False).metrics
+    of = {"mrr": "inverse_harmonic_mean_rank", "hits_at_1": "hits_at_1", "hits_at_10": "hits_at_10"}
+    return {key: round(metrics[f"both.realistic.{name}"], 5) for key, name in of.items()}
+
+
+def measured(
+    name: str, split: int | None, seed: int, variant: str, model: str, unseen: bool
+) -> dict[str, Any]:
     """A row of the record."""
     with tempfile.TemporaryDirectory() as temporary:
         graph = graph_of(name, split, Path(temporary))
         chosen = recipe_of(preset_of(variant), kgmlm.load_graph(graph), model == "scratch").settings
         sections: dict[str, Any] = given(variant, chosen)
+        if seed:
+            for section in ("training", "biencoder", "kge", "rules"):
+                sections[section] = {**sections.get(section, {}), "seed": seed}
         cpu, started = time.process_time(), time.monotonic()
         run = kgmlm.train(
             graph, model, Path(temporary) / "run", preset=preset_of(variant), progress=False, **sections
@@ -81,6 +94,7 @@ def measured(name: str, split: int | None, variant: str, model: str) -> dict[str
         row = {
             "graph": name,
             "split": split,
+            "seed": seed,
             "model": Path(model).parent.name if "/" in model else model,
             "variant": variant,
             "set": sections,
@@ -93,15 +107,9 @@ def measured(name: str, split: int | None, variant: str, model: str) -> dict[str
             },
         }
         if variant in PRESETS:
-            metrics = kgmlm.evaluate(run, progress=False).metrics
-            row["test"] = {
-                key: round(metrics[f"both.realistic.{of}"], 5)
-                for key, of in (
-                    ("mrr", "inverse_harmonic_mean_rank"),
-                    ("hits_at_1", "hits_at_1"),
-                    ("hits_at_10", "hits_at_10"),
-                )
-            }
+            row["test"] = test_of(run)
+            if unseen:
+                row["test_unseen"] = test_of(run, f"{name}-ind")
         return row | {"versions": record.versions(), "hardware": record.hardware()}
 
 
@@ -109,25 +117,39 @@ def main(
     graphs: Annotated[list[str], typer.Argument()],
     model: str = "scratch",
     splits: int = 0,
+    seeds: int = 1,
     variants: str = ",".join([*PRESETS[:-1], *VARIANTS]),
+    unseen: bool = False,
     output: Path | None = None,
 ) -> None:
     """Train and measure, and print a line each."""
     rows = store.rows(output)
     asked = [
-        (name, split, variant)
+        (name, split, seed, variant)
         for name in graphs
         for split in (range(splits) if splits else [None])
+        for seed in range(seeds)
         for variant in variants.split(",")
     ]
     short = Path(model).parent.name if "/" in model else model
-    there = {(r["graph"], r["split"], r["variant"], r["model"]) for r in rows}
-    for name, split, variant in asked:
-        if (name, split, variant, short) in there:
+    there = {(r["graph"], r["split"], r.get("seed", 0), r["variant"], r["model"]) for r in rows}
+    for name, split, seed, variant in asked:
+        if (name, split, seed, variant, short) in there:
             continue
-        row = measured(name, split, variant, model)
+        row = measured(name, split, seed, variant, model, unseen)
         shown = {stage: f"{found['mrr']:.4f}" for stage, found in row["valid"].items()}
-        print(name, split, variant, shown, row.get("test", ""), row["cpu_minutes"], "min", flush=True)
+        print(
+            name,
+            split,
+            seed,
+            variant,
+            shown,
+            row.get("test", ""),
+            row.get("test_unseen", ""),
+            row["cpu_minutes"],
+            "min",
+            flush=True,
+        )
         rows.append(row)
         if output is not None:
             store.write_rows(output, rows)
