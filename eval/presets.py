@@ -69,7 +69,7 @@ def graph_of(name: str, split: int | None, folder: Path) -> str | Path:
     return again
 
 
-def test_of(run: kgmlm.Run, graph: str | None = None) -> dict[str, float]:
+def on_test(run: kgmlm.Run, graph: str | None = None) -> dict[str, float]:
     """MRR and Hits of all test triples of a run's graph, or of another one."""
     metrics = kgmlm.evaluate(run, graph=graph, progress=False).metrics
     of = {"mrr": "inverse_harmonic_mean_rank", "hits_at_1": "hits_at_1", "hits_at_10": "hits_at_10"}
@@ -107,9 +107,9 @@ def measured(
             },
         }
         if variant in PRESETS:
-            row["test"] = test_of(run)
+            row["test"] = on_test(run)
             if unseen:
-                row["test_unseen"] = test_of(run, f"{name}-ind")
+                row["test_unseen"] = on_test(run, f"{name}-ind")
         return row | {"versions": record.versions(), "hardware": record.hardware()}
 
 

@@ -40,7 +40,7 @@ from kgmlm.text.reader import Reader, Reading
 Floats = npt.NDArray[np.float32]
 EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
-PART = 2**15  # entities whose text vectors are one file until all are read
+PART = 2**12  # entities whose text vectors are one file until all are read
 PARAMETERS = (
     "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
     "asked.weight", "scale.weight", "scale.bias", "shift.weight", "shift.bias", "inner.weight", "inner.bias",
@@ -185,8 +185,7 @@ class Biencoder:
             vectors.read(advance=lambda n: advance(n, total))
             texts_ND = numpy(vectors.all)
         else:
-            of = {"encoder": encoder.digest, "entities": digest_of(graph.entities), "size": PART}
-            parts = vectors.in_parts(kept, of, PART, advance=lambda n, _: advance(n, total))
+            parts = _read_parts(vectors, encoder, kept, lambda n, _: advance(n, total))
             texts_ND = np.concatenate([np.load(part) for part in parts])
         vectors.adopt(graph.entities, texts_ND.astype(np.float16))  # as the file has them
         texts_ND, links = numpy(vectors.all).astype(np.float32), graph.context.links
@@ -200,6 +199,22 @@ class Biencoder:
         rows = np.arange(len(graph.relations))
         rows[~np.isin(rows, graph.splits["train"][:, 1])] = -1
         return cls(head, graph.context, vectors, relation_texts_RD, rows, encoder)
+
+    @staticmethod
+    def read_texts(
+        graph: KnowledgeGraph,
+        settings: BiencoderSettings,
+        kept: Path,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: Device = None,
+    ) -> None:
+        """Read the texts of all entities for :meth:`fit`, which then finds them in ``kept``.
+
+        Processes share the reading inside :func:`~kgmlm.core.processes.shared_by`; all must see the folder.
+        """
+        encoder = TextEncoder.load(settings.encoder, settings.max_length)
+        vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
+        _read_parts(vectors, encoder, kept, advance)
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
         """A copy for another graph: its texts and training triples."""
@@ -351,6 +366,14 @@ class Biencoder:
         made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, device)
         made._candidates_NW = at(device, candidates_NW)
         return made
+
+
+def _read_parts(
+    vectors: EntityVectors, encoder: TextEncoder, kept: Path, advance: Callable[[int, int], None]
+) -> list[Path]:
+    """The files of all text vectors; those that are missing are read."""
+    of = {"encoder": encoder.digest, "entities": digest_of(vectors.source.entities), "size": PART}
+    return vectors.in_parts(kept, of, PART, advance=advance)
 
 
 def read_all(encoder: TextEncoder, texts: Sequence[str]) -> Floats:

@@ -243,7 +243,7 @@ class EntityVectors:
     ) -> list[Path]:
         """Read all vectors, and write each part of so many into a folder; those that are there are not read.
 
-        No more than a part is in memory, and none afterwards.
+        No more than a part is in memory, and none afterwards. Processes that share the work take turns.
 
         Args:
             of: what the vectors are known by, as JSON has it; parts of others are removed.
@@ -252,16 +252,18 @@ class EntityVectors:
         Returns:
             The files of all parts, in order.
         """
-        about = folder / "about.json"
-        if folder.is_dir() and _parsed(about) != of:
-            shutil.rmtree(folder)
-        folder.mkdir(exist_ok=True)
-        files.write_json(about, of)
+        about, world = folder / "about.json", sharing()
+        if world.main:
+            if folder.is_dir() and _parsed(about) != of:
+                shutil.rmtree(folder)
+            folder.mkdir(exist_ok=True)
+            files.write_json(about, of)
+        world.wait()
         count, found = len(self.source.entities), []
-        for start in range(0, count, size):
+        for part, start in enumerate(range(0, count, size)):
             ids = np.arange(start, min(start + size, count))
-            path = folder / f"part-{start // size:06}.npy"
-            if not path.is_file():
+            path = folder / f"part-{part:06}.npy"
+            if not path.is_file() and part % world.size == world.rank:
                 self.read(batch_size, lambda n: advance(n, count), ids)
                 with files.atomic_file(path) as temporary, temporary.open("wb") as file:
                     np.save(file, numpy(self.of(ids)))
@@ -269,6 +271,7 @@ class EntityVectors:
             else:
                 advance(len(ids), count)
             found.append(path)
+        world.wait()
         return found
 
 

@@ -25,6 +25,7 @@ from kgmlm.runs.record import (
     leave_out,
 )
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
+from kgmlm.signals.biencoder import Biencoder
 from kgmlm.training.loop import train_watched
 from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
@@ -174,7 +175,6 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
     It counts nothing until :func:`kgmlm.training.tune.choose` has chosen how much.
     """
     from kgmlm.runs.folder import device_of
-    from kgmlm.signals.biencoder import Biencoder
     from kgmlm.training.start import fit_signal
 
     made: tuple[Signal, dict[str, Any]]
@@ -258,6 +258,9 @@ def tune(
         added.check(folder)
     quiet_transformers()
     watch = watcher_of(progress)
+    for added in additions:
+        if added.name == Biencoder.name and added.source is None and world.size > 1:
+            _read_texts(folder, added, device, watch, world)
     if world.main:
         _change(folder, dropping, additions, device, watch)
     world.wait()
@@ -274,6 +277,18 @@ def tune(
     if {*as_names(add), *dropping} != {REVERSE}:
         return chosen("")
     return chosen("reverse") | (chosen("reranking") if folder.reranker else {})
+
+
+def _read_texts(
+    run: RunFolder, added: Addition, device: str | None, watch: Watcher, world: ProcessGroup
+) -> None:
+    """Read the texts of a bi-encoder that is to be added, each in one of several processes."""
+    from kgmlm.runs.folder import device_of
+
+    with keeping(run.path, added.name, watch) as kept, watch, shared_by(world):
+        if kept is not None:
+            settings, bar = added.settings(run).biencoder, partial(watch, "reading texts")
+            Biencoder.read_texts(run.graph, settings, kept, bar, device_of(device))
 
 
 def _change(

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Cli, refused
+from conftest import Cli, Launch, refused
 from safetensors.numpy import load_file, save_file
+from worlds import together
 
 import kgmlm
 from kgmlm.core.config import BiencoderSettings, Protocol
 from kgmlm.core.errors import ModelError, RunError
+from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -296,3 +298,43 @@ def test_a_run_keeps_it_ranks_by_it_and_packs_it(
     lent = open_folder(run).ranker("cpu", scores="biencoder")
     for (_, a), (_, b) in zip(lent.rank(queries), after.rank(queries), strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
+def test_processes_share_the_reading(
+    toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 10)
+    few, read = settings.model_copy(update={"steps": 2}), TextEncoder.read
+    counted: list[int] = []
+
+    def counting(self: TextEncoder, texts: list[str], *args: Any) -> Any:
+        counted.append(len(texts))
+        return read(self, texts, *args)
+
+    monkeypatch.setattr(TextEncoder, "read", counting)
+
+    def job(world: ProcessGroup) -> list[int]:
+        counted.clear()
+        Biencoder.read_texts(toy, few, tmp_path / "kept")
+        return list(counted)
+
+    together(2, job)
+    assert len(list((tmp_path / "kept").glob("*.npy"))) == 4
+    counted.clear()
+    found = Biencoder.fit(toy, few, kept=tmp_path / "kept")
+    assert sum(counted) == len(toy.relations), "the texts of entities are there"
+    for name, values in Biencoder.fit(toy, few).head.items():
+        np.testing.assert_allclose(found.head[name], values, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_add_it_to_a_run(
+    toy_run: Path, tmp_path: Path, settings: BiencoderSettings, launch: Launch
+) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    given = (f"biencoder.encoder={settings.encoder}", "biencoder.steps=5", "biencoder.dimension=8")
+    words = ("tune", run, "--add", "biencoder", *(x for pair in given for x in ("--set", pair)), "-q")
+    for done in launch(words, words):
+        assert done.returncode == 0, done.stderr
+    assert "biencoder" in open_folder(run, verify=True).tuned.mixture.tables
+    assert not list(tmp_path.glob(".run*unfinished*"))
