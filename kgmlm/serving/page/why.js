@@ -171,7 +171,7 @@ function one(answer, found) {
     answer.because.length > 0 && part("Rules say", because(answer)),
     found.reading.neighbors.length > 0 && told(found),
     nearby(answer, found),
-    part("Its name, token by token", tokens(answer)),
+    answer.tokens.length > 0 && part("Its name, token by token", tokens(answer)),
   ];
 }
 
@@ -198,7 +198,7 @@ function two(first, second, found) {
       el("h3", {}, name(answer.name)),
       headline(answer, found),
       answer.because.length > 0 && part("Rules say", because(answer)),
-      part("Token by token", tokens(answer)),
+      answer.tokens.length > 0 && part("Token by token", tokens(answer)),
     );
   return [
     el(
