@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 PROBED = 8  # steps by which a stage's time is told
 SPENT = 0.9  # of a time; the rest chooses weights
-SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "biencoder": 0.15, "reranker": 0.2}  # of that, in relation
+SHARES = {"text": 0.55, "kge": 0.1, "rules": 0.05, "biencoder": 0.25, "reranker": 0.2}  # of that, in relation
 ASKING = 0.08  # of a time, taken off first where it is to be chosen how to score in reverse
 BACK = 2.5  # a query that is scored in reverse takes so many of the encoder's passes
 READS = 1.5  # a step of the reranker takes so many of the text model's
@@ -155,18 +155,18 @@ def _fitted(
             recipe = _without_text(recipe, seconds, per_token)
     asking = ASKING * seconds if "reverse" in recipe.stages else 0.0
     seconds -= asking
-    share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES}
-    whole = sum(share.values())
-    share = {stage: SPENT * part / whole for stage, part in share.items()}
+    left = SPENT * seconds
+    if "biencoder" in recipe.stages:
+        most = _shared(recipe, left)["biencoder"]
+        recipe, spent = _fitted_biencoder(recipe, graph, most, per_text, encoder.width, given)
+        left -= spent
+    share = _shared(recipe, left, but="biencoder")
     if "kge" in share:
-        recipe = _fitted_kge(recipe, graph, share["kge"] * seconds, given)
+        recipe = _fitted_kge(recipe, graph, share["kge"], given)
     settings = recipe.settings
     if "rules" in share and "seconds" not in given.values.get("rules", {}):
-        rules = settings.rules.model_copy(update={"seconds": max(0.1, round(share["rules"] * seconds, 1))})
+        rules = settings.rules.model_copy(update={"seconds": max(0.1, round(share["rules"], 1))})
         recipe = replace(recipe, settings=settings.model_copy(update={"rules": rules}))
-    if "biencoder" in share:
-        width = encoder.width
-        recipe = _fitted_biencoder(recipe, graph, share["biencoder"] * seconds, per_text, width, given)
     weighed = max(LEAST, int(WEIGHING * seconds / 60 / len(graph.entities)))
     if weighed < len(graph.splits.get("valid", ())):
         why = f"on {weighed:,} validation triples, which the time allows"
@@ -177,23 +177,29 @@ def _fitted(
     if asking:
         recipe = _fitted_asking(recipe, asking, per_step)
     if "reranker" in recipe.stages:
-        reading = max(20.0, share["reranker"] * seconds / (READS * per_step))
+        reading = max(20.0, share["reranker"] / (READS * per_step))
         pairs = per_epoch * (1 + recipe.settings.reranking.negatives)
         recipe = replace(recipe, reranker_epochs=min(1.0, share_of(reading, pairs)))
     return recipe
+
+
+def _shared(recipe: Recipe, seconds: float, but: str = "") -> dict[str, float]:
+    """The seconds of each stage that is fitted, but for one."""
+    share = {stage: SHARES[stage] for stage in recipe.stages if stage in SHARES and stage != but}
+    return {stage: seconds * part / sum(share.values()) for stage, part in share.items()}
 
 
 def _fitted_text(
     recipe: Recipe,
     graph: KnowledgeGraph,
     model: str,
-    share: float,
+    text: float,
     seconds: float,
     given: Given,
     watch: Watcher,
 ) -> tuple[Recipe, float, float]:
-    """The recipe with as many epochs of the masked LM as fit into its share of so many seconds; the seconds
-    of a step, and how many are an epoch.
+    """The recipe with as many epochs of the masked LM as fit into its part of so many seconds; the seconds of
+    a step, and how many are an epoch.
     """
     from kgmlm.training.loop import train as train_run
     from kgmlm.training.start import start_run
@@ -216,14 +222,13 @@ def _fitted_text(
     per_step, per_epoch = clock.per_step, clock.total / epochs
     if "epochs" in given.values.get("training", {}):
         return recipe, per_step, per_epoch
-    text = share * seconds
     count = len(graph.entities)
     among = settings.training.validated(count)
     reading = _reading(settings, among or count, per_step)
     once = _reading(settings, count, per_step) if among else 0.0  # all at the end
     often = VALIDATIONS if VALIDATIONS * reading <= VALIDATING * text else 1
     epochs = epochs_within(text - often * reading - once, per_step, per_epoch)
-    why = f"{per_step:.2f} s per step; the text model has {share:.0%} of the time"
+    why = f"{per_step:.2f} s per step; the text model has {text / seconds:.0%} of the time"
     if reading >= 1:
         read = f"{among:,}" if among else "all"
         why += f", of which {counted(often, 'validation')} take {reading:.0f} s each to read {read} entities"
@@ -254,7 +259,7 @@ def _without_text(recipe: Recipe, seconds: float, per_token: float) -> Recipe:
     settings = recipe.settings
     tokens = settings.text.max_length + (settings.vector.max_length if settings.vector.enabled else 0)
     per_step = 3 * settings.training.batch_size * tokens * per_token  # forward, and backward twice as long
-    needed = STEPS["quick"] * per_step / (SPENT * SHARES["text"])
+    needed = STEPS["quick"] * per_step / _shared(recipe, SPENT)["text"]
     if needed <= seconds:
         return recipe
     stages = tuple(x for x in recipe.stages if x not in ("text", "reverse", "reranker", "index"))
@@ -277,8 +282,9 @@ def _without_text(recipe: Recipe, seconds: float, per_token: float) -> Recipe:
 
 def _fitted_biencoder(
     recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float, width: int, given: Given
-) -> Recipe:
-    """The recipe with as many steps of the bi-encoder as fit into so many seconds, or without it.
+) -> tuple[Recipe, float]:
+    """The recipe with as many steps of the bi-encoder as fit into so many seconds, or without it; and the
+    seconds that it takes.
 
     Args:
         per_text: seconds in which a text is read.
@@ -288,7 +294,7 @@ def _fitted_biencoder(
 
     settings = recipe.settings.biencoder
     if "steps" in given.values.get("biencoder", {}):
-        return recipe
+        return recipe, seconds
     count = len(graph.entities)
     reading = count * per_text
     few = settings.model_copy(update={"steps": PROBED})
@@ -305,10 +311,11 @@ def _fitted_biencoder(
         why = f"none: reading {counted(count, 'text')} takes {reading:.0f} s and a step {per_step:.2f} s"
         stages = tuple(stage for stage in recipe.stages if stage != "biencoder")
         reasons = {k: reason for k, reason in recipe.reasons.items() if not k.startswith("biencoder.")}
-        return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why})
+        return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why}), 0.0
     why = f"{per_step:.2f} s per step, after {counted(count, 'text')} are read in {reading:.0f} s"
     fitted = recipe.settings.model_copy(update={"biencoder": settings.model_copy(update={"steps": steps})})
-    return replace(recipe, settings=fitted, reasons={**recipe.reasons, "biencoder.steps": why})
+    recipe = replace(recipe, settings=fitted, reasons={**recipe.reasons, "biencoder.steps": why})
+    return recipe, reading + steps * per_step
 
 
 def _fitted_kge(recipe: Recipe, graph: KnowledgeGraph, seconds: float, given: Given) -> Recipe:
