@@ -263,7 +263,7 @@ class BiencoderSettings(Strict):
         "without triples can be found, too.",
     )
     candidates: int = Field(
-        0, ge=0, description="Entities that a step scores beside the answers, drawn anew each time; 0: all."
+        0, ge=0, description="Entities in the random sample that each step scores beside the answers; 0: all."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",

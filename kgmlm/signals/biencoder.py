@@ -50,7 +50,7 @@ PARAMETERS = (
 
 
 def profile_of(links: Links, entities: int, kinds: int) -> sp.csr_array:
-    """How many edges of each kind each entity has ``(N, K)``."""
+    """Count the edges of each kind for each entity: ``(N, K)``."""
     row_E, kind_E, _ = links.edges(np.arange(entities))
     counts = sp.coo_array((np.ones(len(row_E), np.float32), (row_E, kind_E)), shape=(entities, kinds))
     return sp.csr_array(counts)

@@ -30,7 +30,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 Floats = npt.NDArray[np.float32]
 RISE = 0.15  # of the steps, in which the learning rate rises
 LEFT_OUT = -1e4  # score of a candidate that is no negative
-EDGES = 64  # of a query's entity that a step reads, drawn anew each time
+EDGES = 64  # read of a query's entity in a step, a random sample; bounds what hubs cost
 
 
 class Head(nn.Module):
@@ -234,7 +234,7 @@ class Training:
         Args:
             texts_ND: vectors of the texts of all entities.
             sums_ND: of each entity's neighbors.
-            profile: how many edges of each kind each entity has ``(N, K)``.
+            profile: counts of the edges of each kind for each entity ``(N, K)``.
             advance: called with the number of steps just done.
 
         Raises:
