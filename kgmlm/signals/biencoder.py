@@ -73,9 +73,14 @@ def weighted_sums(
     return found
 
 
-def text_of(surface: str, description: str) -> str:
-    """The text of an entity, as the encoder reads it."""
-    return f"{surface}. {description}" if description else surface
+def texts_of(entities: EntityTable) -> list[str]:
+    """The texts of entities, as the encoder reads them.
+
+    >>> texts_of(EntityTable(["q1", "q2"], ["Paris", "Rome"], ["a capital", ""]))
+    ['Paris. a capital', 'Rome']
+    """
+    columns = zip(entities.column("surface"), entities.column("description"), strict=True)
+    return [f"{surface}. {description}" if description else surface for surface, description in columns]
 
 
 def digest_of(entities: EntityTable) -> str:
@@ -108,9 +113,7 @@ class EncoderSource:
 
     def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
         """Read the vectors of some entities: (ids, unit vectors)."""
-        some = self.entities.take(ids)
-        columns = zip(some.column("surface"), some.column("description"), strict=True)
-        texts = [text_of(surface, description) for surface, description in columns]
+        texts = texts_of(self.entities.take(ids))
         for rows, vectors_BD in self.encoder.read(texts, batch_size, self.computing, self.precision):
             yield ids[rows], vectors_BD
 

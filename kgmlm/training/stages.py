@@ -31,7 +31,7 @@ from kgmlm.runs.record import (
     leave_out,
 )
 from kgmlm.signals import beside
-from kgmlm.signals.biencoder import profile_of, text_of
+from kgmlm.signals.biencoder import profile_of, texts_of
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.text.encoder import TextEncoder
@@ -241,10 +241,7 @@ def _fitted_text(
 def _speed(encoder: TextEncoder, graph: KnowledgeGraph) -> tuple[float, float]:
     """Seconds in which the bi-encoder's encoder reads an entity's text, and a token of one."""
     some = np.unique(np.linspace(0, len(graph.entities) - 1, SAMPLED_TEXTS).astype(np.int64))
-    table = graph.entities.take(some)
-    texts = [
-        text_of(*both) for both in zip(table.column("surface"), table.column("description"), strict=True)
-    ]
+    texts = texts_of(graph.entities.take(some))
     for _ in encoder.read(texts[: SAMPLED_TEXTS // 4]):
         pass  # the first texts are slower
     began = time.monotonic()
