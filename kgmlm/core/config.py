@@ -171,9 +171,10 @@ class KGESettings(Strict):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
         description="Precision of products in training; embeddings and sums stay fp32. `auto`: bf16 where "
-        "the GPU or CPU has units for it, else fp32.",
+        "the GPU or CPU is faster with it, else fp32.",
     )
     max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
+    seconds: float | None = Field(None, gt=0, description="Stop after this time, as `--minutes` does.")
     seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
 
 
@@ -248,6 +249,12 @@ class BiencoderSettings(Strict):
         ge=1,
         description="Steps of training. Fewer on graphs of some hundred triples, thousands on large ones.",
     )
+    seconds: float | None = Field(
+        None,
+        gt=0,
+        description="Train for this time, that of reading the texts included, and for `steps` at most, as "
+        "`--minutes` does; the learning rate follows the time.",
+    )
     batch_size: int = Field(512, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW.")
     weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
@@ -267,7 +274,7 @@ class BiencoderSettings(Strict):
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="Precision of products in training. `auto`: bf16 where the GPU or CPU has units for it, "
+        description="Precision of products in training. `auto`: bf16 where the GPU or CPU is faster with it, "
         "else fp32.",
     )
     seed: Seed = Field(0, description="Seed of the initial head, of the order of the queries and of dropout.")
@@ -394,7 +401,7 @@ class TrainingSettings(Strict):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
         description="Precision of matrix products; weights, sums and losses stay fp32. `auto`: bf16 where "
-        "the GPU or CPU has units for it, else fp32. Resuming is bit-exact in fp32.",
+        "the GPU or CPU is faster with it, else fp32. Resuming is bit-exact in fp32.",
     )
     seed: Seed = Field(0, description="Seed of initial weights, batches, samples and dropout.")
 

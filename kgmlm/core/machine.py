@@ -6,25 +6,28 @@ import ctypes
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from statistics import median
 
 from kgmlm.core.errors import ConfigError
 
 GROWN, SPARE = 1.25, 2**29  # how much more memory than needed is held before it is given back
 MEMORY = "KGMLM_MEMORY"  # GiB that there are, whatever the system says
-BF16 = "KGMLM_BF16"  # 0 or 1: whether the CPU has units for bf16, whatever it says itself
+BF16 = "KGMLM_BF16"  # 0 or 1: whether the CPU is fast in bf16, whatever is measured
+GAIN, TIMED = 1.1, 7  # bf16 is used where it is so many times as fast, by so many pairs of products
 
 
 @cache
 def fast_bf16() -> bool:
-    """Detect units for products in bf16 (AVX512-BF16, AMX, or Arm's), unless ``KGMLM_BF16`` is 0 or 1.
+    """Return whether the CPU multiplies faster in bf16 than in float32, unless ``KGMLM_BF16`` is 0 or 1.
 
-    With them a training step is 1.6 times as fast and more; without them bf16 is emulated, many times slower
-    than float32.
+    It does with AMX and with most kinds of AVX512-BF16. Some processors that have the latter are half as fast
+    with it, so a few products are timed. Without units bf16 is emulated, many times slower than float32.
 
     Raises:
         ConfigError: when ``KGMLM_BF16`` is neither 0 nor 1.
@@ -37,11 +40,29 @@ def fast_bf16() -> bool:
         return given == "1"
 
     found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    units = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return units and _bf16_gain() > GAIN
+
+
+def _bf16_gain() -> float:
+    """How many times as fast the CPU multiplies in bf16: the median of a few pairs of products."""
+    import torch
+
+    wide = torch.ones(1024, 512)
+    pair = (wide, wide.bfloat16())
+
+    def seconds(x: torch.Tensor) -> float:
+        began = time.perf_counter()
+        x @ x.T
+        return time.perf_counter() - began
+
+    with torch.inference_mode():
+        gains = [seconds(pair[0]) / seconds(pair[1]) for _ in range(2 + TIMED)]
+    return median(gains[2:])  # the first are slower
 
 
 def reduced(precision: str, on_gpu: bool) -> bool:
-    """Return whether products are in bf16: as a setting says, or by ``auto`` where there are units for it."""
+    """Return whether products are in bf16: as a setting says, or by ``auto`` where that is faster."""
     import torch
 
     if precision != "auto":

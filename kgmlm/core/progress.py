@@ -46,6 +46,9 @@ class Watcher(AbstractContextManager["Watcher"]):
     def start(self, total: int, done: int) -> None:
         """Training begins at step ``done`` of ``total``."""
 
+    def expect(self, total: int) -> None:
+        """Training now seems to take so many steps in all."""
+
     def step(self, step: int, loss: float) -> None:
         """An optimizer step is done."""
 
@@ -68,6 +71,10 @@ class Calls(Watcher):
         """Count training steps as a phase like any other."""
         self.total, self.done = total, 0
         self.step(done, 0.0)
+
+    def expect(self, total: int) -> None:
+        """Count to another total."""
+        self.total = total
 
     def step(self, step: int, loss: float) -> None:
         """Pass on the steps since the last one."""
@@ -161,6 +168,11 @@ class Bars(Watcher):
             self._training = self._progress.add_task("training", total=total, completed=done, figures="")
             self._tasks["training"] = self._training
 
+    def expect(self, total: int) -> None:
+        """Lay the bar to another total."""
+        if self._progress is not None and self._training is not None:
+            self._progress.update(self._training, total=total)
+
     def step(self, step: int, loss: float) -> None:
         """Move on; the loss shown is a running average."""
         self._average = loss if self._average is None else 0.95 * self._average + 0.05 * loss
@@ -227,6 +239,10 @@ class NotebookBars(Watcher):
         """Lay the bar of training."""
         self._mrr = {}
         self._bar("training", total, done)
+
+    def expect(self, total: int) -> None:
+        """Lay the bar to another total."""
+        self._bars["training"].total = total
 
     def step(self, step: int, loss: float) -> None:
         """Move on."""

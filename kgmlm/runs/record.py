@@ -168,8 +168,10 @@ class RecipeRecord(_Known):
     preset: str
     stages: list[Stage]
     reranker_epochs: float = Field(gt=0)
-    weighed: int = Field(default=0, ge=0)
-    asked: int = Field(default=1, ge=1)
+    seconds: float | None = Field(default=None, gt=0)
+    timed: list[Stage] = []
+    usual: dict[str, float] = {}
+    text_from: int | None = Field(default=None, ge=1)
 
 
 class ShortlistRecord(_Known):
@@ -203,6 +205,7 @@ class Record(_Known):
     best_valid_mrr: float | None = None
     recipe: RecipeRecord | None = None
     signals: dict[str, dict[str, Any]] = {}
+    spent: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     shortlist: ShortlistRecord | None = None
     files: digests.Accepted | None = None
 

@@ -14,6 +14,7 @@ relation), D width of the text vectors, M of the relation embeddings, W of what 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,7 @@ from kgmlm.text.reader import Reader, Reading
 Floats = npt.NDArray[np.float32]
 EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
+LEARNING = 0.1  # of a time, for the head at least, however long it took to read the texts
 PART = 2**12  # entities whose text vectors are one file until all are read
 PARAMETERS = (
     "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
@@ -177,6 +179,7 @@ class Biencoder:
         """
         from kgmlm.signals.biencoder_training import Training
 
+        began = time.monotonic()
         encoder = TextEncoder.load(settings.encoder, settings.max_length)
         relation_texts_RD = read_all(encoder, [r.name for r in graph.relations])
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
@@ -196,7 +199,10 @@ class Biencoder:
         ones_E = np.ones(len(row_E), np.float32)
         sums_ND = weighted_sums(ones_E, row_E, other_E, count, texts_ND.__getitem__)
         profile = profile_of(links, count, 2 * len(graph.relations))
-        head = training.run(texts_ND, sums_ND, profile, lambda n: advance(n, total))
+        seconds = None
+        if settings.seconds is not None:
+            seconds = max(settings.seconds - (time.monotonic() - began), LEARNING * settings.seconds)
+        head = training.run(texts_ND, sums_ND, profile, lambda n: advance(n, total), seconds)
         if kept is not None:
             shutil.rmtree(kept)
         rows = np.arange(len(graph.relations))

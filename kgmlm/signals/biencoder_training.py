@@ -9,6 +9,7 @@ Shapes: B queries, T answers, E edges, C candidates, N entities, S entities seen
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice
@@ -114,6 +115,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
+        self.ends: tuple[float, float] | None = None  # when the time begins and ends, where one is given
         self.rate = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
 
     def hold(self, texts_ND: Floats, sums_ND: Floats, profile: sp.csr_array) -> None:
@@ -125,10 +127,18 @@ class Training:
 
     def _rate(self, step: int) -> float:
         """The learning rate's share of its peak: it rises, then falls along half a cosine."""
-        rise = max(1, round(RISE * self.settings.steps))
-        if step < rise:
-            return (step + 1) / rise
-        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.settings.steps - rise)))
+        rise, at = max(1, round(RISE * self.settings.steps)), self._at(step)
+        if at < rise:
+            return min(1.0, (at + 1) / rise)
+        return 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, self.settings.steps - rise)))
+
+    def _at(self, step: int) -> float:
+        """How far training is, in steps: by those done or by the time, whichever is more."""
+        if self.ends is None:
+            return step
+        began, end = self.ends
+        passed = (time.monotonic() - began) / (end - began)
+        return min(self.settings.steps, max(step, self.settings.steps * passed))
 
     def batches(self) -> Iterator[IntArray]:
         """Rows of distinct queries, epoch after epoch without end."""
@@ -227,7 +237,12 @@ class Training:
         return (torch.from_numpy(x[there]).to(self.device) for x in (rows, at))  # type: ignore[return-value]
 
     def run(
-        self, texts_ND: Floats, sums_ND: Floats, profile: sp.csr_array, advance: Callable[[int], None]
+        self,
+        texts_ND: Floats,
+        sums_ND: Floats,
+        profile: sp.csr_array,
+        advance: Callable[[int], None],
+        seconds: float | None = None,
     ) -> dict[str, Floats]:
         """Train, and return the parameters by name.
 
@@ -236,14 +251,19 @@ class Training:
             sums_ND: of each entity's neighbors.
             profile: counts of the edges of each kind for each entity ``(N, K)``.
             advance: called with the number of steps just done.
+            seconds: stop after this time, to which the learning rate falls.
 
         Raises:
             RunError: when the loss is no longer a number.
         """
         keep_memory()
+        if seconds is not None:
+            self.ends = (time.monotonic(), time.monotonic() + seconds)
         self.hold(texts_ND, sums_ND, profile)
         self.head.train()
-        for chosen in islice(self.batches(), self.settings.steps):
+        for step, chosen in enumerate(islice(self.batches(), self.settings.steps)):
+            if step and self._at(step) >= self.settings.steps:
+                break
             loss = self.loss(self.batch(chosen))
             if not loss.isfinite():
                 raise RunError("the bi-encoder's loss is no longer a number; lower biencoder.learning_rate")

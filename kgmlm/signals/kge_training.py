@@ -86,6 +86,7 @@ def train_complex(
     steps = min(steps, settings.max_steps or steps)
     state = None if kept is None else _Kept(kept, _fingerprint(graph, settings))
     begin = 0 if state is None else state.restore(optimizer, steps)
+    ends = math.inf if settings.seconds is None else time.monotonic() + settings.seconds
     if begin:
         advance(begin, steps)
     for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
@@ -97,6 +98,8 @@ def train_complex(
         loss.backward()
         optimizer.step()
         advance(1, steps)
+        if time.monotonic() > ends:
+            break
         if state is not None:
             state.keep(optimizer, step + 1)
     if state is not None:
@@ -143,7 +146,7 @@ class _Asked(NamedTuple):
 
 def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
     """A digest of all that a step depends on, but not of the number of steps."""
-    as_json = settings.model_dump_json(exclude={"epochs", "max_steps"})
+    as_json = settings.model_dump_json(exclude={"epochs", "max_steps", "seconds"})
     counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
     digest = sha256(as_json.encode() + counts.tobytes())
     digest.update(np.ascontiguousarray(graph.triples("train")).data)

@@ -166,7 +166,7 @@ class TextEncoder:
 
         Args:
             device: torch's; None is the CPU.
-            precision: "fp32", "bf16", or "auto": bf16 where the device has units for it.
+            precision: "fp32", "bf16", or "auto": bf16 where that is faster.
         """
         if not len(texts):
             return

@@ -10,11 +10,13 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -42,6 +44,11 @@ from kgmlm.training.start import (
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+LATEST = 50  # steps that the time of a step is told by
+FIRST = 8  # steps after which it is
+VALIDATING = 0.2  # of a time, for three validations at most; else there is one
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,74 @@ class Plan:
     def validates(self, step: int) -> bool:
         """Return whether a validation is due after a step."""
         return (step + self.ahead) % self.every == 0
+
+
+class Timed:
+    """The time of a training that ends by the clock, and how far it has gone.
+
+    What a validation takes is measured, and until then told by the time of a step.
+
+    Args:
+        seconds: for all, the validation at the end included.
+        began: when the training would have begun in one go, by the monotonic clock.
+        validation: in how many steps' time a validation is done.
+        after: in how many steps' time what comes behind the last one is.
+    """
+
+    def __init__(self, seconds: float, began: float, validation: float = 0.0, after: float = 0.0) -> None:
+        self.seconds, self.began = seconds, began
+        self.steps: deque[float] = deque(maxlen=LATEST)  # seconds of the latest ones
+        self.validation: float | None = None  # seconds of the latest one
+        self._validation, self._after = validation, after
+        self._third = int(3 * self.progress)
+
+    @property
+    def _per_step(self) -> float:
+        return median(self.steps) if self.steps else 0.0
+
+    @property
+    def _validating(self) -> float:
+        return self._validation * self._per_step if self.validation is None else self.validation
+
+    @property
+    def _training(self) -> float:
+        """Seconds until the last validation."""
+        return max(1e-3, self.seconds - self._validating - self._after * self._per_step)
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1, where the last validation is due."""
+        return min(1.0, (time.monotonic() - self.began) / self._training)
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps the time seems to allow."""
+        return max(0, round((1 - self.progress) * self._training / max(1e-6, self._per_step)))
+
+    def validates(self) -> bool:
+        """Return whether a validation is due: after a third and two, if they are short."""
+        third = int(3 * self.progress)
+        if third <= self._third or third > 2 or 3 * self._validating > VALIDATING * self.seconds:
+            return False
+        self._third = third
+        return True
+
+
+def validation_steps(run: RunFolder) -> tuple[float, float]:
+    """In how many steps' time a validation is done, and all entities are read that it leaves out.
+
+    A step reads a batch of queries and as many entities, and its backward pass takes twice as long.
+    """
+    settings, count = run.settings, len(run.graph.entities)
+    vector = settings.vector.max_length if settings.vector.enabled else 0
+    among = settings.training.validated(count)
+    of_step = 3 * settings.training.batch_size * (settings.text.max_length + vector)
+    asked = len(run.graph.splits["valid"])
+    queries = 2 * min(asked, settings.training.eval_triples or asked)
+    return (
+        (queries * settings.text.max_length + (among or count) * vector) / of_step,
+        count * vector / of_step if among else 0.0,
+    )
 
 
 def peak_learning_rate(run: RunFolder) -> float:
@@ -185,32 +260,6 @@ Status = Literal["finished", "stopped early", "max steps", "interrupted"]
 Validate = Callable[[Ranker], tuple[Mixture, Mapping[str, float]]]
 
 
-class Reporter(Protocol):
-    """Listener to a training: a progress bar, or nobody."""
-
-    def start(self, total: int, done: int) -> None:
-        """Training begins at step ``done`` of ``total``."""
-
-    def step(self, step: int, loss: float) -> None:
-        """An optimizer step is done."""
-
-    def validated(self, mrr: float, best: float) -> None:
-        """A validation is done."""
-
-
-class Silent:
-    """A reporter that says nothing."""
-
-    def start(self, total: int, done: int) -> None:
-        """Nothing."""
-
-    def step(self, step: int, loss: float) -> None:
-        """Nothing."""
-
-    def validated(self, mrr: float, best: float) -> None:
-        """Nothing."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The end of a training. ``signal`` is the number of the signal that interrupted it, if one did: one that
@@ -233,9 +282,10 @@ def train(
     decay: float | None = None,
     resume: bool = False,
     tracker: str | None = None,
-    reporter: Reporter | None = None,
+    reporter: Watcher | None = None,
     first: Ranker | None = None,
     device: str | None = None,
+    seconds: float | None = None,
 ) -> Outcome:
     """Train a run's model.
 
@@ -255,6 +305,9 @@ def train(
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rerank" reranks.
         device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
+        seconds: end the run after this time, that of validations and of earlier processes included. The
+            learning rate follows the time, and validations come after each third of it, or at the end alone
+            where they take long. The epochs of the settings bound it, too.
 
     Raises:
         ConfigError: when the loss is no longer finite, or the objective "rerank" has nothing to rerank.
@@ -267,11 +320,12 @@ def train(
         ranker,
         accelerator,
         validate,
-        reporter or Silent(),
+        reporter or Watcher(),
         checkpoint=checkpoint,
         first=first,
         max_steps=max_steps,
         decay=decay,
+        seconds=seconds,
     )
     if accelerator.is_main_process:
         run.update(status="started")
@@ -282,7 +336,13 @@ def train(
             training.close()
     state, minutes = training.state, training.minutes
     if accelerator.is_main_process:
-        run.update(status=status, step=state.step, minutes=round(minutes, 2), best_valid_mrr=state.best_mrr)
+        run.update(
+            status=status,
+            step=state.step,
+            done=round(state.step / training.plan.total, 6),
+            minutes=round(minutes, 2),
+            best_valid_mrr=state.best_mrr,
+        )
         if status in ENDED:
             discard_checkpoints(run.path)
     signaled = caught[0] if caught and status == "interrupted" else None
@@ -298,12 +358,13 @@ class _Training:
         ranker: Ranker,
         accelerator: Accelerator,
         validate: Validate | None,
-        reporter: Reporter,
+        reporter: Watcher,
         *,
         checkpoint: Path | None,
         first: Ranker | None,
         max_steps: int | None,
         decay: float | None,
+        seconds: float | None,
     ) -> None:
         self.run, self.ranker, self.settings = run, ranker, run.settings.training
         self.accelerator, self.validate, self.reporter = accelerator, validate, reporter
@@ -322,6 +383,12 @@ class _Training:
             end_within(decay, self.settings, self.stream.per_epoch, self.state, ahead)
         self.plan = Plan.of(self.settings, self.stream.per_epoch, self.state, max_steps, ahead)
         factor = rate_factor(self.settings, self.plan.laid, self.state, ahead)
+        self.started = time.monotonic() - 60 * self.state.minutes
+        self.timed: Timed | None = None
+        if seconds is not None:
+            validation = (0.0, 0.0) if validate is None else validation_steps(run)
+            self.timed = Timed(seconds, self.started, *validation)
+            factor = self._timed_factor
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # what a schedule that starts midway asks for
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor, self.state.step - 1)
@@ -334,7 +401,6 @@ class _Training:
         # Of several processes one writes.
         log = run.path / "metrics.jsonl" if accelerator.is_main_process else None
         self.log = MetricsLog(log, self.state.step, None if checkpoint is None else self.state.validated)
-        self.started = time.monotonic() - 60 * self.state.minutes
         self.saved, self.saved_step = time.monotonic(), -1 if checkpoint is None else self.state.step
 
     def _goes_on(self) -> tuple[int, int]:
@@ -354,6 +420,14 @@ class _Training:
         position = begins + (state.step - before) * accumulation
         return position, math.ceil(begins / accumulation) - before
 
+    def _timed_factor(self, step: int) -> float:
+        """The factor of the peak learning rate now, where the time ends the run."""
+        assert self.timed is not None
+        done, warmup = max(self.timed.progress, step / self.plan.laid), self.settings.warmup
+        if done < warmup or self.settings.schedule == "constant":
+            return min(1.0, done / warmup) if warmup else 1.0
+        return max(0.0, (1 - done) / (1 - warmup)) if warmup < 1 else 0.0
+
     @property
     def minutes(self) -> float:
         """The minutes that the run has been trained, in this process and before."""
@@ -368,6 +442,7 @@ class _Training:
         """Train to the end of the plan, or until a signal is caught; says how it ended."""
         state = self.state
         self.reporter.start(self.plan.total, state.step)
+        self.began_step = state.step
         if not state.step:
             self.save()
         elif self.ends_now:
@@ -388,8 +463,11 @@ class _Training:
         state, plan, settings = self.state, self.plan, self.settings
         batches = self.stream.weighed(self.began, plan.epochs)
         while state.step < plan.last:
-            if state.step and plan.validates(state.step) and state.validated != state.step:
+            due = plan.validates(state.step) if self.timed is None else self.timed.validates()
+            if state.step and due and state.validated != state.step:
                 self._validation()
+            if self.timed is not None and self.timed.progress >= 1 and state.step:
+                return "finished"
             if settings.patience and state.bad_validations >= settings.patience:
                 return "stopped early"
             self._step(batches)
@@ -404,7 +482,7 @@ class _Training:
     def _step(self, batches: Iterator[tuple[Any, float]]) -> None:
         """One optimizer step, from the gradients of some micro-batches."""
         accelerator, state = self.accelerator, self.state
-        mean_loss = 0.0
+        began, mean_loss = time.monotonic(), 0.0
         for _ in range(self.settings.accumulation):
             batch, weight = next(batches)
             with accelerator.accumulate(*self.trained):
@@ -429,6 +507,15 @@ class _Training:
         self.log.write(step=state.step, loss=mean_loss, learning_rate=rate)
         accelerator.log({"loss": mean_loss, "learning_rate": rate}, step=state.step)
         self.reporter.step(state.step, mean_loss)
+        if self.timed is not None:
+            self.timed.steps.append(time.monotonic() - began)
+            if state.step - self.began_step == FIRST:
+                self._expect()
+
+    def _expect(self) -> None:
+        """Say how many steps the time seems to allow."""
+        assert self.timed is not None
+        self.reporter.expect(min(self.plan.total, self.state.step + self.timed.steps_left))
 
     def _mean(self, loss: float) -> float:
         """The mean over all processes, each of which has the loss of its share of the batch."""
@@ -450,10 +537,15 @@ class _Training:
         state, settings = self.state, self.settings
         self.save()  # a model that is better than the checkpoint's must not outlive a crash without it
         self._forget()
+        began = time.monotonic()
         mixture, metrics = self.validate(self.ranker)
         mrr = metrics["mrr"]
         # What only --max-steps asked for chooses nothing, or a run that stops and resumes would be another.
         chooses = self.plan.validates(state.step) or state.step == self.plan.total
+        if self.timed is not None:
+            self.timed.validation = time.monotonic() - began
+            chooses = state.step < self.plan.last or self.plan.last == self.plan.total
+            self._expect()
         self.log.write(
             step=state.step,
             minutes=round(self.minutes, 3),

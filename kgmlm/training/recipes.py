@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -81,8 +81,10 @@ class Recipe:
         stages: in order.
         reranker_epochs: how long the reranker is trained.
         reasons: for settings, why they are as they are.
-        weighed: on how many validation triples weights are chosen once all signals are there; 0 is all.
-        asked: on how many it is chosen how to score in reverse.
+        seconds: what all stages may take together; None is as long as the settings say.
+        timed: the stages that end by the clock.
+        usual: the epochs or steps that these have where no time is given.
+        text_from: where the time is too short for a masked LM: from how many minutes on it is not.
     """
 
     preset: str
@@ -90,19 +92,10 @@ class Recipe:
     stages: tuple[Stage, ...]
     reranker_epochs: float
     reasons: Mapping[str, str]
-    weighed: int = 0
-    asked: int = REVERSE_TRIPLES
-
-    def trained_for(self, epochs: float, validations: int, why: str) -> Recipe:
-        """A copy whose text model is trained for other epochs, and validated so often in them.
-
-        Args:
-            validations: 0 leaves ``training.eval_every`` as it is.
-        """
-        every = {"eval_every": max(epochs / validations, 1e-3)} if validations else {}
-        training = self.settings.training.model_copy(update={"epochs": epochs, **every})
-        settings = self.settings.model_copy(update={"training": training})
-        return replace(self, settings=settings, reasons={**self.reasons, "training.epochs": why})
+    seconds: float | None = None
+    timed: tuple[Stage, ...] = ()
+    usual: Mapping[str, float] = field(default_factory=dict)
+    text_from: int | None = None
 
     def as_record(self) -> dict[str, Any]:
         """For ``run.json``."""
@@ -110,8 +103,10 @@ class Recipe:
             "preset": self.preset,
             "stages": list(self.stages),
             "reranker_epochs": self.reranker_epochs,
-            "weighed": self.weighed,
-            "asked": self.asked,
+            "seconds": self.seconds,
+            "timed": list(self.timed),
+            "usual": dict(self.usual),
+            "text_from": self.text_from,
         }
 
     def notes(self) -> list[str]:
@@ -158,19 +153,21 @@ def recipe_of(
     if preset != PLAIN and epochs and "eval_every" not in (given or {}).get("training", {}):
         training["eval_every"] = epochs / 3
     settings = as_settings(values)
-    stages: list[Stage] = ["text"] if settings.trains_text else []
-    if preset in ("balanced", "best"):
-        stages.append("kge")
-    else:
-        reasons.pop("kge.penalty", None)  # no KGE model is trained
+    stages: list[Stage] = []  # those that take least time come first
     if preset != PLAIN:
-        stages += ["rules", "types"]  # they take seconds
+        stages += ["types", "rules"]
     if preset != PLAIN and shape.entities > LARGE:
         reasons["biencoder"] = f"none: {shape.entities:,} texts to read; `kgmlm tune --add biencoder` does"
     elif preset != PLAIN and (not scratch or settings.biencoder.encoder):
         stages.append("biencoder")
     elif preset != PLAIN:
         reasons["biencoder"] = "none: a model from scratch is no text encoder; biencoder.encoder names one"
+    if preset in ("balanced", "best"):
+        stages.append("kge")
+    else:
+        reasons.pop("kge.penalty", None)  # no KGE model is trained
+    if settings.trains_text:
+        stages.append("text")
     if preset in WITH_REVERSE and shape.entities <= LARGE:
         stages.append("reverse")
     elif preset in WITH_REVERSE:
@@ -281,11 +278,6 @@ def _biencoder(preset: str, shape: Shape) -> tuple[dict[str, Any], dict[str, str
         found["candidates"] = HEAD_CANDIDATES
         reasons["biencoder.candidates"] = f"{shape.entities:,} entities: a step scores a sample of them"
     return found, reasons
-
-
-def epochs_within(seconds: float, per_step: float, per_epoch: float, least: int = 20) -> float:
-    """The epochs of so many steps that fit into a time, at ``least`` so many steps."""
-    return share_of(max(least, math.floor(seconds / max(per_step, 1e-6))), per_epoch)
 
 
 def share_of(steps: float, per_epoch: float) -> float:

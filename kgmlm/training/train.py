@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from kgmlm.core.config import MOST, Settings
 from kgmlm.core.errors import ConfigError, RunError, check_whole, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.machine import release_memory
-from kgmlm.core.processes import join, main_process, shared_by
+from kgmlm.core.processes import in_several_processes, join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
 from kgmlm.graphs.datasets import load_graph
@@ -21,8 +23,9 @@ from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
 from kgmlm.training.loop import Interrupted, train_watched
+from kgmlm.training.planner import Clock
 from kgmlm.training.recipes import PLAIN, Given, Preset, Recipe, as_assignments, check_end
-from kgmlm.training.stages import choose_recipe, further_stages, stages_left
+from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_seconds
 from kgmlm.training.start import ends_by_decay
 from kgmlm.training.tune import complete_text
 
@@ -73,6 +76,7 @@ def train(
     Example:
         >>> kgmlm.train("mygraph/", model="bert-base-uncased", output="runs/mine", epochs=5)  # doctest: +SKIP
     """
+    began = time.monotonic()
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
@@ -105,13 +109,21 @@ def train(
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None and not run.settings.trains_text:
             _keep(run, ranker)
-        elif ranker is not None:
-            options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
-            _train(run, ranker, watch, options)
-        del run, ranker
-        release_memory()
-        if main_process():
-            _further(path, max_steps, watch)
+        clock = Clock(path, began)
+        if clock.seconds is not None and in_several_processes():
+            raise RunError("--minutes times the steps of one process")
+        with _continued(path, watch):
+            if not in_several_processes():
+                signal_stages(path, max_steps, clock, watch)
+            if ranker is not None and run.settings.trains_text:
+                options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
+                with clock.stage("text") if main_process() else nullcontext():
+                    _train(run, ranker, watch, options, text_seconds(path, clock))
+            del run, ranker
+            release_memory()
+            if main_process():
+                complete_text(path, watch)
+                last_stages(path, max_steps, _continuing(path), clock, watch)
         return Run(open_folder(path))
 
 
@@ -120,11 +132,11 @@ def _continuing(path: Path) -> str:
     return f"kgmlm train --output {shlex.quote(str(path))} --resume"
 
 
-def _further(path: Path, max_steps: int | None, watch: Watcher) -> None:
-    """Do the stages after the text model; where one is interrupted, say how to continue."""
+@contextmanager
+def _continued(path: Path, watch: Watcher) -> Iterator[None]:
+    """Where a stage is interrupted, say how to continue."""
     try:
-        complete_text(path, watch)
-        further_stages(path, max_steps, _continuing(path), watch)
+        yield
     except Interrupted:
         raise  # it has been said
     except KeyboardInterrupt:
@@ -257,8 +269,10 @@ def _keep(run: RunFolder, ranker: Ranker) -> None:
         run.update(status="finished")
 
 
-def _train(run: RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any]) -> None:
-    """Train a run with validation, if its graph has a split for it."""
+def _train(
+    run: RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any], seconds: float | None
+) -> None:
+    """Train a run with validation, if its graph has a split for it; arguments as of :func:`.loop.train`."""
     from kgmlm.core.config import Protocol
     from kgmlm.training.weights import weigh
 
@@ -277,12 +291,13 @@ def _train(run: RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, An
             f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
             "answers; the run is measured among all at the end"
         )
-    bound = options["max_steps"] or (None if ends_by_decay(run, options["decay"]) else training.max_steps)
+    by_decay = ends_by_decay(run, options["decay"])
+    bound = options["max_steps"] or (None if by_decay else training.max_steps)
     train_watched(
         run,
         ranker,
         validation if run.graph.has("valid") else None,
         _continuing(run.path),
         watch,
-        **options | {"max_steps": bound},
+        **options | {"max_steps": bound, "seconds": None if by_decay else seconds},
     )

@@ -361,7 +361,7 @@ def rerank(
 
 @dataclass(frozen=True)
 class RerankerTraining:
-    """Options of training a reranker; the fields are as of :func:`rerank`."""
+    """Options of training a reranker; the fields are as of :func:`rerank`, and ``seconds`` ends it."""
 
     model: str | None = None
     max_steps: int | None = None
@@ -369,6 +369,7 @@ class RerankerTraining:
     resume: bool = False
     overwrite: bool = False
     device: str | None = None
+    seconds: float | None = None
 
 
 def train_reranker(
@@ -585,4 +586,5 @@ def _train_reranker(
         decay=how.decay,
         resume=how.resume,
         device=how.device,
+        seconds=how.seconds,
     )

@@ -16,17 +16,19 @@ from kgmlm.training.loop import _precision
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("found", "gain", "expected"),
     [
-        ({"avx2": True, "avx512_bf16": False}, "no"),
-        ({"avx512_bf16": True}, "bf16"),
-        ({"amx_bf16": True}, "bf16"),
+        ({"avx2": True, "avx512_bf16": False}, 9.0, "no"),
+        ({"avx512_bf16": True}, 1.6, "bf16"),
+        ({"avx512_bf16": True}, 0.5, "no"),
+        ({"amx_bf16": True}, 4.0, "bf16"),
     ],
 )
-def test_precision_is_chosen_by_what_the_cpu_has(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], expected: str
+def test_precision_is_chosen_by_what_the_cpu_has_and_how_fast_it_is(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], gain: float, expected: str
 ) -> None:
     monkeypatch.delenv(machine.BF16, raising=False)
+    monkeypatch.setattr(machine, "_bf16_gain", lambda: gain)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     machine.fast_bf16.cache_clear()
     try:
@@ -35,6 +37,10 @@ def test_precision_is_chosen_by_what_the_cpu_has(
         assert _precision(TrainingSettings(precision="bf16"), on_cpu=True) == "bf16"
     finally:
         machine.fast_bf16.cache_clear()
+
+
+def test_the_gain_of_bf16_is_measured() -> None:
+    assert machine._bf16_gain() > 0
 
 
 @pytest.mark.parametrize(("given", "expected"), [("0", "no"), ("1", "bf16")])

@@ -14,15 +14,12 @@ from safetensors import safe_open
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, RunError
-from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.run import Run
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.reader import Reader
-from kgmlm.training import stages as stages_module
-from kgmlm.training.recipes import Given, as_assignments
 
 SMALL: dict[str, Any] = {"biencoder": {"steps": 20, "dimension": 16, "precision": "fp32"}}
 
@@ -118,49 +115,3 @@ def test_entity_vectors_need_a_trained_masked_lm(
         kgmlm.tune(run, progress=False)
     with pytest.raises(ConfigError, match="is not trained"):
         kgmlm.evaluate(run, scores="likelihood", progress=False)
-
-
-class Hears(Watcher):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def tell(self, message: str) -> None:
-        self.told.append(message)
-
-
-@pytest.mark.parametrize(
-    ("preset", "minutes", "speed", "stages"),
-    [
-        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "biencoder"}),
-        ("quick", 0.01, (1.0, 0.1), {"rules", "types"}),
-        ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "biencoder"}),
-        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
-        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
-    ],
-)
-def test_a_time_goes_to_the_signals_that_fit_into_it(
-    toy: KnowledgeGraph,
-    tiny_encoder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    preset: str,
-    minutes: float,
-    speed: tuple[float, float],
-    stages: set[str],
-) -> None:
-    monkeypatch.setattr(stages_module, "_speed", lambda encoder, graph: speed)
-    given, watch = Given.of(None, as_assignments({"precision": "fp32"})), Hears()
-    recipe = stages_module.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
-    assert recipe is not None
-    assert set(recipe.stages) == stages
-    assert recipe.settings.trains_text == ("text" in stages)
-    told = "\n".join(watch.told)
-    assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in stages)
-    assert ("  biencoder: none: reading" in told) == ("biencoder" not in stages)
-    if "biencoder" in stages:
-        assert "are read in 0 s" in recipe.reasons["biencoder.steps"]
-        assert 1 <= recipe.settings.biencoder.steps <= 60
-
-
-def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
-    per_text, per_token = stages_module._speed(TextEncoder.load(tiny_encoder, 16), toy)
-    assert 0 < per_token < per_text

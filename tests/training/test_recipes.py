@@ -13,7 +13,7 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.datasets import TextColumns, build_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.training import recipes
-from kgmlm.training.recipes import PRESETS, Shape, epochs_within, given_settings, recipe_of
+from kgmlm.training.recipes import PRESETS, Shape, given_settings, recipe_of
 
 
 def star(leaves: int) -> KnowledgeGraph:
@@ -47,7 +47,7 @@ REGISTRY = PRESETS
 def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: str, scratch: bool) -> None:
     recipe = recipe_of(preset, toy, scratch)
     text = preset != "quick" or scratch
-    assert (recipe.stages[:1] == ("text",)) == text == recipe.settings.trains_text
+    assert ("text" in recipe.stages) == text == recipe.settings.trains_text
     assert ("biencoder" in recipe.stages) == (preset != "plain" and not scratch)
     assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
     assert {"rules", "types"} <= set(recipe.stages) or preset == "plain"
@@ -60,18 +60,19 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     assert ("kge.penalty" in recipe.reasons) == ("kge" in recipe.stages), "no word of what is not trained"
     assert all(recipe.reasons.values())
     if not text:
-        assert recipe.notes()[0] == "preset quick: rules, then types, then biencoder"
+        assert recipe.notes()[0] == "preset quick: types, then rules, then biencoder"
         return
     per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
     steps = recipe.settings.training.epochs * per_epoch
     assert steps >= 149, "never fewer steps than it takes"
-    assert recipe.notes()[0].startswith(f"preset {preset}: text")
+    signals = ["types", "rules", *(["biencoder"] * (not scratch)), *(["kge"] * ("kge" in recipe.stages))]
+    assert list(recipe.stages[: len(signals) + 1]) == [*signals, "text"], "the longest comes last"
 
 
 @pytest.mark.parametrize("given", [{"training": {"epochs": 2}}, {"vector": {"enabled": True}}])
 def test_quick_trains_the_masked_lm_where_that_is_asked_for(given: dict[str, dict[str, Any]]) -> None:
-    assert recipe_of("quick", star(20), False, given).stages[0] == "text"
-    assert recipe_of("quick", star(20), False, {"training": {"seed": 2}}).stages[0] != "text"
+    assert "text" in recipe_of("quick", star(20), False, given).stages
+    assert "text" not in recipe_of("quick", star(20), False, {"training": {"seed": 2}}).stages
 
 
 @pytest.mark.parametrize(("triples", "steps"), [(20, 60), (400, 188), (3000, 176), (60_000, 600)])
@@ -132,9 +133,3 @@ def test_an_epoch_has_a_step_at_least() -> None:
     recipe = recipe_of("balanced", graph, True)
     assert recipe.settings.training.epochs == 2400
     assert recipe.reasons["training.epochs"].startswith("1 step per epoch; at least 2,400 steps")
-
-
-def test_epochs_fill_a_time() -> None:
-    assert epochs_within(100, 0.5, 50) == 4
-    assert epochs_within(1, 0.5, 50) == 0.4, "never fewer steps than 20"
-    assert 299 < epochs_within(150, 0.5, 644_000) * 644_000 < 301, "a small part of a large epoch"

@@ -8,8 +8,9 @@ import pytest
 import torch
 from trainings import Validation, go, losses, settings
 
+from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.training.loop import Plan, Silent, end_within, rate_factor, train
+from kgmlm.training.loop import Plan, end_within, rate_factor, train
 from kgmlm.training.objectives import stream_of
 from kgmlm.training.start import State, resume_run
 
@@ -58,7 +59,7 @@ def test_an_ending_keeps_its_rates_in_another_number_of_processes() -> None:
 
 
 def test_a_kill_does_not_forget_that_a_run_was_asked_to_end(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    class Kills(Silent):
+    class Kills(Watcher):
         def step(self, step: int, loss: float) -> None:
             raise MemoryError
 

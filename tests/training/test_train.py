@@ -17,19 +17,15 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm.cli.app import app
-from kgmlm.core.config import Settings, VectorSettings
 from kgmlm.core.errors import ConfigError, KgmlmError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.metrics import made_by
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
-from kgmlm.runs.folder import RunFolder
+from kgmlm.graphs.graph import EntityTable
 from kgmlm.runs.run import Run
 from kgmlm.serving.serve import service
 from kgmlm.text.torch_model import SpanModel, load_model
-from kgmlm.training import stages as stages_module
 from kgmlm.training.loop import Interrupted
-from kgmlm.training.recipes import REVERSE_TRIPLES, Given, as_assignments, recipe_of
-from kgmlm.training.tune import choose
+from kgmlm.training.recipes import as_assignments
 
 TINY: dict[str, Any] = {
     "preset": "plain", "scratch": {"hidden_size": 16, "heads": 2, "vocabulary": 300},
@@ -157,14 +153,14 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
-    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["text", "kge", "rules", "types"])
+    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["types", "rules", "kge", "text"])
     assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
     assert config.startswith(
-        "# preset balanced: text, then kge, then rules, then types\n# training.samples: "
+        "# preset balanced: types, then rules, then kge, then text\n# training.samples: "
     )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
     kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
@@ -225,7 +221,7 @@ def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
     run.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
 
     def ctrl_c(what: str) -> None:
-        if what == "validating":
+        if what == "training kge":
             raise KeyboardInterrupt
 
     def sigterm(what: str) -> None:
@@ -303,7 +299,7 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
     assert set(run.folder.tuned.of) == {"likelihood", "kge", "types"}
-    assert run.folder.record["recipe"]["stages"] == ["text", "kge", "types"]
+    assert run.folder.record["recipe"]["stages"] == ["types", "kge", "text"]
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
 
@@ -339,61 +335,6 @@ def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: py
     assert len(again.rank(head="France", relation="has the capital", k=20)) == 20
 
 
-def test_epochs_are_fitted_to_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    asked: list[int] = []
-
-    def asking(run: RunFolder, count: int, *given: Any, **options: Any) -> Any:
-        asked.append(count)
-        return choose(run, count, *given, **options)
-
-    monkeypatch.setattr(stages_module, "LEAST", 2)
-    monkeypatch.setattr(stages_module, "choose", asking)
-    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
-    run = kgmlm.train("toy", "scratch", tmp_path / "run", minutes=0.1, progress=Hears(told), **small)
-    assert run.folder.record["status"] == "finished"
-    assert any("s per step; the text model has 71% of the time" in line for line in told), told
-    assert not any(line.startswith("  weights: ") for line in told)
-    with pytest.raises(RunError, match="--minutes goes with a preset"):
-        kgmlm.train("toy", "scratch", tmp_path / "x", minutes=1, preset="plain", progress=False)
-    monkeypatch.setattr(stages_module, "WEIGHING", 10.0)
-    few = kgmlm.train("toy", "scratch", tmp_path / "few", minutes=0.1, progress=Hears(told), **small)
-    assert "  weights: on 2 validation triples, which the time allows" in told
-    assert few.folder.record["recipe"]["weighed"] == 2
-    assert asked == [0, 2]
-
-
-def test_asking_back_is_chosen_in_a_part_of_the_time(toy: KnowledgeGraph) -> None:
-    recipe = recipe_of("best", toy, scratch=False)
-    assert recipe.asked == REVERSE_TRIPLES
-    text, vector = recipe.settings.text.max_length, recipe.settings.vector.max_length
-    encoding = text / (text + vector) / (3 * recipe.settings.training.batch_size)  # of a second per step
-    per_triple = 2 * (1 + recipe.settings.reranking.candidates) * stages_module.BACK * encoding
-    for triples, expected in (
-        (1000, REVERSE_TRIPLES),
-        (100.5, 100),
-        (stages_module.FEW + 0.5, stages_module.FEW),
-    ):
-        fitted = stages_module._fitted_asking(recipe, 2 * triples * per_triple, 2.0)
-        assert fitted.asked == expected
-        assert fitted.stages == recipe.stages
-    none = stages_module._fitted_asking(recipe, (stages_module.FEW - 0.5) * per_triple, 1.0)
-    assert none.stages == tuple(stage for stage in recipe.stages if stage != "reverse")
-    assert "time allows only 49 validation triples" in none.reasons["reverse"]
-
-
-@pytest.mark.parametrize(("minutes", "asks"), [(0.001, False), (10_000.0, True)])
-def test_best_wants_reverse_where_there_is_time_to_choose_how(
-    toy: KnowledgeGraph, minutes: float, asks: bool
-) -> None:
-    told: list[str] = []
-    given = Given.of(None, ["rules.seconds=0.1", "kge.epochs=1", "training.epochs=1"])
-    recipe = stages_module.choose_recipe("best", toy, "scratch", given, minutes, Hears(told))
-    assert recipe is not None
-    assert ("reverse" in recipe.stages) == asks
-    assert any(line.startswith("  reverse: none: the time allows") for line in told) != asks
-
-
 def test_what_stages_need_is_seen_before_the_text_model_is_trained(tmp_path: Path) -> None:
     small = {k: v for k, v in TINY.items() if k != "preset"}
     wrongs: list[tuple[dict[str, Any], str]] = [
@@ -404,28 +345,6 @@ def test_what_stages_need_is_seen_before_the_text_model_is_trained(tmp_path: Pat
         with pytest.raises(KgmlmError, match=message):
             kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, **wrong)
         assert not (tmp_path / "run").exists()
-
-
-def test_an_epoch_of_kge_is_cut_where_there_is_no_time_for_it(tmp_path: Path) -> None:
-    told: list[str] = []
-    small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")}
-    kge = {"batch_size": 1, "dimension": 400}
-    run = kgmlm.train(
-        "toy", "scratch", tmp_path / "run", minutes=1e-4, progress=Hears(told), kge=kge, **small
-    )
-    assert run.settings.kge.max_steps is not None
-    assert any(line.startswith("  kge.max_steps = ") for line in told)
-    assert run.folder.record["signals"]["kge"]["settings"]["max_steps"] == run.settings.kge.max_steps
-    with pytest.raises(RunError, match="nothing to resume"):
-        kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
-
-
-def test_reading_all_entities_is_part_of_the_time() -> None:
-    settings = Settings().model_copy(update={"vector": VectorSettings(enabled=True, max_length=32)})
-    batch, length = settings.training.batch_size, settings.text.max_length
-    per_text = 2.0 / (3 * batch * (length + 32))
-    assert stages_module._reading(settings, 100, 2.0) == pytest.approx(100 * 32 * per_text)
-    assert stages_module._reading(Settings(), 100, 2.0) == 0
 
 
 def test_training_stops_and_continues(tmp_path: Path) -> None:

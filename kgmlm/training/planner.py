@@ -1,0 +1,228 @@
+"""A time that a training was given: what fits into it, and what of it is left.
+
+Before the run is laid, the speed of the encoder says whether the texts of all entities can be read, and
+whether a masked LM can learn anything. From then on each stage gets its share of what is left when it begins,
+so that the time that one does not use, or uses too much, is that of the following.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kgmlm.core.config import Stage
+from kgmlm.core.errors import counted
+from kgmlm.core.files import write_json
+from kgmlm.core.progress import Watcher
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.record import read_record
+from kgmlm.signals.biencoder import texts_of
+from kgmlm.text.encoder import TextEncoder
+from kgmlm.training.recipes import STEPS, Given, Recipe, Shape, head_steps
+
+# Of the time that is left, in relation to the stages that are left.
+SHARES: dict[str, float] = {
+    "rules": 0.05,
+    "biencoder": 0.25,
+    "kge": 0.1,
+    "text": 0.55,
+    "weights": 0.1,
+    "reverse": 0.08,
+    "reranker": 0.2,
+}
+CHOICES = ("weights", "reverse")  # on as many validation triples as the time allows
+READING = 0.7  # of the bi-encoder's share at most, for the texts of all entities
+FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
+PASSES = 100  # of the masked LM and of KGE at most, however much time there is
+SAMPLED_TEXTS = 256  # by which the encoder's speed is told
+
+
+class Clock:
+    """The time of a training: what its stages have taken, and what is left of what it was given.
+
+    Args:
+        run: the run's folder, whose record keeps the time from one process to the next.
+        began: when this process began, by the monotonic clock.
+    """
+
+    def __init__(self, run: Path, began: float) -> None:
+        self.run = run
+        recipe = read_record(run).get("recipe") or {}
+        self.seconds: float | None = recipe.get("seconds")
+        self.timed = frozenset(recipe.get("timed", ()))
+        self._since = began
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Seconds that each stage has taken, in this process and before."""
+        found: Mapping[str, float] = read_record(self.run).get("spent", {})
+        return found
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; infinite where no time was given."""
+        if self.seconds is None:
+            return math.inf
+        return self.seconds - sum(self.spent.values()) - (time.monotonic() - self._since)
+
+    def share(self, stage: str, among: Sequence[str]) -> float | None:
+        """Seconds for a stage, of what is left for it and others; None where it does not end by the clock.
+
+        A stage that was interrupted has what it took before in addition to what it gets now.
+        """
+        if self.seconds is None or stage not in {*self.timed, *CHOICES}:
+            return None
+        of_all = sum(SHARES.get(one, 0.0) for one in {*among, stage})
+        return max(1.0, self.left * SHARES[stage] / of_all) + self.spent.get(stage, 0.0)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count what is done inside as a stage's time, that since the stage before included."""
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            record = read_record(self.run)
+            spent = dict(record.get("spent", {}))
+            spent[name] = round(spent.get(name, 0.0) + now - self._since, 1)
+            write_json(self.run / "run.json", {**record, "spent": spent})
+            self._since = now
+
+
+def fitted(
+    recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
+) -> Recipe:
+    """The recipe of a time: its stages are those that fit, and end by the clock."""
+    recipe = replace(recipe, seconds=seconds)
+    if model != "scratch":
+        own = recipe.settings.biencoder
+        encoder = TextEncoder.load(own.encoder or model, own.max_length)
+        per_text, per_token = speed(encoder, graph)
+        watch.tell(f"a text of {graph.name} is read in {1000 * per_text:.1f} ms")
+        if "text" in recipe.stages and "epochs" not in given.values.get("training", {}):
+            recipe = _without_text(recipe, graph, seconds, per_token)
+        if "biencoder" in recipe.stages:
+            recipe = _without_biencoder(recipe, graph, seconds, per_text)
+    return _by_the_clock(recipe, graph, given)
+
+
+def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> tuple[float, float]:
+    """Seconds in which the bi-encoder's encoder reads an entity's text, and a token of one."""
+    some = np.unique(np.linspace(0, len(graph.entities) - 1, SAMPLED_TEXTS).astype(np.int64))
+    texts = texts_of(graph.entities.take(some))
+    for _ in encoder.read(texts[: SAMPLED_TEXTS // 4]):
+        pass  # the first texts are slower
+    began = time.monotonic()
+    for _ in encoder.read(texts):
+        pass
+    taken = time.monotonic() - began
+    return taken / len(texts), taken / encoder.tokens(texts)
+
+
+def _share(recipe: Recipe, seconds: float, stage: str) -> float:
+    """The seconds that a stage would have of a whole time."""
+    return seconds * SHARES[stage] / sum(SHARES.get(one, 0.0) for one in (*recipe.stages, "weights"))
+
+
+def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_token: float) -> Recipe:
+    """The recipe without its masked LM, where too few of its steps would fit; what needs it goes, too."""
+    settings, count = recipe.settings, len(graph.entities)
+    vector = settings.vector.max_length if settings.vector.enabled else 0
+    # Forward, and backward twice as long.
+    per_step = 3 * settings.training.batch_size * (settings.text.max_length + vector) * per_token
+    whole = FLOOR * per_step + count * vector * per_token
+    needed = whole / _share(recipe, 1.0, "text")
+    if needed <= seconds:
+        return recipe
+    stages = tuple(x for x in recipe.stages if x not in ("text", "reverse", "reranker", "index"))
+    training = settings.training.model_copy(update={"epochs": 0.0})
+    vectors = settings.vector.model_copy(update={"enabled": False})
+    minutes = math.ceil(needed / 60)
+    why = f"about {per_step:.1f} s per step: the masked LM is trained from {minutes:,} minutes on"
+    kept = ("kge.", "biencoder.", "rules.", "types.")
+    reasons = {key: reason for key, reason in recipe.reasons.items() if key.startswith(kept)}
+    return replace(
+        recipe,
+        stages=stages,
+        settings=settings.model_copy(update={"training": training, "vector": vectors}),
+        reasons={"training.epochs": why, **reasons},
+        text_from=minutes,
+    )
+
+
+def _without_biencoder(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float) -> Recipe:
+    """The recipe without its bi-encoder, where the texts of all entities cannot be read in its time."""
+    count = len(graph.entities)
+    reading, most = count * per_text, READING * _share(recipe, seconds, "biencoder")
+    reasons = {key: why for key, why in recipe.reasons.items() if not key.startswith("biencoder.")}
+    texts = counted(count, "text")
+    if reading <= most:
+        return recipe
+    why = f"none: reading {texts} takes about {reading:.0f} s, and there are {most:.0f} s for it"
+    stages = tuple(stage for stage in recipe.stages if stage != "biencoder")
+    return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why})
+
+
+def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: Given) -> Recipe:
+    """The recipe whose stages end by the clock, but for those of which it was given how long they take."""
+    settings, reasons, usual = recipe.settings, dict(recipe.reasons), dict[str, float]()
+    most: dict[Stage, tuple[str, str, float]] = {
+        "biencoder": ("biencoder", "steps", head_steps(Shape.of(graph))[0]),
+        "kge": ("kge", "epochs", PASSES),
+        "text": ("training", "epochs", float(PASSES)),
+    }
+    timed: list[Stage] = [stage for stage in recipe.stages if stage in ("rules", "reranker")]
+    if "rules" in timed and "seconds" in given.values.get("rules", {}):
+        timed.remove("rules")
+    for stage, (section, key, bound) in most.items():
+        lengths = {"epochs", "steps", "max_steps", "seconds"} & given.values.get(section, {}).keys()
+        if stage not in recipe.stages or lengths:
+            continue
+        timed.append(stage)
+        own = getattr(settings, section)
+        usual[stage] = float(getattr(own, key))
+        longest = own.model_copy(update={key: max(bound, usual[stage])})
+        settings = settings.model_copy(update={section: longest})
+        reasons[f"{section}.{key}"] = f"at most, the time ends it; the preset has {usual[stage]:g}"
+    return replace(
+        recipe, settings=settings, reasons=reasons, reranker_epochs=1.0, timed=tuple(timed), usual=usual
+    )
+
+
+def accounts(run: RunFolder) -> list[str]:
+    """Say in two lines what a time was spent on, and what more of it would buy."""
+    recipe, spent = run.record["recipe"], run.record.get("spent", {})
+    of = ", ".join(f"{stage} {seconds / 60:.1f}" for stage, seconds in spent.items())
+    lines = [f"{sum(spent.values()) / 60:.1f} of {recipe['seconds'] / 60:g} minutes: {of}"]
+    more, whole = [], sum(spent.values())
+    for stage, usual in recipe["usual"].items():
+        had = _had(run, stage)
+        if had is not None and had < 0.95 * usual:
+            unit = "steps" if stage == "biencoder" else "epochs"
+            more.append(f"{stage} had {had:.3g} of the preset's {usual:g} {unit}")
+            whole += spent.get(stage, 0.0) * (usual / max(had, 1e-3) - 1)
+    if recipe["text_from"]:
+        more.append(f"from {recipe['text_from']} minutes on the masked LM is trained, too")
+    elif more:
+        more.append(f"all of it takes about {whole / 60:.0f} minutes")
+    lines.append(f"more time: {'; '.join(more)}" if more else "more time: no stage was cut short")
+    return lines
+
+
+def _had(run: RunFolder, stage: str) -> float | None:
+    """How long a stage was trained, in the unit of its settings."""
+    if stage == "text":
+        return float(run.settings.training.epochs * run.record.get("done", 0.0))
+    how = run.record.get("signals", {}).get(stage, {})
+    if not how.get("of"):
+        return None
+    before = len(run.graph.entities) if stage == "biencoder" else 0  # texts that were read
+    bound = run.settings.biencoder.steps if stage == "biencoder" else run.settings.kge.epochs
+    return float(bound * (how["done"] - before) / max(1, how["of"] - before))

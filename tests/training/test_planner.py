@@ -1,0 +1,242 @@
+"""Trainings that end by the clock: which stages fit, what each gets, what is said of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainings import TINY, Validation, settings
+
+import kgmlm
+from kgmlm.core.config import KGESettings
+from kgmlm.core.errors import RunError
+from kgmlm.core.progress import Watcher
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.runs.folder import open_folder
+from kgmlm.signals.kge import KGE
+from kgmlm.text.encoder import TextEncoder
+from kgmlm.training import planner, stages
+from kgmlm.training.loop import Timed, train, validation_steps
+from kgmlm.training.planner import Clock, accounts
+from kgmlm.training.recipes import Given, as_assignments
+from kgmlm.training.start import start_run
+
+SMALL = {key: value for key, value in TINY.items() if key != "preset"}
+
+
+class Hears(Watcher):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which a test sets."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("preset", "minutes", "speed", "expected"),
+    [
+        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "biencoder"}),
+        ("quick", 0.01, (1.0, 0.1), {"rules", "types"}),
+        ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "biencoder"}),
+        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
+        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
+    ],
+)
+def test_a_time_goes_to_the_stages_that_fit_into_it(
+    toy: KnowledgeGraph,
+    tiny_encoder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    minutes: float,
+    speed: tuple[float, float],
+    expected: set[str],
+) -> None:
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: speed)
+    given, watch = Given.of(None, as_assignments({"precision": "fp32"})), Hears()
+    recipe = stages.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
+    assert recipe is not None
+    assert set(recipe.stages) == expected
+    assert recipe.settings.trains_text == ("text" in expected)
+    told = "\n".join(watch.told)
+    assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in expected)
+    assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
+    assert ("  biencoder: none: reading" in told) == ("biencoder" not in expected)
+    assert recipe.seconds == 60 * minutes
+    assert set(recipe.timed) == expected - {"types"}
+
+
+def test_what_is_given_ends_a_stage_instead_of_the_clock(
+    toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: (1e-4, 1e-9))
+    given = Given.of(None, ["kge.epochs=2", "rules.seconds=1", "biencoder.steps=3", "training.epochs=4"])
+    recipe = stages.choose_recipe("balanced", toy, tiny_encoder, given, 1, Hears())
+    assert recipe is not None
+    assert recipe.timed == ()
+    assert recipe.usual == {}
+    found = recipe.settings
+    assert (found.kge.epochs, found.biencoder.steps, found.training.epochs) == (2, 3, 4)
+
+
+def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
+    per_text, per_token = planner.speed(TextEncoder.load(tiny_encoder, 16), toy)
+    assert 0 < per_token < per_text
+
+
+def test_a_stage_gets_its_share_of_what_is_left(
+    tmp_path: Path, toy: KnowledgeGraph, now: list[float]
+) -> None:
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    run = open_folder(tmp_path / "run")
+    run.update(recipe={"preset": "balanced", "stages": ["kge", "text"], "reranker_epochs": 1.0,
+                       "seconds": 100.0, "timed": ["kge", "text"]})  # fmt: skip
+    clock = Clock(run.path, now[0])
+    shares = planner.SHARES
+    now[0] += 20
+    assert clock.left == 80
+    assert clock.share("kge", ["kge", "text", "weights"]) == pytest.approx(
+        80 * shares["kge"] / (shares["kge"] + shares["text"] + shares["weights"])
+    )
+    assert clock.share("rules", ["kge"]) is None, "it does not end by the clock"
+    with clock.stage("kge"):
+        now[0] += 10
+    assert clock.spent == {"kge": 30}
+    with suppress(KeyboardInterrupt), clock.stage("text"):
+        now[0] += 5
+        raise KeyboardInterrupt
+    now[0] += 1000  # until somebody resumes it
+    again = Clock(run.path, now[0])
+    assert again.left == 65
+    assert again.share("text", []) == 65 + 5, "with what it had before"
+    now[0] += 500
+    assert again.share("weights", []) == 1.0, "a second, where nothing is left"
+
+
+def test_without_a_time_no_stage_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    clock = Clock(tmp_path / "run", 0.0)
+    assert clock.left == float("inf")
+    assert clock.share("weights", ["reverse"]) is None
+
+
+def test_progress_goes_by_the_time_and_leaves_some_for_the_last_validation(now: list[float]) -> None:
+    timed = Timed(100.0, now[0], validation=20.0, after=5.0)
+    assert (timed.progress, timed.steps_left) == (0, 100_000_000)
+    timed.steps.extend([5.0, 0.5, 0.5])
+    assert timed.steps_left == (100 - 25 * 0.5) / 0.5
+    now[0] += 43.75
+    assert timed.progress == pytest.approx(0.5)
+    assert not timed.validates(), "three of ten seconds are too many"
+    timed.validation = 2.0
+    assert timed.validates()
+    assert not timed.validates(), "once per third"
+    now[0] += 1000
+    assert (timed.progress, timed.steps_left) == (1, 0)
+    assert not timed.validates(), "the last one comes with the end"
+
+
+def test_a_training_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.epochs=100000"))
+    began = time.monotonic()
+    outcome = train(run, ranker, Validation(0.1, 0.3, 0.2), seconds=3.0)
+    assert outcome.status == "finished"
+    assert time.monotonic() - began >= 3
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [row["learning_rate"] for row in rows if "loss" in row]
+    assert len(rates) == outcome.step > 3
+    top = rates.index(max(rates))
+    assert 0 < top < len(rates) - 1
+    assert rates[-1] < rates[top] / 4, "it falls to the end"
+    validations = [row["step"] for row in rows if "valid_mrr" in row]
+    assert len(validations) == 3
+    assert validations[-1] == outcome.step
+    assert outcome.best_mrr == 0.3
+
+
+def test_epochs_bound_a_training_that_has_much_time(tmp_path: Path, toy: KnowledgeGraph) -> None:
+    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.epochs=1"))
+    outcome = train(run, ranker, seconds=3600.0)
+    assert outcome.status == "finished"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["learning_rate"] < max(row["learning_rate"] for row in rows)
+
+
+def test_a_validation_takes_as_long_as_what_it_reads(tmp_path: Path, toy: KnowledgeGraph) -> None:
+    vectors = ("vector.enabled=true", "vector.max_length=32", "training.eval_triples=4")
+    run, _ = start_run(tmp_path / "run", toy, "scratch", settings(*vectors, "text.max_length=64"))
+    step = 3 * 8 * (64 + 32)
+    entities = len(toy.entities)
+    assert validation_steps(run) == ((8 * 64 + entities * 32) / step, 0.0)
+    few = settings(*vectors, "text.max_length=64", "training.eval_candidates=5")
+    run, _ = start_run(tmp_path / "few", toy, "scratch", few)
+    assert validation_steps(run) == ((8 * 64 + 5 * 32) / step, entities * 32 / step)
+
+
+def test_kge_stops_after_its_seconds(toy: KnowledgeGraph) -> None:
+    steps: list[int] = []
+    KGE.fit(toy, KGESettings(epochs=10**6, seconds=0.2), lambda n, total: steps.append(n))
+    assert 1 <= sum(steps) < 10**6
+
+
+def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str) -> None:
+    watch = Hears()
+    run = kgmlm.train(
+        "toy", tiny_encoder, tmp_path / "run", minutes=0.3, progress=watch, precision="fp32", batch_size=16
+    ).folder
+    record = run.record
+    assert record["status"] == "finished"
+    assert list(record["spent"])[:4] == ["types", "rules", "biencoder", "kge"]
+    assert sum(record["spent"].values()) >= 1
+    assert set(run.tuned.mixture.tables) >= {"types", "rules", "biencoder", "kge"}
+    assert watch.told[-2].endswith(f"of 0.3 minutes: {accounts(run)[0].partition(': ')[2]}")
+    assert watch.told[-1].startswith("more time: ")
+    assert record["signals"]["kge"]["settings"]["seconds"] > 0
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+
+
+def test_a_time_goes_with_presets_alone(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="--minutes goes with a preset"):
+        kgmlm.train("toy", "scratch", tmp_path / "x", minutes=1, preset="plain", progress=False)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, [2]), (1e6, [2, 4])])
+def test_weights_are_chosen_on_as_many_triples_as_the_time_allows(
+    tmp_path: Path, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+) -> None:
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    asked: list[int] = []
+
+    def choose(run: Any, count: int, *others: Any, **options: Any) -> Any:
+        asked.append(count)
+        return {"text": {"mrr": 0.5}}
+
+    monkeypatch.setattr(stages, "choose", choose)
+    stages._chosen(tmp_path / "run", "signals", 4, Hears(), 2, seconds)
+    assert asked == expected
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.0, False), (1e6, True)])
+def test_scoring_in_reverse_is_left_out_where_too_few_triples_tell_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, chosen: bool
+) -> None:
+    monkeypatch.setattr(stages, "FEW", 3)
+    run = kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, epochs=1, **TINY).folder
+    run.update(recipe={"preset": "best", "stages": ["text", "reverse"], "reranker_epochs": 1.0})
+    figures = stages._chosen(run.path, "reverse", 4, Hears(), 1, seconds)
+    run = open_folder(run.path)
+    assert (run.tuned.reverse is not None) == chosen
+    assert bool(figures) == chosen
+    assert (run.record["recipe"]["stages"] == ["text", "reverse"]) == chosen
