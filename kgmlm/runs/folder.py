@@ -18,10 +18,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -358,7 +359,25 @@ class RunFolder:
         known = accepted(self.now().record)
         with digests.replacing(self.path / signal.file, known, keep, below=self.path) as temporary:
             signal.save(temporary)
+        self._drop_file(structure_beside(signal.file))
         return self.update(signals={**self.record.get("signals", {}), signal.name: how})
+
+    @contextmanager
+    def beside_signal(self, file: str) -> Iterator[Path]:
+        """Write a file that belongs to a signal, at once; yields where to."""
+
+        def keep(known: digests.Accepted) -> None:
+            self.update(files=digests.as_json(known))
+
+        known = accepted(self.now().record)
+        with digests.replacing(self.path / file, known, keep, below=self.path) as temporary:
+            yield temporary
+
+    def _drop_file(self, file: str) -> None:
+        """Remove a file that the record has a digest of."""
+        known = {k: v for k, v in (self.now().record.get("files") or {}).items() if k != file}
+        self.update(files=known or None)
+        (self.path / file).unlink(missing_ok=True)
 
     def has_signal(self, name: str) -> bool:
         """Return whether there is such a signal beside the model, or there was and its file is gone."""
@@ -371,12 +390,11 @@ class RunFolder:
         """Remove a signal that is beside the model."""
         from kgmlm.signals import beside
 
-        record = self.now().record
         file = beside()[name].file
-        known = {k: v for k, v in (record.get("files") or {}).items() if k != file}
-        how = {k: v for k, v in record.get("signals", {}).items() if k != name}
-        self.update(files=known or None, signals=how)
-        (self.path / file).unlink(missing_ok=True)
+        how = {k: v for k, v in self.now().record.get("signals", {}).items() if k != name}
+        self.update(signals=how)
+        for one in (structure_beside(file), file):
+            self._drop_file(one)
         self._changed()
         return self
 
@@ -502,6 +520,11 @@ class RunFolder:
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
         return CrossEncoding(use, reranker, unit("vector", self.settings))
+
+
+def structure_beside(file: str) -> str:
+    """Where the structure for ONNX Runtime of a signal's text model is, if it has one."""
+    return str(PurePosixPath(file).with_suffix(".onnx"))
 
 
 def unread(run: RunFolder) -> bool:

@@ -32,7 +32,6 @@ from kgmlm.graphs.storage import portable, read_graph
 from kgmlm.runs.record import RERANKER, WEIGHTS, fingerprints, steady, trained_reranker
 from kgmlm.signals import SIGNALS, beside
 from kgmlm.signals.kge import KGE
-from kgmlm.text.onnx_model import ONNX_FILE as STRUCTURE
 
 SUFFIX = ".kgmlm"
 FORMAT = 1
@@ -96,7 +95,7 @@ def write_pack(
     output: Path,
     *,
     kge: bool = True,
-    structure: bytes | None = None,
+    structures: Mapping[str, bytes] | None = None,
     card: dict[str, Any] | None = None,
     check: Callable[[], None] = lambda: None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
@@ -107,7 +106,7 @@ def write_pack(
 
     Args:
         kge: False leaves out graph embeddings and their weight.
-        structure: of the model, for ONNX Runtime.
+        structures: of its text models, for ONNX Runtime, by file.
         card: what to say of it: how it was trained, metrics, licenses.
         check: raises where the run as it is now is not to be packed.
 
@@ -122,9 +121,7 @@ def write_pack(
         return _entries(run, kge, advance)
 
     entries = steady(run, read)
-    if structure is not None:
-        entries[f"model/{STRUCTURE}"] = structure
-    return _write(output, entries, card or {})
+    return _write(output, entries | dict(structures or {}), card or {})
 
 
 def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Make a run ready for ONNX Runtime: export the structure of its encoder and head.
+"""Make a run ready for ONNX Runtime: export the structures of its text models.
 
 Shapes: B texts, T tokens, S positions read per text, D width of the model, H heads of width K.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import tempfile
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from kgmlm.core.machine import installed
 from kgmlm.core.progress import quiet_transformers
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.run import Run, path_of, writes_run
+from kgmlm.signals.biencoder import Biencoder
+from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import KEY, ONNX_FILE, WEIGHTS, Facts, OnnxModel, read_facts
 from kgmlm.text.tokenization import MaskedBatch
-from kgmlm.text.torch_model import FAMILIES, SpanModel
+from kgmlm.text.torch_model import FAMILIES, PackedEncoder, SpanModel
 
 NEEDED = ("onnx", "onnxruntime")
 OPSET = 17  # of ONNX: the first with layer normalization
@@ -33,30 +36,51 @@ TOLERANCE = 1e-4  # between the states of torch and of ONNX Runtime
 
 
 class _Encoder(nn.Module):
-    """The states that enter the decoder, at some positions of each text.
+    """The states of texts, as :class:`~kgmlm.text.torch_model.PackedEncoder` computes them, of any sizes.
 
-    What :class:`~kgmlm.text.torch_model.PackedEncoder` computes for one batch, with no size fixed.
+    Args:
+        base: the encoder.
     """
 
-    def __init__(self, model: SpanModel) -> None:
+    def __init__(self, base: Any) -> None:
         super().__init__()
+        self.base = base
+
+    def forward(self, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
+        """``(B, T, D)``."""
+        return self.states(input_ids_BT, attention_mask_BT, None)
+
+    def states(
+        self, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, columns_BS: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Of all positions, or of some of each text ``(B, S, D)``."""
+        states_BTD = self.base.embeddings(input_ids=input_ids_BT)
+        if (projection := getattr(self.base, "embeddings_project", None)) is not None:
+            states_BTD = projection(states_BTD)
+        hidden = (1.0 - attention_mask_BT.float())[:, None, None, :] * torch.finfo(torch.float32).min
+        *layers, last = self.base.encoder.layer
+        for layer in layers:
+            states_BTD = _after(layer, states_BTD, states_BTD, hidden)
+        asking = states_BTD
+        if columns_BS is not None:
+            asking = states_BTD.gather(1, columns_BS[:, :, None].expand(-1, -1, states_BTD.shape[2]))
+        return _after(last, asking, states_BTD, hidden)
+
+
+class _AtSpan(_Encoder):
+    """The states that enter a masked LM's decoder, at some positions of each text."""
+
+    def __init__(self, model: SpanModel) -> None:
+        super().__init__(model.mlm.base_model)
         self.model = model
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, columns_BS: torch.Tensor
     ) -> torch.Tensor:
         """``(B, S, D)``."""
-        base = self.model.mlm.base_model
-        states_BTD = base.embeddings(input_ids=input_ids_BT)
-        if (projection := getattr(base, "embeddings_project", None)) is not None:
-            states_BTD = projection(states_BTD)
-        hidden = (1.0 - attention_mask_BT.float())[:, None, None, :] * torch.finfo(torch.float32).min
-        *layers, last = base.encoder.layer
-        for layer in layers:
-            states_BTD = _after(layer, states_BTD, states_BTD, hidden)
-        places = columns_BS[:, :, None].expand(-1, -1, states_BTD.shape[2])
-        states_BSD = _after(last, states_BTD.gather(1, places), states_BTD, hidden)
-        entering: torch.Tensor = self.model.through_head(states_BSD)
+        entering: torch.Tensor = self.model.through_head(
+            self.states(input_ids_BT, attention_mask_BT, columns_BS)
+        )
         return entering
 
 
@@ -75,6 +99,19 @@ def _after(layer: Any, asking: torch.Tensor, states: torch.Tensor, hidden: torch
     return forwarded
 
 
+def _check(packs: bool, name: str) -> None:
+    """Refuse what cannot be exported, or not here.
+
+    Raises:
+        ConfigError: when what that needs is not installed.
+        ModelError: when the model is of another family.
+    """
+    if not packs:
+        raise ModelError(f"{name} cannot be exported; these families can: {', '.join(FAMILIES)}")
+    if missing := [name for name in NEEDED if not installed(name)]:
+        raise ConfigError(f"the export needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+
+
 def export(model: SpanModel, folder: Path, path: Path) -> float:
     """Write the structure of a model that was saved in a folder, and see that it computes the same.
 
@@ -90,31 +127,80 @@ def export(model: SpanModel, folder: Path, path: Path) -> float:
     Returns:
         The greatest difference of its states from torch's.
     """
-    if not model.packs:
-        raise ModelError(
-            f"{type(model.mlm).__name__} cannot be exported; these families can: {', '.join(FAMILIES)}"
-        )
-    if missing := [name for name in NEEDED if not installed(name)]:
-        raise ConfigError(f"the export needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    from safetensors import safe_open
+
+    _check(model.packs, type(model.mlm).__name__)
     model.eval()
-    path.write_bytes(_structure(model, folder))
+    with safe_open(folder / WEIGHTS, "np") as saved:
+        shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
+    tensors = model.mlm.state_dict(keep_vars=True)
+    saved_as = {id(tensor): name for name, tensor in tensors.items() if name in shapes}  # tied ones once
+    module = _AtSpan(model)
+    named = {n: saved_as[id(x)] for n, x in module.state_dict(keep_vars=True).items() if id(x) in saved_as}
+    layer = model.mlm.get_output_embeddings()
+    decoder = [saved_as.get(id(tensor), "") for tensor in (layer.weight, layer.bias) if tensor is not None]
+    if not all(decoder):
+        raise ModelError(f"{folder / WEIGHTS} has no tensor of the decoder as the model has it")
+    facts = Facts(
+        kgmlm_structure=1,
+        config=files.sha256(folder / "config.json"),
+        weights=[WEIGHTS],  # until they are known
+        decoder=decoder,
+        positions=model.positions,
+        tokens=model.tokens,
+    )
+    path.write_bytes(_structure(module, named, shapes, facts))
     difference = _difference(model, OnnxModel.open(folder, path))
     if not difference <= TOLERANCE:
         raise ModelError(f"{folder}: ONNX Runtime computes other states than torch, by {difference:.2g}")
     return difference
 
 
-def _structure(model: SpanModel, folder: Path) -> bytes:
-    """The encoder and the head without their weights."""
-    import onnx
-    from safetensors import safe_open
+def export_encoder(encoder: TextEncoder, path: Path) -> None:
+    """Write the structure of a bi-encoder's encoder, and see that it computes the same.
 
-    traced = onnx.load_from_string(_traced(model))
-    with safe_open(folder / WEIGHTS, "np") as saved:
-        shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
-    tensors = model.mlm.state_dict(keep_vars=True)
-    saved_as = {id(tensor): name for name, tensor in tensors.items() if name in shapes}  # tied ones once
-    named = {f"model.mlm.{name}": saved_as[id(x)] for name, x in tensors.items() if id(x) in saved_as}
+    Raises:
+        ConfigError, ModelError: as of :func:`export`.
+    """
+    model = encoder.model
+    _check(PackedEncoder.of(model) is not None, type(model).__name__)
+    module = _Encoder(model)
+    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    facts = Facts(
+        kgmlm_structure=1,
+        config=encoder.config_digest,
+        weights=[WEIGHTS],
+        decoder=[],
+        positions=encoder.max_length,
+        tokens=model.get_input_embeddings().num_embeddings,
+    )
+    path.write_bytes(_structure(module, {f"base.{name}": name for name in shapes}, shapes, facts))
+    texts = ["a", "knowledge graphs and language models", "?" * 9]
+    torchs, theirs = (_vectors(one, texts) for one in (encoder, encoder.by_onnx(path)))
+    difference = float(np.abs(torchs - theirs).max())
+    if not difference <= TOLERANCE:
+        raise ModelError(f"{path}: ONNX Runtime computes other vectors than torch, by {difference:.2g}")
+
+
+def _vectors(encoder: TextEncoder, texts: list[str]) -> np.ndarray[Any, Any]:
+    """Vectors of texts in their order."""
+    parts = list(encoder.read(texts, precision="fp32"))
+    return np.concatenate([x for _, x in parts])[np.argsort(np.concatenate([rows for rows, _ in parts]))]
+
+
+def _structure(
+    module: nn.Module, named: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], facts: Facts
+) -> bytes:
+    """A module without its weights.
+
+    Args:
+        named: by which name each of its tensors is saved.
+        shapes: of the saved ones.
+        facts: but for the weights.
+    """
+    import onnx
+
+    traced = onnx.load_from_string(_traced(module))
     # Of weights that are alike, as in a fresh model, torch keeps one; other weights may not be alike.
     for node in [n for n in traced.graph.node if n.op_type == "Identity" and n.output[0] in named]:
         name = node.output[0]
@@ -123,7 +209,7 @@ def _structure(model: SpanModel, folder: Path) -> bytes:
         traced.graph.node.remove(node)
     for tensor in traced.graph.initializer:
         if tensor.name not in named or shapes[named[tensor.name]] != tuple(tensor.dims):
-            raise ModelError(f"{folder / WEIGHTS} has no tensor '{tensor.name}' as the model has it")
+            raise ModelError(f"the saved weights have no tensor '{tensor.name}' as the model has it")
         tensor.name = named[tensor.name]
         tensor.ClearField("raw_data")
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -132,34 +218,28 @@ def _structure(model: SpanModel, folder: Path) -> bytes:
     for node in traced.graph.node:
         for at, name in enumerate(node.input):
             node.input[at] = named.get(name, name)
-    layer = model.mlm.get_output_embeddings()
-    decoder = [id(tensor) for tensor in (layer.weight, layer.bias) if tensor is not None]
-    facts = Facts(
-        kgmlm_structure=1,
-        config=files.sha256(folder / "config.json"),
-        weights=[tensor.name for tensor in traced.graph.initializer],
-        decoder=[saved_as[tensor] for tensor in decoder],
-        positions=model.positions,
-        tokens=model.tokens,
-    )
+    facts = facts.model_copy(update={"weights": [tensor.name for tensor in traced.graph.initializer]})
     entry = traced.metadata_props.add()
     entry.key, entry.value = KEY, facts.model_dump_json()
     data: bytes = traced.SerializeToString(deterministic=True)
     if read_facts(data) != facts:
-        raise ModelError(f"{folder}: the structure cannot be read as it was written")
+        raise ModelError("the structure cannot be read as it was written")
     return data
 
 
-def _traced(model: SpanModel) -> bytes:
+def _traced(module: nn.Module) -> bytes:
     """The graph that torch writes, for any number of texts, tokens and positions."""
     buffer = io.BytesIO()
-    texts = torch.full((2, 9), 5), torch.tensor([[1] * 9, [1] * 6 + [0] * 3]), torch.tensor([[1, 2], [2, 3]])
-    axes = {"input_ids": {0: "B", 1: "T"}, "attention_mask": {0: "B", 1: "T"}, "columns": {0: "B", 1: "S"}}
+    texts = [torch.full((2, 9), 5), torch.tensor([[1] * 9, [1] * 6 + [0] * 3])]
+    axes = {"input_ids": {0: "B", 1: "T"}, "attention_mask": {0: "B", 1: "T"}}
+    if isinstance(module, _AtSpan):
+        texts.append(torch.tensor([[1, 2], [2, 3]]))
+        axes["columns"] = {0: "B", 1: "S"}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its deprecation
         torch.onnx.export(
-            _Encoder(model).eval(),
-            texts,
+            module.eval(),
+            tuple(texts),
             buffer,
             dynamo=False,  # the newer exporter gives weights other names
             opset_version=OPSET,
@@ -201,8 +281,8 @@ CHECKED = 8  # queries that are ranked by both
 def onnx(run: Run | str | Path) -> Path:
     """Write what ONNX Runtime needs to read texts for a run: then it ranks and is served without torch.
 
-    It is the structure of the model alone, some 100 kB; weights stay where they are. It is kept when both
-    give the same scores, to 1e-4. Training the run further removes it.
+    It is the structure of the model alone, some 100 kB, and of the encoder of a bi-encoder; weights stay
+    where they are. It is kept when both give the same scores, to 1e-4. Training the run further removes it.
 
     Returns:
         The file.
@@ -220,6 +300,9 @@ def onnx(run: Run | str | Path) -> Path:
     with digests.replacing(model / ONNX_FILE, digests.read_manifest(model), keep) as temporary:
         _write(model, temporary)
         _compare(folder, temporary)
+    if folder.has_signal(Biencoder.name):
+        with folder.beside_signal(Biencoder.structure) as temporary:
+            _write_encoder(folder.path, temporary)
     return model / ONNX_FILE
 
 
@@ -229,6 +312,12 @@ def _write(folder: Path, path: Path) -> None:
 
     quiet_transformers()
     export(load_model(folder), folder, path)
+
+
+def _write_encoder(run: Path, path: Path) -> None:
+    """The structure of the encoder of a run's bi-encoder."""
+    quiet_transformers()
+    export_encoder(Biencoder.open(run / Biencoder.file, open_folder(run).graph).encoder, path)
 
 
 def _compare(run: RunFolder, file: Path) -> None:
@@ -255,16 +344,22 @@ def _compare(run: RunFolder, file: Path) -> None:
             raise RunError(f"{run.path}: ONNX Runtime gives other scores than torch, by {difference:.2g}")
 
 
-def structure_of(run: Path) -> bytes:
-    """The structure of a run's model: the run's own, or a new one.
+def structures_of(run: Path) -> dict[str, bytes]:
+    """The structures of a run's model and of its bi-encoder's encoder, by file: the run's own, or new ones.
 
     Raises:
-        ModelError: when the model is of a family that cannot be exported.
+        ModelError: when a model is of a family that cannot be exported.
         ConfigError: when what the export needs is not installed.
     """
-    model = run / "model"
-    if (model / ONNX_FILE).is_file():
-        return (model / ONNX_FILE).read_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        _write(model, path := Path(folder) / ONNX_FILE)
-        return path.read_bytes()
+    writers = {f"model/{ONNX_FILE}": partial(_write, run / "model")}
+    if (run / Biencoder.file).is_file():
+        writers[Biencoder.structure] = partial(_write_encoder, run)
+    found = {}
+    for name, write in writers.items():
+        if (run / name).is_file():
+            found[name] = (run / name).read_bytes()
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            write(path := Path(folder) / "new.onnx")
+            found[name] = path.read_bytes()
+    return found

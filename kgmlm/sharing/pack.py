@@ -13,7 +13,7 @@ from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
 from kgmlm.runs.run import Run, open_run, path_of
-from kgmlm.sharing.onnx import structure_of
+from kgmlm.sharing.onnx import structures_of
 
 
 def pack(
@@ -95,9 +95,9 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
                 "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
                 "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
             )
-        structure = _structure(folder.path, watch) if onnx else None
+        structures = _structures(folder.path, watch) if onnx else {}
         card = {"dataset": folder.graph.name}
-        write_pack(folder.path, target, kge=kge, structure=structure, card=card, check=check, advance=watch)
+        write_pack(folder.path, target, kge=kge, structures=structures, card=card, check=check, advance=watch)
 
 
 def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watcher) -> dict[str, Any]:
@@ -108,13 +108,13 @@ def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watche
     return found.model_dump(mode="json")
 
 
-def _structure(run: Path, watch: Watcher) -> bytes | None:
-    """The structure for ONNX Runtime, where it can be made."""
+def _structures(run: Path, watch: Watcher) -> dict[str, bytes]:
+    """The structures for ONNX Runtime, where they can be made."""
     try:
-        return structure_of(run)
+        return structures_of(run)
     except (ConfigError, ModelError) as error:
         watch.tell(f"the pack will need torch: {error}")
-        return None
+        return {}
 
 
 def unpack(pack: str | Path, output: str | Path) -> Run:

@@ -137,6 +137,7 @@ class Biencoder:
     )
     reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/biencoder.safetensors"
+    structure: ClassVar[str] = "signals/biencoder.onnx"  # of the encoder, for ONNX Runtime
 
     def __init__(
         self,
@@ -364,6 +365,8 @@ class Biencoder:
                 relation_texts_RD, rows = file.get_tensor("relations"), file.get_tensor("rows")
             texts_ND, candidates_NW = files.map_tensor(path, "texts"), files.map_tensor(path, "candidates")
             encoder = TextEncoder.of_tensors(names, read, path.parent.parent / "model" / "model.safetensors")
+            if reader is not None and reader.model.device is None:  # ONNX Runtime's
+                encoder = encoder.by_onnx(path.with_suffix(".onnx"))
             _check(head, texts_ND, candidates_NW, relation_texts_RD, rows, encoder.width)
         except Exception as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from kgmlm.core.arrays import Device, IntArray
 from kgmlm.core.errors import ModelError
 from kgmlm.core.machine import bound_memory, installed, keep_memory, reduced
+from kgmlm.text.onnx_model import Structure
 from kgmlm.text.tokenization import check_model_folder, reason, transformers_tokenizer
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
@@ -44,6 +45,7 @@ class TextEncoder:
         pooling: how the states of a text's tokens become one vector.
         max_length: tokens that are read of a text.
         prefix: of the encoder's tensors in the checkpoint of a masked LM of its kind, such as "bert".
+        structure: the file for ONNX Runtime, which then reads the texts if the file is there.
     """
 
     config: Mapping[str, Any]
@@ -52,6 +54,7 @@ class TextEncoder:
     pooling: Pooling
     max_length: int
     prefix: str = ""
+    structure: Path | None = None
 
     @classmethod
     def load(cls, address: str, max_length: int) -> TextEncoder:
@@ -95,6 +98,15 @@ class TextEncoder:
             digest.update(name.encode())
             digest.update(array.data)
         return digest.hexdigest()
+
+    @cached_property
+    def config_digest(self) -> str:
+        """SHA-256 of the configuration."""
+        return sha256(json.dumps(self.config, sort_keys=True, default=str).encode()).hexdigest()
+
+    def by_onnx(self, structure: Path) -> TextEncoder:
+        """A copy that ONNX Runtime computes, where there is such a file."""
+        return replace(self, structure=structure)
 
     @property
     def width(self) -> int:
@@ -170,25 +182,51 @@ class TextEncoder:
         """
         if not len(texts):
             return
-        keep_memory()
-        model = self._model.to(device or "cpu")
-        import torch
-
-        low = reduced(precision, getattr(model.device, "type", "cpu") == "cuda")
+        states = self._states(device, precision)
         for start in range(0, len(texts), _TEXTS):
             ids = [e.ids for e in self._tokenizer.encode_batch(list(texts[start : start + _TEXTS]))]
             order = np.argsort([-len(i) for i in ids], kind="stable")
             for begin in range(0, len(order), batch_size):
                 rows = order[begin : begin + batch_size]
-                ids_BT, mask_BT = (
-                    torch.from_numpy(x).to(model.device) for x in _padded([ids[i] for i in rows])
-                )
-                units = torch.autocast(model.device.type, torch.bfloat16) if low else nullcontext()
-                with torch.inference_mode(), units:
-                    states_BTD = model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state.float()
-                pooled_BD = _pooled(states_BTD, mask_BT, self.pooling)
-                yield start + rows, torch.nn.functional.normalize(pooled_BD, dim=1).cpu().numpy()
+                ids_BT, mask_BT = _padded([ids[i] for i in rows])
+                pooled_BD = _pooled(states(ids_BT, mask_BT), mask_BT, self.pooling)
+                length_B1 = np.linalg.norm(pooled_BD, axis=1, keepdims=True)
+                yield start + rows, pooled_BD / np.maximum(length_B1, np.float32(1e-12))
                 bound_memory()
+
+    def _states(self, device: Device, precision: str) -> Callable[[IntArray, IntArray], Floats]:
+        """What gives the states ``(B, T, D)`` of token ids and their mask."""
+        if self.structure is not None and self.structure.is_file():
+            structure = self._by_onnx
+            return lambda ids_BT, mask_BT: structure.states(input_ids=ids_BT, attention_mask=mask_BT)
+        if not installed("torch"):
+            raise ModelError(
+                "the bi-encoder reads new texts with torch, which is not installed, or with ONNX Runtime "
+                "where `kgmlm onnx` was run before"
+            )
+        import torch
+
+        keep_memory()
+        model = self.model.to(device or "cpu")
+        low = reduced(precision, model.device.type == "cuda")
+
+        def states(ids_BT: IntArray, mask_BT: IntArray) -> Floats:
+            units = torch.autocast(model.device.type, torch.bfloat16) if low else nullcontext()
+            ids, mask = (torch.from_numpy(x).to(model.device) for x in (ids_BT, mask_BT))
+            with torch.inference_mode(), units:
+                found = model(input_ids=ids, attention_mask=mask).last_hidden_state
+            array: Floats = found.float().cpu().numpy()
+            return array
+
+        return states
+
+    @cached_property
+    def _by_onnx(self) -> Structure:
+        assert self.structure is not None
+        tensors = {name: _array(x) for name, x in self.weights().items()}
+        structure = Structure(self.structure, self.config_digest, tensors)
+        structure.try_out(self.width)
+        return structure
 
     def tokens(self, texts: Sequence[str]) -> int:
         """Count the tokens that are read of some texts."""
@@ -204,14 +242,12 @@ class TextEncoder:
         return core
 
     @cached_property
-    def _model(self) -> Any:
+    def model(self) -> Any:
         """The encoder by torch.
 
         Raises:
-            ModelError: when torch is not installed, or its weights do not fit its configuration.
+            ModelError: when its weights do not fit its configuration.
         """
-        if not installed("torch"):
-            raise ModelError("the bi-encoder reads new texts with torch, which is not installed")
         import torch
         from transformers import AutoConfig, AutoModel
 
@@ -251,17 +287,19 @@ def _padded(ids: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     return ids_BT, mask_BT.astype(np.int64)
 
 
-def _pooled(states_BTD: Any, mask_BT: Any, pooling: Pooling) -> Any:
+def _pooled(states_BTD: Floats, mask_BT: IntArray, pooling: Pooling) -> Floats:
     """One vector of each text ``(B, D)``."""
     if pooling == "cls":
         return states_BTD[:, 0]
     if pooling == "lasttoken":
-        last_B = mask_BT.sum(1) - 1
-        return states_BTD[range(len(states_BTD)), last_B]
-    mask_BT1 = mask_BT[:, :, None]
+        last: Floats = states_BTD[np.arange(len(states_BTD)), mask_BT.sum(1) - 1]
+        return last
+    mask_BT1 = mask_BT[:, :, None].astype(np.float32)
     if pooling == "max":
-        return states_BTD.masked_fill(mask_BT1 == 0, -1e9).amax(1)
-    return (states_BTD * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1)
+        highest: Floats = np.where(mask_BT1 == 0, np.float32(-1e9), states_BTD).max(1)
+        return highest
+    mean: Floats = (states_BTD * mask_BT1).sum(1) / np.maximum(mask_BT1.sum(1), 1)
+    return mean
 
 
 def _pooling(address: str) -> Pooling:

@@ -1,8 +1,9 @@
-"""A masked LM computed by ONNX Runtime in float32, which opens in a tenth of the time that torch takes.
+"""Text models computed by ONNX Runtime in float32, which opens in a tenth of the time that torch takes.
 
-The file ``encoder.onnx`` is the structure of the encoder and its head alone. Its weights are those of
-``model.safetensors`` beside it, given to the runtime when it is opened: so they are never others. The logits
-of the decoder are left to :mod:`kgmlm.signals.likelihood`.
+The file ``encoder.onnx`` is the structure of a masked LM's encoder and its head alone. Its weights are those
+of ``model.safetensors`` beside it, given to the runtime when it is opened: so they are never others. The
+logits of the decoder are left to :mod:`kgmlm.signals.likelihood`. The encoder of the bi-encoder has a
+structure of its own.
 
 Shapes: B texts, T tokens, L span, S positions read per text, D width, V vocabulary.
 """
@@ -10,8 +11,8 @@ Shapes: B texts, T tokens, L span, S positions read per text, D width, V vocabul
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Facts(StrictModel):
         kgmlm_structure: the version of this.
         config: SHA-256 of the ``config.json`` that it is the structure of.
         weights: the tensors of ``model.safetensors`` that it takes.
-        decoder: the tensors of the decoder's weight and, unless it has none, its bias.
+        decoder: the tensors of the decoder's weight and, unless it has none, its bias; none of an encoder.
         positions: how many tokens a text may have.
         tokens: how many tokens can be read.
     """
@@ -50,37 +51,112 @@ class Facts(StrictModel):
     kgmlm_structure: int = Field(ge=1, le=1)
     config: str
     weights: list[str] = Field(min_length=1)
-    decoder: list[str] = Field(min_length=1, max_length=2)
+    decoder: list[str] = Field(max_length=2)
     positions: int | None
     tokens: int
+
+
+class Structure:
+    """A model's structure with its weights, computed by ONNX Runtime.
+
+    ``OMP_NUM_THREADS`` says how many threads it may use, as with torch; else as many as there are cores.
+
+    Args:
+        path: the structure's file.
+        config: SHA-256 of the configuration that it must be of.
+        tensors: of the model, by name.
+
+    Raises:
+        ModelError: when ONNX Runtime is not installed, or the file is damaged or of another model.
+    """
+
+    def __init__(self, path: Path, config: str, tensors: Mapping[str, Any]) -> None:
+        if not installed("onnxruntime"):
+            raise ModelError(f"{path} needs ONNX Runtime, which is not installed: pip install onnxruntime")
+        import onnxruntime
+
+        self.path = path
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what goes wrong is raised
+        if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+            options.intra_op_num_threads = int(threads)
+        with self._said():
+            data = path.read_bytes()
+            self.facts = read_facts(data)
+            if self.facts.config != config:
+                raise ValueError("it is the structure of another model")
+            names = self.facts.weights
+            values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in names]
+            options.add_external_initializers(names, values)
+
+            def make() -> Any:
+                assert values  # which the session looks into
+                return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+            self._make, self._process, self._session = make, os.getpid(), make()
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """Say of what goes wrong inside which file it is of, and what helps."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:  # the runtime's own have no common base
+            why = first_line(error)
+            raise ModelError(
+                f"{self.path} cannot be used: {why}; `kgmlm onnx` makes it again, and --runtime torch does "
+                "without"
+            ) from None
+
+    @property
+    def session(self) -> Any:
+        """The session of this process: a fork has none of the threads that its parent's works with."""
+        if os.getpid() != self._process:
+            self._process, self._session = os.getpid(), self._make()
+        return self._session
+
+    def states(self, **given: IntArray) -> Floats:
+        """The states of some texts."""
+        with self._said():
+            (found,) = self.session.run(None, given)
+        states: Floats = found
+        return states
+
+    def try_out(self, width: int, **more: IntArray) -> None:
+        """Read two short texts, one of them padded.
+
+        Raises:
+            ModelError: when the states are not those of a text model of a width.
+        """
+        mask_BT = np.ones((2, 6), np.int64)
+        mask_BT[1, 4:] = 0
+        states = self.states(input_ids=np.ones((2, 6), np.int64), attention_mask=mask_BT, **more)
+        with self._said():
+            if states.dtype != np.float32 or states.shape[::2] != (2, width) or not np.isfinite(states).all():
+                raise ValueError("it does not give the states of a text model")
 
 
 class OnnxModel:
     """A masked LM that answers at the span only, as :class:`~kgmlm.text.torch_model.SpanModel` does.
 
     Args:
-        make: begins a session of ONNX Runtime.
+        structure: with its weights.
         decoder: weight (V, D) and bias (V,).
-        path: the structure's file.
     """
 
     device = None  # its arrays are NumPy's
 
-    def __init__(
-        self, make: Callable[[], Any], decoder: tuple[Floats, Floats], facts: Facts, path: Path
-    ) -> None:
-        self._make = make
-        self._process, self._session = os.getpid(), make()
-        self.path = path
+    def __init__(self, structure: Structure, decoder: tuple[Floats, Floats]) -> None:
+        self._structure = structure
+        self.path = structure.path
         self.decoder = decoder
-        self.positions = facts.positions
-        self.tokens = facts.tokens
+        self.positions = structure.facts.positions
+        self.tokens = structure.facts.tokens
 
     @classmethod
     def open(cls, folder: Path, file: Path | None = None) -> OnnxModel:
         """The model of a folder that has a structure.
-
-        ``OMP_NUM_THREADS`` says how many threads it may use, as with torch; else as many as there are cores.
 
         Args:
             file: another structure than the folder's own.
@@ -91,81 +167,27 @@ class OnnxModel:
         path = file or folder / ONNX_FILE
         if not installed("onnxruntime"):
             raise ModelError(f"{path} needs ONNX Runtime, which is not installed: pip install onnxruntime")
-        import onnxruntime
         from safetensors.numpy import load_file
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what goes wrong is raised
-        if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
-            options.intra_op_num_threads = int(threads)
-        try:
-            data = path.read_bytes()
-            facts = read_facts(data)
-            if facts.config != files.sha256(folder / "config.json"):
-                raise ValueError("it is the structure of another model")
-            tensors = load_file(folder / WEIGHTS)
-            values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in facts.weights]
-            options.add_external_initializers(facts.weights, values)
-            providers = ["CPUExecutionProvider"]
-
-            def make() -> Any:
-                assert values  # which the session looks into
-                return onnxruntime.InferenceSession(data, options, providers=providers)
-
-            model = cls(make, _decoder(tensors, facts), facts, path)
-            model.try_out()
-        except OSError:
-            raise
-        except Exception as error:  # the runtime's own have no common base
-            why = first_line(error)
-            raise ModelError(f"{path} cannot be used: {why}; `kgmlm onnx` makes it again") from None
-        return model
+        tensors = load_file(folder / WEIGHTS)
+        structure = Structure(path, files.sha256(folder / "config.json"), tensors)
+        with structure._said():
+            decoder = _decoder(tensors, structure.facts)
+        structure.try_out(decoder[0].shape[1], columns=np.array([[1, 2], [1, 2]], np.int64))
+        return cls(structure, decoder)
 
     def __call__(self, batch: MaskedBatch) -> SpanOutput:
         """Encode a batch; one pass for all queries."""
         steps = np.arange(batch.span_length + batch.vector)
         columns_BS: IntArray = batch.span_start_B[:, None] + steps
-        given = {
-            "input_ids": batch.input_ids_BT,
-            "attention_mask": batch.attention_mask_BT,
-            "columns": columns_BS,
-        }
-        try:
-            (states_BSD,) = self.session.run(None, given)
-        except Exception as error:  # the runtime's own have no common base
-            why = first_line(error)
-            raise ModelError(
-                f"{self.path} cannot be used: {why}; `kgmlm onnx` makes it again, and --runtime torch does "
-                "without"
-            ) from None
+        states_BSD = self._structure.states(
+            input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, columns=columns_BS
+        )
         if not batch.vector:
             return SpanOutput(states_BSD)
         vector_BD = states_BSD[:, -1]
         length_B1 = np.sqrt((vector_BD * vector_BD).sum(-1, keepdims=True))
         return SpanOutput(states_BSD[:, :-1], vector_BD / np.maximum(length_B1, np.float32(1e-12)))
-
-    @property
-    def session(self) -> Any:
-        """The session of this process: a fork has none of the threads that its parent's works with."""
-        if os.getpid() != self._process:
-            self._process, self._session = os.getpid(), self._make()
-        return self._session
-
-    def try_out(self) -> None:
-        """Read two short texts, one of them padded.
-
-        Raises:
-            ValueError: when the states are not those of a text model.
-        """
-        ids_BT = np.ones((2, 6), np.int64)
-        mask_BT = np.ones((2, 6), np.int64)
-        mask_BT[1, 4:] = 0
-        columns_BS = np.array([[1, 2], [1, 2]], np.int64)
-        given = {"input_ids": ids_BT, "attention_mask": mask_BT, "columns": columns_BS}
-        (states_BSD,) = self.session.run(None, given)
-        shape = (2, 2, self.decoder[0].shape[1])
-        if states_BSD.dtype != np.float32 or states_BSD.shape != shape or not np.isfinite(states_BSD).all():
-            raise ValueError("it does not give the states of a text model")
 
     def eval(self) -> OnnxModel:
         """Nothing: it cannot be trained."""

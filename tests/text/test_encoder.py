@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ import torch
 from transformers import AutoModel
 
 from kgmlm.core.errors import ModelError
+from kgmlm.sharing.onnx import export_encoder
 from kgmlm.text import encoder as encoder_module
-from kgmlm.text.encoder import Floats, TextEncoder
+from kgmlm.text.encoder import Floats, Pooling, TextEncoder
 
 TEXTS = ["Paris", "Paris. the capital of France", "", "a river " * 40]
 
@@ -122,5 +125,21 @@ def test_what_is_read_without_torch_is_one_sentence(
     encoder = TextEncoder.of_tensors(list(tensors), tensors.__getitem__)
     monkeypatch.setattr(encoder_module, "installed", lambda package: package != "torch")
     assert list(encoder.read([])) == []
-    with pytest.raises(ModelError, match="with torch, which is not installed"):
+    with pytest.raises(ModelError, match="with torch, which is not installed, or with ONNX Runtime"):
         vectors(encoder, ["Paris"])
+
+
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+def test_onnx_runtime_reads_the_same_vectors_without_torch(
+    tiny_encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: Pooling
+) -> None:
+    encoder = replace(TextEncoder.load(tiny_encoder, 32), pooling=pooling)
+    texts = ["Paris. the capital of France", "x", "Rome", "a longer text of some more words than these"]
+    expected = vectors(encoder, texts)
+    export_encoder(encoder, tmp_path / "encoder.onnx")
+    monkeypatch.setattr(encoder_module, "installed", lambda package: package != "torch")
+    by_onnx = encoder.by_onnx(tmp_path / "encoder.onnx")
+    np.testing.assert_allclose(vectors(by_onnx, texts), expected, atol=1e-4)
+    other = replace(by_onnx, config={**encoder.config, "hidden_act": "relu"})
+    with pytest.raises(ModelError, match="the structure of another model; `kgmlm onnx` makes it again"):
+        vectors(other, texts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,27 @@ class TestQuick:
         kgmlm.tune(other, add="biencoder", source=quick.path, progress=False)
         with safe_open(other / Biencoder.file, "numpy") as file:
             assert any(name.startswith("encoder.") for name in file.keys()), "a lent one is whole"  # noqa: SIM118
+
+    def test_new_texts_are_read_without_torch(self, cli: Cli, quick: Run, tmp_path: Path) -> None:
+        run = shutil.copytree(quick.path, tmp_path / "run")
+        new = tmp_path / "new.tsv"
+        new.write_text("label\tname\tdescription\nq1\tAtlantis\ta lost city\n")
+        ask = ("rank", run, "--head", "Atlantis", "--relation", "located_in", "--entities", new, "--json")
+        done = cli(*ask)
+        assert done.returncode == 0, done.stderr
+        assert cli("onnx", run).returncode == 0
+        assert open_folder(run, verify=True).record["files"].keys() >= {Biencoder.file, Biencoder.structure}
+        code = "import sys; sys.modules['torch'] = None\nfrom kgmlm.cli.app import app; app(sys.argv[1:])"
+        alone = subprocess.run(
+            [sys.executable, "-c", code, *map(str, ask), "--runtime", "onnx"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert alone.returncode == 0, alone.stderr
+        one, other = (list(map(json.loads, text.splitlines())) for text in (done.stdout, alone.stdout))
+        assert [x["entity"] for x in one] == [x["entity"] for x in other]
+        kgmlm.tune(run, add="biencoder", overwrite=True, progress=False)
+        assert not (run / Biencoder.structure).exists(), "it may be another encoder's"
+        open_folder(run, verify=True)
 
     def test_it_predicts_and_is_reported(self, cli: Cli, quick: Run, tmp_path: Path) -> None:
         run = shutil.copytree(quick.path, tmp_path / "run")
