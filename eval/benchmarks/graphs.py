@@ -111,6 +111,82 @@ def derived(base: IntArray, pairs: IntArray, count: int, rng: np.random.Generato
     return found
 
 
+TOPICS = {
+    "payments": "card payments and refunds", "search": "full-text search and ranking",
+    "identity": "logins, tokens and permissions", "delivery": "parcels, routes and tracking",
+    "media": "images, video and thumbnails", "insight": "reports, metrics and dashboards",
+    "messaging": "mail, push and chat messages", "catalog": "products, prices and stock",
+}  # fmt: skip
+PEOPLE = _words("Ada Ben Cleo Dan Eva Finn Gita Hugo Ines Jon Kira Leo Mina Nils Ola Pia Raj Sara Tom Uma")
+FAMILIES = _words("Abel Berg Costa Dietz Engel Fonseca Gray Holm Ito Jensen Kaya Lind")
+LANGUAGES, OFFICES = _words("Go Python Rust Java"), _words("Lisbon Oslo Kyoto")
+PARTS = ("gateway", "worker", "api", "store", "index")
+
+
+def services(folder: Path, seed: int = 0) -> None:
+    """Write a made-up graph of a company's services: 400 triples, with names, types and descriptions.
+
+    Texts tell what triples do: a description names the topic of the team that owns a service, and the family
+    of words that an incident is about. A tenth of the triples is for validation, a tenth for the test.
+    """
+    rng = np.random.default_rng(seed)
+    texts: dict[str, tuple[str, str]] = {}
+    found: list[tuple[str, str, str]] = []
+
+    def add(label: str, name: str, text: str, kind: str) -> str:
+        texts[label] = (name, text)
+        texts.setdefault(f"kind_{kind}", (kind, ""))
+        found.append((label, "type", f"kind_{kind}"))
+        return label
+
+    def pick(some: list[str]) -> str:
+        return some[int(rng.integers(len(some)))]
+
+    offices = [add(f"office_{x}", f"{x} office", f"Our office in {x}.", "office") for x in OFFICES]
+    languages = [add(f"lang_{x}", x, "A programming language.", "language") for x in LANGUAGES]
+    owned: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
+    people = [f"{first} {last}" for first, last in zip(PEOPLE * 2, FAMILIES * 4, strict=False)]
+    for at, (topic, text) in enumerate(TOPICS.items()):
+        team = add(f"team_{topic}", f"{topic} team", f"Builds everything about {text}.", "team")
+        found.append((team, "located_in", offices[at % 3]))
+        for name in people[4 * at : 4 * at + 4]:
+            person = add(name.replace(" ", "_"), name, f"Engineer for {text.split(',')[0]}.", "person")
+            members.setdefault(topic, []).append(person)
+            found.append((person, "member_of", team))
+        for part in PARTS:
+            label = f"{topic}_{part}"
+            owned.setdefault(topic, []).append(
+                add(label, f"{topic} {part}", f"The {part} for {text}, run by {topic}.", "service")
+            )
+            found += [(label, "owned_by", team), (label, "written_in", languages[(at + part.count("e")) % 4])]
+    every = [service for some in owned.values() for service in some]
+    for service in every:
+        topic = service.split("_")[0]
+        found.append((service, "depends_on", pick([x for x in owned[topic] if x != service])))
+        if rng.random() < 0.4:
+            found.append((service, "depends_on", pick([x for x in every if x != service])))
+    for at in range(45):
+        topic = pick(list(TOPICS))
+        service = pick(owned[topic])
+        about = pick(_words("timeouts errors latency crashes leaks"))
+        incident = add(f"incident_{at}", f"incident {at}", f"{about} in {TOPICS[topic]}", "incident")
+        found += [(incident, "affected", service), (incident, "handled_by", pick(members[topic]))]
+    triples = sorted(set(found))
+    order = rng.permutation(len(triples))
+    folder.mkdir(parents=True)
+    labels = list(texts)
+    write(folder / "entities.tsv", {
+        "label": pa.array(labels), "name": pa.array([texts[x][0] for x in labels]),
+        "description": pa.array([texts[x][1] for x in labels]),
+    }, True)  # fmt: skip
+    tenth = len(triples) // 10
+    cut = {"valid": order[:tenth], "test": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
+    for split, part in cut.items():
+        columns = zip(*(triples[i] for i in part.tolist()), strict=True)
+        write(folder / f"{split}.tsv", {str(at): pa.array(x) for at, x in enumerate(columns)}, False)
+
+
 def write(path: Path, columns: dict[str, pa.Array], header: bool) -> None:
     """A TSV file."""
     options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
