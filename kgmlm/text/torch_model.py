@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.core.errors import ModelError
@@ -96,9 +97,7 @@ class PackedEncoder:
 
     def __call__(self, readings: Sequence[SpanBatch]) -> torch.Tensor:
         """Last hidden states ``(P, D)`` at the positions of all readings, one reading after the other."""
-        states_RD = torch.cat(
-            [self.base.embeddings(input_ids=r.input_ids_BT).flatten(0, 1) for r in readings]
-        )
+        states_RD = self._embedded([r.input_ids_BT for r in readings])
         if (projection := getattr(self.base, "embeddings_project", None)) is not None:
             states_RD = projection(states_RD)
         masks = [r.mask for r in readings]
@@ -114,6 +113,20 @@ class PackedEncoder:
         else:
             mixed_PD = self._mixed(last.attention.self, states_RD, states_RD, readings, masks)[at_P]
         return self._forward(last, mixed_PD, read_PD)
+
+    def _embedded(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Embeddings ``(R, D)`` of the tokens of all batches, looked up at once: the gradient of each look-up
+        is as large as the vocabulary.
+        """
+        longest = max(ids_BT.shape[1] for ids_BT in batches)
+        padding = self.base.config.pad_token_id or 0  # by which some families count positions
+        padded = [pad(ids_BT, (0, longest - ids_BT.shape[1]), value=padding) for ids_BT in batches]
+        states_BTD = self.base.embeddings(input_ids=torch.cat(padded))
+        if len(batches) == 1:
+            return states_BTD.flatten(0, 1)
+        there = [torch.ones_like(ids_BT, dtype=torch.bool) for ids_BT in batches]
+        there_BT = torch.cat([pad(x, (0, longest - x.shape[1])) for x in there])
+        return states_BTD.flatten(0, 1).index_select(0, there_BT.flatten().nonzero()[:, 0])
 
     @staticmethod
     def _forward(layer: Any, mixed: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
