@@ -215,7 +215,8 @@ class Predictor:
         if self.retrieval is not None:
             from kgmlm.ranking.retrieval import shortlist
 
-            for rows, reading in self.ranker.reader.readings(queries, batch_size, advance):
+            text = self.ranker.reads()
+            for rows, reading in self.ranker.reader.readings(queries, batch_size, advance, text=text):
                 ids_BK, scores_BK = shortlist(self.ranker, reading, self.retrieval, batch_size)
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)

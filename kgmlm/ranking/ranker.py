@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -324,10 +324,14 @@ class Ranker:
         """
         pool = pool or self.pool()
         asked = {name: self.signals[name] for name in by or self.mixture.signals if name in self.signals}
-        text = any(signal.reads for signal in asked.values())
+        text = self.reads(asked)
         size = max(1, min(batch_size, MAX_SCORES // max(1, pool.width)))
         for rows, reading in self.reader.readings(queries, size, advance, text=text):
             yield rows, reading, {name: self.signal_score(name, reading, pool) for name in asked}
+
+    def reads(self, names: Iterable[str] | None = None) -> bool:
+        """Return whether any of some signals reads a query's text; None is those that count."""
+        return any(self.signals[n].reads for n in names or self.mixture.signals if n in self.signals)
 
     def signal_score(self, name: str, reading: Reading, pool: Pool) -> Array:
         """The scores of one signal, ``(B, N)`` or ``(B, K)``, on the model's device."""

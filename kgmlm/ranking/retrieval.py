@@ -1,5 +1,7 @@
 """Retrieval: a FAISS index of entity vectors proposes candidates, which the ranker scores exactly.
 
+The vectors are those of the signal `vector`, or the bi-encoder's where the run has no others.
+
 FAISS is optional: it is imported where an index is used.
 
 Shapes: B queries, K shortlist, N entities, D or w width of a vector.
@@ -28,6 +30,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.signals.base import Pool
+from kgmlm.signals.biencoder import Biencoder
 from kgmlm.text.reader import Reading
 
 Floats = npt.NDArray[np.float32]
@@ -423,6 +426,47 @@ MORE = 100  # entities that an index is asked for beyond a shortlist
 LOOKED_AT = 1000  # those whose vectors are compared, where the index has but codes of them
 
 
+class Searched(NamedTuple):
+    """The signal by whose vectors an index finds.
+
+    Attributes:
+        of: from ids of entities to their unit vectors.
+        asked: from a reading to the unit vectors of its queries.
+    """
+
+    name: str
+    width: int
+    of: Callable[[IntArray], Floats]
+    asked: Callable[[Reading], Floats]
+
+
+NOT_SEARCHED = (
+    "the run has no entity vectors to index, and no bi-encoder; train with --set vector.enabled=true, or "
+    "`kgmlm tune RUN --add biencoder`"
+)
+
+
+def searched(ranker: Ranker) -> Searched:
+    """What an index of a ranker's entities is made of.
+
+    Raises:
+        ConfigError: when the run has no entity vectors.
+    """
+    vectors, biencoder = ranker.vectors, ranker.signals.get(Biencoder.name)
+
+    def of_span(reading: Reading) -> Floats:
+        vector_BD = reading.span.vector_BD
+        assert vector_BD is not None
+        check_finite(vector_BD)
+        return numpy(vector_BD)
+
+    if vectors is not None:
+        return Searched("vector", vectors.source.width, lambda ids: numpy(vectors.of(ids)), of_span)
+    if isinstance(biencoder, Biencoder):
+        return Searched(biencoder.name, biencoder.width, biencoder.vectors_of, biencoder.asked)
+    raise ConfigError(NOT_SEARCHED)
+
+
 class Retrieval(NamedTuple):
     """An index, how many entities it is asked for, and how hard it tries (None: as hard as when built)."""
 
@@ -461,17 +505,15 @@ def shortlist(
 
 def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
     """Ids ``(B, K)`` that an index finds, -1 where it finds fewer."""
-    retriever, vector_BD = retrieval.retriever, reading.span.vector_BD
-    assert vector_BD is not None
-    check_finite(vector_BD)
-    asked_BD = numpy(vector_BD)
+    retriever, by = retrieval.retriever, searched(ranker)
+    asked_BD = by.asked(reading)
     count = max(1, len(ranker.context.entities))
     most = min(retrieval.k + MORE, count)
     if retriever.exact:
         return retriever.search(asked_BD, most, retrieval.effort).ids_BK
     ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
     pool = Pool(count, ids_BM)
-    cosines_BM = numpy(ranker.signal_score("vector", reading, pool))
+    cosines_BM = numpy(ranker.signal_score(by.name, reading, pool))
     cosines_BM[~pool.there] = -np.inf
     return np.take_along_axis(ids_BM, np.argsort(-cosines_BM, 1, kind="stable")[:, :most], 1)
 
@@ -539,6 +581,5 @@ def scores_of(
 
 def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
     """The index with further entities of the ranker's context; nothing is rebuilt."""
-    assert ranker.vectors is not None
-    part = entity_part(numpy(ranker.vectors.of(ids)), np.arange(len(ids)), "Flat")
+    part = entity_part(searched(ranker).of(ids), np.arange(len(ids)), "Flat")
     return retriever.with_added(replace(part, ids=ids))

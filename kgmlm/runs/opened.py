@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kgmlm.core import digests, files, machine
-from kgmlm.core.arrays import numpy
 from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -96,7 +95,6 @@ def _join(parts: Sequence[Path], count: int, path: Path) -> None:
         raise RunError(f"{parts[0].parent} has {done:,} of {count:,} entities; remove it to read them again")
 
 
-NO_VECTORS = "the run has no entity vectors to index; train with --set vector.enabled=true"
 FINGERPRINTED = 4096  # entities by whose vectors an index and a run are compared
 
 
@@ -114,13 +112,12 @@ def open_index(run: RunFolder, ranker: Ranker) -> Retriever:
     Raises:
         RunError: when there is none, it is damaged, or it was made of another model or other entities.
     """
-    from kgmlm.ranking.retrieval import FOLDER, Retriever, added
+    from kgmlm.ranking.retrieval import FOLDER, Retriever, added, searched
 
-    if ranker.vectors is None:
-        raise RunError(f"{run.path}: {NO_VECTORS}")
+    by = searched(ranker)
     retriever = Retriever.load(run.path / FOLDER)
     own, record, part = len(run.graph.entities), retriever.record, retriever.part
-    fits = not (part.ids >= own).any() and part.width == ranker.reader.model.decoder[0].shape[1]
+    fits = not (part.ids >= own).any() and part.width == by.width
     now = index_fingerprint(ranker, own, record.get("looked_at", own))
     if (record.get("entities"), record.get("fingerprint")) != (own, now) or not fits:
         raise RunError(
@@ -157,11 +154,10 @@ def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
     Args:
         looked_at: so many of these entities' vectors, evenly spaced: of another model all are different.
     """
-    from kgmlm.ranking.retrieval import fingerprint
+    from kgmlm.ranking.retrieval import fingerprint, searched
 
-    assert ranker.vectors is not None
     rows = np.linspace(0, max(0, count - 1), looked_at).round().astype(np.int64)
-    return fingerprint(numpy(ranker.vectors.of(rows)))
+    return fingerprint(searched(ranker).of(rows))
 
 
 def computed_by(run: RunFolder, options: RankingOptions) -> tuple[Literal["torch", "onnx"], str]:

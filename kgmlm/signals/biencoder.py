@@ -30,7 +30,7 @@ from scipy.special import expit
 from kgmlm.core import files
 from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
 from kgmlm.core.config import BiencoderSettings
-from kgmlm.core.errors import RunError, first_line
+from kgmlm.core.errors import LateError, ModelError, RunError, first_line
 from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import Pool
@@ -176,6 +176,7 @@ class Biencoder:
 
         Raises:
             ModelError: when the encoder cannot be loaded.
+            LateError: when the texts are not read in the time of the settings.
             RunError: when the loss is no longer a number.
         """
         from kgmlm.signals.biencoder_training import Training
@@ -188,11 +189,19 @@ class Biencoder:
         count = len(graph.entities)
         total = count + settings.steps
 
+        def read(n: int, _: int = 0) -> None:
+            advance(n, total)
+            limit = None if settings.seconds is None else (1 - LEARNING) * settings.seconds
+            if limit is not None and time.monotonic() - began > limit:
+                raise LateError(
+                    f"no bi-encoder: the texts of {count:,} entities are not read in {limit:.0f} s"
+                )
+
         if kept is None:
-            vectors.read(advance=lambda n: advance(n, total))
+            vectors.read(advance=read)
             texts_ND = numpy(vectors.all)
         else:
-            parts = _read_parts(vectors, encoder, kept, lambda n, _: advance(n, total))
+            parts = _read_parts(vectors, encoder, kept, read)
             texts_ND = np.concatenate([np.load(part) for part in parts])
         vectors.adopt(graph.entities, texts_ND.astype(np.float16))  # as the file has them
         texts_ND, links = numpy(vectors.all).astype(np.float32), graph.context.links
@@ -209,6 +218,24 @@ class Biencoder:
         rows = np.arange(len(graph.relations))
         rows[~np.isin(rows, graph.splits["train"][:, 1])] = -1
         return cls(head, graph.context, vectors, relation_texts_RD, rows, encoder)
+
+    @staticmethod
+    def keep_texts(path: Path, graph: KnowledgeGraph, kept: Path) -> None:
+        """Lay the vectors of the texts of an older signal where :meth:`fit` finds them, if it has the same
+        encoder; nothing where that cannot be opened.
+        """
+        try:
+            old = Biencoder.open(path, graph)
+            of = _known_by(old.vectors, old.encoder)
+        except (RunError, ModelError):
+            return
+        if kept.is_dir():
+            return  # of a training that was interrupted
+        with files.atomic_folder(kept) as folder:
+            files.write_json(folder / "about.json", of)
+            for part, start in enumerate(range(0, len(graph.entities), PART)):
+                ids = np.arange(start, min(start + PART, len(graph.entities)))
+                np.save(folder / f"part-{part:06}.npy", numpy(old.vectors.of(ids)).astype(np.float32))
 
     @staticmethod
     def read_texts(
@@ -324,6 +351,19 @@ class Biencoder:
             self._candidates_NW, self._changed = whole_NW, self._changed[:0]
         return self._candidates_NW
 
+    @property
+    def width(self) -> int:
+        """Return W."""
+        return len(self.head["candidate.bias"])
+
+    def vectors_of(self, ids: IntArray) -> Floats:
+        """Unit vectors ``(N, W)`` of some entities as candidates, as an index has them."""
+        return numpy(self.candidates_NW[like(ids, self.candidates_NW)])
+
+    def asked(self, reading: Reading) -> Floats:
+        """Unit vectors ``(B, W)`` of the queries of a reading."""
+        return self.query_vectors(reading.queries)
+
     def score(self, reading: Reading, pool: Pool) -> Array:
         """Cosines ``(B, N)`` or ``(B, K)``."""
         candidates_NW = self.candidates_NW
@@ -384,8 +424,12 @@ def _read_parts(
     vectors: EntityVectors, encoder: TextEncoder, kept: Path, advance: Callable[[int, int], None]
 ) -> list[Path]:
     """The files of all text vectors; those that are missing are read."""
-    of = {"encoder": encoder.digest, "entities": digest_of(vectors.source.entities), "size": PART}
-    return vectors.in_parts(kept, of, PART, advance=advance)
+    return vectors.in_parts(kept, _known_by(vectors, encoder), PART, advance=advance)
+
+
+def _known_by(vectors: EntityVectors, encoder: TextEncoder) -> dict[str, Any]:
+    """What tells vectors of texts from others."""
+    return {"encoder": encoder.digest, "entities": digest_of(vectors.source.entities), "size": PART}
 
 
 def read_all(encoder: TextEncoder, texts: Sequence[str]) -> Floats:

@@ -121,7 +121,7 @@ class PackedEncoder:
         longest = max(ids_BT.shape[1] for ids_BT in batches)
         padding = self.base.config.pad_token_id or 0  # by which some families count positions
         padded = [pad(ids_BT, (0, longest - ids_BT.shape[1]), value=padding) for ids_BT in batches]
-        states_BTD = self.base.embeddings(input_ids=torch.cat(padded))
+        states_BTD: torch.Tensor = self.base.embeddings(input_ids=torch.cat(padded))
         if len(batches) == 1:
             return states_BTD.flatten(0, 1)
         there = [torch.ones_like(ids_BT, dtype=torch.bool) for ids_BT in batches]

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from kgmlm.core.arrays import cosines
-from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.processes import join, shared_by, sharing
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -27,13 +26,15 @@ from kgmlm.ranking.retrieval import (
     Part,
     Retrieval,
     Retriever,
+    Searched,
     entity_part,
     require_faiss,
+    searched,
     shortlist,
     unwrapped,
 )
 from kgmlm.runs.folder import open_folder
-from kgmlm.runs.opened import FINGERPRINTED, NO_VECTORS, index_fingerprint
+from kgmlm.runs.opened import FINGERPRINTED, index_fingerprint
 from kgmlm.runs.run import Run, path_of, writes_run
 from kgmlm.signals.vector import read_together
 from kgmlm.text.reader import Reading
@@ -87,16 +88,18 @@ def build_index(
     faiss = require_faiss()
     started = time.monotonic()
     count = len(ranker.context.entities)
-    if ranker.vectors is None:
-        raise ConfigError(NO_VECTORS)
+    by = searched(ranker)
     ids, world = np.arange(count), sharing()
-    read_together(ranker.vectors)
+    if ranker.vectors is not None:
+        read_together(ranker.vectors)
     if not world.main:
         return Retriever(Part(0, ids[:0], None), world.from_main())
-    part = entity_part(ranker.vectors.array(), ids, factory, seed, _counted(advance, count))
+    vectors_ND = by.of(ids) if ranker.vectors is None else ranker.vectors.array()
+    part = entity_part(vectors_ND, ids, factory, seed, _counted(advance, count))
     sample = _queries(graph, seed)
     why = [_why(factory, part)]
     record: dict[str, Any] = {
+        "signal": by.name,
         "factory": factory,
         "effort": EFFORTS[-1],
         "entities": count,
@@ -145,13 +148,15 @@ def _why(factory: str, part: Part) -> str:
 @torch.inference_mode()
 def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> _Tuning:
     """Try efforts, each twice the one before, until reranked shortlists have the target's recall@10."""
-    alone = ranker.by("vector").unconstrained()
+    by = searched(ranker)
+    alone = ranker.by(by.name).unconstrained()
     count = len(ranker.context.entities)
     k, top = min(SHORTLIST, count), min(10, count)
     (name,), every = alone.mixture.signals, alone.pool()
-    readings = [reading for _, reading in alone.reader.readings(queries, 1)]
+    read = ranker.vectors is not None
+    readings = [reading for _, reading in alone.reader.readings(queries, 1, text=read)]
     singly = [_timed(alone.signal_score, name, reading, every) for reading in readings[:TIMED]]
-    least_Q1 = _tenth(alone, readings, top)
+    least_Q1 = _tenth(by, readings, count, top)
     tried: list[_Try] = []
     for effort in EFFORTS:
         retrieval = Retrieval(retriever, k, effort)
@@ -174,15 +179,12 @@ def _median_ms(timed: list[tuple[T, float]]) -> float:
     return round(1e3 * statistics.median(seconds for _, seconds in timed), 3)
 
 
-def _tenth(alone: Ranker, readings: list[Reading], top: int) -> torch.Tensor:
+def _tenth(by: Searched, readings: list[Reading], count: int, top: int) -> torch.Tensor:
     """The worst of the ``top`` best exact scores ``(Q, 1)``; entity vectors are gone through once."""
-    assert alone.vectors is not None
-    vectors = [reading.span.vector_BD for reading in readings]
-    vector_QD = torch.cat([vector_BD for vector_BD in vectors if vector_BD is not None])
+    vector_QD = torch.from_numpy(np.concatenate([by.asked(reading) for reading in readings]))
     best_QM = vector_QD[:, :0]
-    count = len(alone.context.entities)
     for start in range(0, count, BLOCK):
-        block_ND = alone.vectors.of(np.arange(start, min(start + BLOCK, count)))
+        block_ND = torch.from_numpy(by.of(np.arange(start, min(start + BLOCK, count))))
         best_QM = torch.cat([best_QM, cosines(vector_QD, block_ND)], 1)
         best_QM = best_QM.topk(min(top, best_QM.shape[1])).values
     return best_QM[:, -1:]
@@ -217,14 +219,12 @@ def index(
         The record of the index: entities, bytes, seconds, recall, latency, and why it is as it is.
 
     Raises:
-        RunError: when the run has no entity vectors.
+        ConfigError: when the run has neither entity vectors nor a bi-encoder.
     """
     from kgmlm.runs.opened import save_index
 
     world = join(device)
     folder = open_folder(path_of(run))
-    if not folder.settings.vector.enabled:
-        raise RunError(f"{folder.path}: {NO_VECTORS}")
     quiet_transformers()
     ranker = folder.ranker(device, rerank=False)
     with watcher_of(progress) as watch, shared_by(world):

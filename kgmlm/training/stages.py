@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kgmlm.core.config import Stage
-from kgmlm.core.errors import NoRulesError, RunError
+from kgmlm.core.errors import LateError, NoRulesError, RunError
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -259,7 +259,7 @@ def _add_stage(
     marks = {"cut": True} if max_steps is not None and _bounds(name, max_steps) else {}
     try:
         add_signal(run, Addition(name, given=given, marks=marks), None, watch)
-    except NoRulesError as error:  # of a small or odd graph: nothing is wrong
+    except (NoRulesError, LateError) as error:  # of an odd graph, or a busy machine: nothing is wrong
         watch.tell(str(error))
         if max_steps is None:
             leave_out(run.path, name)

@@ -184,6 +184,8 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
         with watch:
             bar = partial(watch, f"training {added.name}")
             with keeping(run.path, added.name, watch) as kept:
+                if added.name == Biencoder.name and kept is not None:
+                    Biencoder.keep_texts(run.path / Biencoder.file, run.graph, kept)
                 made = fit_signal(added.name, run.graph, added.settings(run), bar, device_of(device), kept)
         if isinstance(made[0], Biencoder):
             # The run's model stays the encoder that it came as.

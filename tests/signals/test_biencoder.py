@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 from worlds import together
 
 import kgmlm
+from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import BiencoderSettings, Protocol
-from kgmlm.core.errors import ModelError, RunError
+from kgmlm.core.errors import LateError, ModelError, RunError
 from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
@@ -28,7 +29,7 @@ from kgmlm.runs.folder import open_folder
 from kgmlm.signals import biencoder as module
 from kgmlm.signals import rows_of
 from kgmlm.signals.base import Pool
-from kgmlm.signals.biencoder import Biencoder
+from kgmlm.signals.biencoder import Biencoder, EncoderSource
 from kgmlm.signals.biencoder_training import Training
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.reader import Reader, Reading
@@ -173,6 +174,46 @@ def test_an_entity_without_text_and_triples_has_a_score(
     grown = over(made, make_ranker(), wider)
     queries = Queries(np.array([len(toy.entities), 0]), np.array([0, 0]), np.array([True, False]))
     assert np.isfinite(scores(grown, queries, wider)).all()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_second_training_reads_no_text_again(
+    toy: KnowledgeGraph, tiny_encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """The encoder lies in the model's file, or in the signal's."""
+    small: dict[str, Any] = {"dimension": 16, "steps": 8, "encoder": "" if own else tiny_encoder}
+    run = kgmlm.train(
+        toy, tiny_encoder, tmp_path / "run", preset="quick", batch_size=16, biencoder=small, progress=False
+    )
+    read: list[int] = []
+    whole = EncoderSource.read
+
+    def reading(source: EncoderSource, ids: IntArray, batch_size: int) -> Any:
+        read.extend(ids.tolist())
+        return whole(source, ids, batch_size)
+
+    monkeypatch.setattr(EncoderSource, "read", reading)
+    again: dict[str, Any] = {"overwrite": True, "progress": False, "add": "biencoder"}
+    kgmlm.tune(run, **again, biencoder={"steps": 3})
+    assert not read
+    kgmlm.tune(run, **again, biencoder={"max_length": 8, "steps": 3})
+    assert len(read) == len(toy.entities), "these are other vectors"
+    assert not list(tmp_path.glob(".*unfinished")), "nothing is left beside the run"
+
+
+def test_texts_that_are_not_read_in_time_are_said(
+    toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path
+) -> None:
+    hurried = settings.model_copy(update={"seconds": 1e-6})
+    with pytest.raises(LateError, match=f"texts of {len(toy.entities)} entities are not read in 0 s"):
+        Biencoder.fit(toy, hurried, kept=tmp_path / "kept")
+
+
+def test_training_ends_after_its_seconds(toy: KnowledgeGraph, settings: BiencoderSettings) -> None:
+    steps: list[int] = []
+    timed = settings.model_copy(update={"seconds": 3.0, "steps": 10**6})
+    Biencoder.fit(toy, timed, lambda n, total: steps.append(n))
+    assert len(toy.entities) < sum(steps) < 10**6
 
 
 def test_reading_that_was_killed_continues_with_the_next_part(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Cli, refused, vectors_of
 
+import kgmlm
 from kgmlm.core.config import VectorSettings
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
@@ -130,6 +131,31 @@ def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: P
     assert len(open_index(run, wider)) == len(graph.entities) + 1
 
 
+@pytest.mark.slow
+def test_a_bi_encoder_is_indexed_where_there_are_no_entity_vectors(
+    tiny_encoder: str, tmp_path: Path, cli: Cli
+) -> None:
+    path = tmp_path / "run"
+    small: dict[str, Any] = {"batch_size": 16, "biencoder": {"dimension": 16, "steps": 8}}
+    run = kgmlm.train("toy", tiny_encoder, path, preset="quick", progress=False, **small)
+    made = kgmlm.index(path, progress=False)
+    count = len(run.graph.entities)
+    assert (made["signal"], made["entities"], made["recall_at_10"]) == ("biencoder", count, 1.0)
+    ask: dict[str, Any] = {"head": "france", "relation": "capital", "k": count}
+    whole, few = (kgmlm.open_run(path, retrieve=k).rank(**ask) for k in (count, 5))
+    assert list(whole["tail_label"]) == list(kgmlm.open_run(path).rank(**ask)["tail_label"])
+    assert len(few) == 5
+    new = tmp_path / "new.tsv"
+    new.write_text("label\tname\tdescription\nq1\tAtlantis\ta lost city\n")
+    wider = kgmlm.open_run(path, retrieve=count + 1).with_entities(new)
+    more = wider.rank(head="q1", relation="capital", k=3)
+    assert len(more) == 3
+    report = kgmlm.evaluate(kgmlm.open_run(path, retrieve=count), progress=False)
+    assert report.values["retrieval"]
+    kgmlm.tune(path, add="biencoder", overwrite=True, progress=False, biencoder={"dimension": 8, "steps": 3})
+    refused(cli("rank", path, "--head", "france", "--relation", "capital", "--retrieve", "5"), "kgmlm index")
+
+
 def test_what_cannot_be_indexed_is_refused(
     make_ranker: Callable[..., Ranker],
     ranker: Ranker,
@@ -140,7 +166,7 @@ def test_what_cannot_be_indexed_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="no entity vectors"):
         build_index(make_ranker(), toy)
-    refused(cli("index", toy_run), "no entity vectors to index; train with --set vector.enabled=true")
+    refused(cli("index", toy_run), "no entity vectors to index, and no bi-encoder; train with --set")
     asked = ("rank", toy_run, "--head", "france", "--relation", "capital", "--retrieve", "5")
     refused(cli(*asked), "no entity vectors to index")
     with monkeypatch.context() as patched:
