@@ -447,7 +447,7 @@ NOT_SEARCHED = (
 
 
 def searched(ranker: Ranker) -> Searched:
-    """What an index of a ranker's entities is made of.
+    """The signal that an index of a ranker's entities is made of.
 
     Raises:
         ConfigError: when the run has no entity vectors.

@@ -428,7 +428,7 @@ def _read_parts(
 
 
 def _known_by(vectors: EntityVectors, encoder: TextEncoder) -> dict[str, Any]:
-    """What tells vectors of texts from others."""
+    """The marks that tell vectors of texts from others."""
     return {"encoder": encoder.digest, "entities": digest_of(vectors.source.entities), "size": PART}
 
 

@@ -195,7 +195,7 @@ class TextEncoder:
                 bound_memory()
 
     def _states(self, device: Device, precision: str) -> Callable[[IntArray, IntArray], Floats]:
-        """What gives the states ``(B, T, D)`` of token ids and their mask."""
+        """A function from token ids and their mask to states ``(B, T, D)``."""
         if self.structure is not None and self.structure.is_file():
             structure = self._by_onnx
             return lambda ids_BT, mask_BT: structure.states(input_ids=ids_BT, attention_mask=mask_BT)

@@ -134,7 +134,7 @@ def text_seconds(path: Path, clock: Clock) -> float | None:
 
 
 def _after(stages: Sequence[str]) -> list[str]:
-    """What comes after the signals of a recipe."""
+    """The stages after the signals of a recipe."""
     return [*(stage for stage in stages if stage not in beside()), "weights"]
 
 
