@@ -23,6 +23,23 @@ Advance = Callable[[str, int, int], None]  # what is being done, how many just w
 LOGGED = 60.0  # seconds between lines in a log file
 
 
+def expected(done: int, began: float, seconds: float | None, most: int) -> int:
+    """How much will be done in all by work that ends by the clock, as far as it has gone.
+
+    Args:
+        began: by the monotonic clock.
+        seconds: None does all of it.
+        most: all of it.
+
+    >>> expected(10, time.monotonic() - 5, None, 100)
+    100
+    """
+    if seconds is None:
+        return most
+    passed = max(time.monotonic() - began, 1e-9)
+    return max(done, min(most, round(done * seconds / passed)))
+
+
 class Watcher(AbstractContextManager["Watcher"]):
     """Watches long work; this one says nothing. Used as a context, bars are shown inside it.
 
@@ -227,6 +244,7 @@ class NotebookBars(Watcher):
     def __call__(self, what: str, n: int, total: int) -> None:
         """Move on the bar of what is being done."""
         bar = self._bar(what, total)
+        bar.total = total
         bar.update(n)
         if bar.n >= total:
             self._bars.pop(what).close()

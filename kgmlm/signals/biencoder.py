@@ -31,6 +31,7 @@ from kgmlm.core import files
 from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
 from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import LateError, ModelError, RunError, first_line
+from kgmlm.core.progress import expected
 from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import Pool
@@ -187,10 +188,15 @@ class Biencoder:
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
         training = Training(graph, relation_texts_RD, settings, device)
         count = len(graph.entities)
-        total = count + settings.steps
+        most, done = count + settings.steps, 0
+
+        def tell(n: int) -> None:
+            nonlocal done
+            done += n
+            advance(n, expected(done, began, settings.seconds, most))
 
         def read(n: int, _: int = 0) -> None:
-            advance(n, total)
+            tell(n)
             limit = None if settings.seconds is None else (1 - LEARNING) * settings.seconds
             if limit is not None and time.monotonic() - began > limit:
                 raise LateError(
@@ -212,7 +218,7 @@ class Biencoder:
         seconds = None
         if settings.seconds is not None:
             seconds = max(settings.seconds - (time.monotonic() - began), LEARNING * settings.seconds)
-        head = training.run(texts_ND, sums_ND, profile, lambda n: advance(n, total), seconds)
+        head = training.run(texts_ND, sums_ND, profile, tell, seconds)
         if kept is not None:
             shutil.rmtree(kept)
         rows = np.arange(len(graph.relations))

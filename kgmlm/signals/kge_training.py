@@ -25,6 +25,7 @@ from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.files import write_tensors
 from kgmlm.core.machine import keep_memory, reduced
+from kgmlm.core.progress import expected
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import GroupedAnswers
 
@@ -86,7 +87,7 @@ def train_complex(
     steps = min(steps, settings.max_steps or steps)
     state = None if kept is None else _Kept(kept, _fingerprint(graph, settings))
     begin = 0 if state is None else state.restore(optimizer, steps)
-    ends = math.inf if settings.seconds is None else time.monotonic() + settings.seconds
+    began = time.monotonic()
     if begin:
         advance(begin, steps)
     for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
@@ -97,8 +98,9 @@ def train_complex(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        advance(1, steps)
-        if time.monotonic() > ends:
+        total = begin + expected(step + 1 - begin, began, settings.seconds, steps - begin)
+        advance(1, total)
+        if total == step + 1:
             break
         if state is not None:
             state.keep(optimizer, step + 1)

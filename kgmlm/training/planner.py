@@ -223,9 +223,10 @@ def _had(run: RunFolder, stage: str) -> float | None:
     """How long a stage was trained, in the unit of its settings."""
     if stage == "text":
         return float(run.settings.training.epochs * run.record.get("done", 0.0))
-    how = run.record.get("signals", {}).get(stage, {})
-    if not how.get("of"):
+    how = run.record.get("signals", {}).get(stage)
+    if how is None:
         return None
-    before = len(run.graph.entities) if stage == "biencoder" else 0  # texts that were read
-    bound = run.settings.biencoder.steps if stage == "biencoder" else run.settings.kge.epochs
-    return float(bound * (how["done"] - before) / max(1, how["of"] - before))
+    if stage == "biencoder":
+        return float(how["done"] - len(run.graph.entities))  # texts that were read
+    per_epoch = math.ceil(len(run.graph.unique_queries("train")[0]) / run.settings.kge.batch_size)
+    return float(how["done"] / per_epoch)

@@ -289,17 +289,17 @@ def fit_signal(
         advance: called with (steps that were just done, all steps).
         kept: a file for the state of training that is interrupted, and continued by the next call.
     """
-    started, counted = time.monotonic(), [0, 0]
+    started, done = time.monotonic(), 0
     own = getattr(settings, name, None)
 
     def counting(n: int, total: int) -> None:
-        counted[:] = counted[0] + n, total
+        nonlocal done
+        done += n
         advance(n, total)
 
     signal = beside()[name].fit(graph, own, counting, device, kept)
     return signal, {
-        "done": counted[0],
-        "of": counted[1],
+        "done": done,
         "settings": None if own is None else own.model_dump(mode="json"),
         "minutes": round((time.monotonic() - started) / 60, 2),
         "versions": versions(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kgmlm.core.progress import Bars, Calls, NotebookBars, Watcher, watcher_of
+from kgmlm.core.progress import Bars, Calls, NotebookBars, Watcher, expected, watcher_of
 
 
 def work(watch: Watcher) -> None:
@@ -50,6 +50,29 @@ def test_a_log_file_gets_a_line_per_minute(
     told = [line.split("  left")[0] for line in lines]
     steps = [f"training {step}/10  loss 2.000" for step in (3, 6, 9)]
     assert [line for line in told if line] == [*steps, "validating 4/8"]
+
+
+def test_a_training_may_be_expected_to_end_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bars() as watch:
+        watch.start(1000, 0)
+        watch.step(3, 2.0)
+        watch.expect(7)
+        watch.validated(0.25, 0.5)
+    assert "step 3/7  loss" in capsys.readouterr().err
+    heard: list[tuple[str, int, int]] = []
+    calls = Calls(lambda *given: heard.append(given))
+    calls.start(1000, 0)
+    calls.expect(7)
+    calls.step(3, 2.0)
+    assert heard[-1] == ("training", 3, 7)
+
+
+def test_what_ends_by_the_clock_is_expected_by_its_pace() -> None:
+    began = time.monotonic() - 5.0
+    assert expected(10, began, None, 100) == 100
+    assert 18 <= expected(10, began, 10.0, 100) <= 20
+    assert expected(10, began, 1e6, 100) == 100, "no more than there is"
+    assert expected(10, began, 1.0, 100) == 10, "no less than is done"
 
 
 def test_quiet_bars_only_say_what_is_worth_knowing(capsys: pytest.CaptureFixture[str]) -> None:
