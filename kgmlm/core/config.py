@@ -173,6 +173,12 @@ class KGESettings(Strict):
         description="Precision of products in training; embeddings and sums stay fp32. `auto`: bf16 where "
         "the GPU or CPU is faster with it, else fp32.",
     )
+    candidates: int = Field(
+        0,
+        ge=0,
+        description="Entities in the random sample that each step scores beside the answers; 0: all. With "
+        "some minutes for a large graph, 4096 trains several times as many steps.",
+    )
     max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
     seconds: float | None = Field(None, gt=0, description="Stop after this time, as `--minutes` does.")
     seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")

@@ -1,6 +1,7 @@
 """Training of the KGE model: ComplEx, by a softmax over all entities.
 
-Shapes: B queries, S entities seen in training, R relations, D real numbers per entity, T answers.
+Shapes: B queries, S entities seen in training, C of them scored, R relations, D real numbers per entity, T
+answers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, embedding
 
 from kgmlm.core.arrays import IntArray, complex_product
 from kgmlm.core.config import KGESettings
@@ -72,6 +73,7 @@ def train_complex(
         RunError: when the loss is no longer a number.
     """
     keep_memory()
+    torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns of what it does by default
     seen = np.flatnonzero(graph.seen_N)
     asked = _Asked.of(graph, seen, settings)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -92,7 +94,12 @@ def train_complex(
         advance(begin, steps)
     for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
         queries_B2, answers_T, rows_T, weight_T = (part.to(device) for part in asked.batch(chosen))
-        loss = kge_loss(entities_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings)
+        table_SD, pool = entities_SD, None
+        if 0 < settings.candidates < len(seen):
+            drawn = _drawn(settings, step, len(seen)).to(device)
+            ids, pool, queries_B2, answers_T = _among(drawn, queries_B2, answers_T, len(seen))
+            table_SD = embedding(ids, entities_SD, sparse=True)  # a dense gradient would be as large as it
+        loss = kge_loss(table_SD, relations_RD, queries_B2, answers_T, rows_T, weight_T, settings, pool)
         if not loss.isfinite():
             raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate")
         optimizer.zero_grad()
@@ -112,6 +119,41 @@ def train_complex(
     rows_N = np.full(len(graph.entities), -1)
     rows_N[seen] = np.arange(len(seen))
     return Embeddings(entities_SD, relations_RD, torch.from_numpy(rows_N))
+
+
+class Sample(NamedTuple):
+    """The entities that a step scores: rows of its embeddings, and log of how many entities each stands for.
+
+    Attributes:
+        at_T: where the answers are among them.
+    """
+
+    rows_C: torch.Tensor
+    log_weight_C: torch.Tensor
+    at_T: torch.Tensor
+
+
+def _drawn(settings: KGESettings, step: int, entities: int) -> torch.Tensor:
+    """The random sample of a step, the same in a training that is continued."""
+    rng = np.random.default_rng((settings.seed, step, 1))
+    return torch.from_numpy(rng.choice(entities, settings.candidates, replace=False))
+
+
+def _among(
+    drawn: torch.Tensor, queries_B2: torch.Tensor, answers_T: torch.Tensor, entities: int
+) -> tuple[torch.Tensor, Sample, torch.Tensor, torch.Tensor]:
+    """The ids of the entities that a step reads, those that it scores, and its queries and answers as rows of
+    these ids. Answers stand for themselves, the others for all entities that are no answers.
+    """
+    answered, at_T = answers_T.unique(return_inverse=True)
+    others = drawn[~torch.isin(drawn, answered)]
+    scored = torch.cat([answered, others])
+    ids, rows = torch.cat([queries_B2[:, 0], scored]).unique(return_inverse=True)
+    own_B, rows_C = rows.split([len(queries_B2), len(scored)])
+    log_weight_C = torch.zeros(len(scored), device=ids.device)
+    log_weight_C[len(answered) :] = math.log((entities - len(answered)) / max(1, len(others)))
+    queries_B2 = torch.stack([own_B, queries_B2[:, 1]], 1)
+    return ids, Sample(rows_C, log_weight_C, at_T), queries_B2, rows_C[at_T]
 
 
 class _Asked(NamedTuple):
@@ -220,6 +262,7 @@ def kge_loss(
     rows_T: torch.Tensor,
     weight_T: torch.Tensor,
     settings: KGESettings,
+    sample: Sample | None = None,
 ) -> torch.Tensor:
     """Cross-entropy and penalty of the T answers of B queries, divided by B.
 
@@ -230,13 +273,18 @@ def kge_loss(
         queries_B2: entity and relation of each query.
         rows_T: which query each answer is of.
         weight_T: how much each answer counts.
+        sample: the entities that are scored, rows of ``entities_SD``; None is all of them.
     """
     # One look-up for both, since the gradient of each is as large as the table.
     rows = torch.cat([queries_B2[:, 0], answers_T])
     entity_BD, answer_TD = entities_SD[rows].split([len(queries_B2), len(answers_T)])
     relation_BD = relations_RD[queries_B2[:, 1]]
-    scores_BS = _products(complex_product(entity_BD, relation_BD), entities_SD, settings)
-    loss_T = scores_BS.logsumexp(1)[rows_T] - scores_BS[rows_T, answers_T]
+    scored_CD = entities_SD if sample is None else entities_SD[sample.rows_C]
+    scores_BC = _products(complex_product(entity_BD, relation_BD), scored_CD, settings)
+    loss_T = -scores_BC[rows_T, answers_T if sample is None else sample.at_T]
+    if sample is not None:
+        scores_BC = scores_BC + sample.log_weight_C
+    loss_T = loss_T + scores_BC.logsumexp(1)[rows_T]
     penalty = loss_T.new_zeros(())
     if settings.regularization and settings.penalty == "triples":
         query_B = _cubes(entity_BD) + _cubes(relation_BD)
@@ -244,7 +292,7 @@ def kge_loss(
     elif settings.regularization:
         query_B = (entity_BD.abs() ** 3).sum(1) + (relation_BD.abs() ** 3).sum(1)
         loss_T = loss_T + settings.regularization * query_B[rows_T]
-        penalty = settings.regularization * (entities_SD.abs() ** 3).sum(1).mean()
+        penalty = settings.regularization * (scored_CD.abs() ** 3).sum(1).mean()
     if settings.relation_weight:
         pairs_TD = complex_product(_conjugate(entity_BD)[rows_T], answer_TD)
         scores_TR = _products(pairs_TD, relations_RD, settings)

@@ -25,15 +25,15 @@ from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import read_record
 from kgmlm.signals.biencoder import texts_of
 from kgmlm.text.encoder import TextEncoder
-from kgmlm.training.recipes import STEPS, Given, Recipe, Shape, head_steps
+from kgmlm.training.recipes import HEAD_CANDIDATES, STEPS, Given, Recipe, Shape, head_steps
 
 # Of the time that is left, in relation to the stages that are left.
 SHARES: dict[str, float] = {
     "rules": 0.05,
     "biencoder": 0.25,
-    "kge": 0.1,
+    "kge": 0.15,
     "text": 0.55,
-    "weights": 0.1,
+    "weights": 0.07,
     "reverse": 0.08,
     "reranker": 0.2,
 }
@@ -194,6 +194,11 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: Given) -> Recipe
         longest = own.model_copy(update={key: max(bound, usual[stage])})
         settings = settings.model_copy(update={section: longest})
         reasons[f"{section}.{key}"] = f"at most, the time ends it; the preset has {usual[stage]:g}"
+    count = len(graph.entities)
+    if "kge" in timed and count > 2 * HEAD_CANDIDATES and "candidates" not in given.values.get("kge", {}):
+        kge = settings.kge.model_copy(update={"candidates": HEAD_CANDIDATES})
+        settings = settings.model_copy(update={"kge": kge})
+        reasons["kge.candidates"] = f"{count:,} entities: a step scores a sample of them"
     return replace(
         recipe, settings=settings, reasons=reasons, reranker_epochs=1.0, timed=tuple(timed), usual=usual
     )

@@ -18,7 +18,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.signals import kge_training
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
-from kgmlm.signals.kge_training import kge_loss
+from kgmlm.signals.kge_training import _among, kge_loss
 from kgmlm.text.reader import Reading
 
 SMALL = KGESettings(dimension=8, epochs=30, batch_size=16, precision="fp32")
@@ -150,6 +150,34 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
         KGESettings.model_validate({"regularization": 0.3, "penalty": penalty, "precision": "fp32"}),
     )
     assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("penalty", ["triples", "entities"])
+def test_a_sample_of_all_entities_has_the_loss_of_all(penalty: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    entities, relations = (torch.randn(n, 6, generator=generator).requires_grad_() for n in (7, 4))
+    asked, answers, rows = torch.tensor([[0, 1], [2, 0]]), torch.tensor([3, 4, 2]), torch.tensor([0, 0, 1])
+    settings = KGESettings.model_validate({"penalty": penalty, "relation_weight": 1.0, "precision": "fp32"})
+    whole = kge_loss(entities, relations, asked, answers, rows, torch.ones(3), settings)
+    ids, sample, some, at = _among(torch.tensor([6, 0, 1, 5, 2]), asked, answers, 7)
+    assert sorted(ids[sample.rows_C].tolist()) == list(range(7))
+    assert not sample.log_weight_C.any()
+    table = torch.nn.functional.embedding(ids, entities, sparse=True)
+    found = kge_loss(table, relations, some, at, rows, torch.ones(3), settings, sample)
+    assert float(found.detach()) == pytest.approx(float(whole.detach()), rel=1e-5)
+    one, two = (torch.autograd.grad(loss, entities)[0] for loss in (whole, found))
+    torch.testing.assert_close(two.to_dense(), one)
+    few = _among(torch.tensor([6]), asked, answers, 7)[1]
+    assert few.log_weight_C.exp().tolist() == pytest.approx([1, 1, 1, 4]), "it stands for all but the answers"
+
+
+@pytest.mark.slow
+def test_a_sample_teaches_what_all_entities_do(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    sampled = SMALL.model_copy(update={"candidates": 8})
+    found = KGE.fit(toy, sampled)
+    assert better(found, *toy.queries("train")).float().mean() < 3
+    again = KGE.fit(toy, sampled)
+    assert torch.equal(torch.as_tensor(found.entities_SD), torch.as_tensor(again.entities_SD))
 
 
 def test_the_relation_is_predicted_from_both_entities() -> None:
