@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -289,7 +289,8 @@ def onnx(run: Run | str | Path) -> Path:
 
     Raises:
         RunError: when training has left no model yet, or scores differ.
-        ModelError: when the model is of a family that cannot be exported.
+        ModelError: when a model is of a family that cannot be exported. The structure of the run's model is
+            kept even where that of its bi-encoder's encoder cannot be made.
         ConfigError: when `pip install 'kgmlm[onnx-export]'` was not done.
     """
     folder = open_folder(path_of(run))
@@ -344,22 +345,25 @@ def _compare(run: RunFolder, file: Path) -> None:
             raise RunError(f"{run.path}: ONNX Runtime gives other scores than torch, by {difference:.2g}")
 
 
-def structures_of(run: Path) -> dict[str, bytes]:
+def structures_of(run: Path, tell: Callable[[str], None]) -> dict[str, bytes]:
     """The structures of a run's model and of its bi-encoder's encoder, by file: the run's own, or new ones.
 
-    Raises:
-        ModelError: when a model is of a family that cannot be exported.
-        ConfigError: when what the export needs is not installed.
+    Args:
+        tell: told what cannot be made, and why: a family that cannot be exported, or something not installed.
     """
-    writers = {f"model/{ONNX_FILE}": partial(_write, run / "model")}
+    writers = {f"model/{ONNX_FILE}": (partial(_write, run / "model"), "the pack will need torch")}
     if (run / Biencoder.file).is_file():
-        writers[Biencoder.structure] = partial(_write_encoder, run)
+        writers[Biencoder.structure] = (partial(_write_encoder, run), "new texts will need torch")
     found = {}
-    for name, write in writers.items():
+    for name, (write, lack) in writers.items():
         if (run / name).is_file():
             found[name] = (run / name).read_bytes()
             continue
         with tempfile.TemporaryDirectory() as folder:
-            write(path := Path(folder) / "new.onnx")
-            found[name] = path.read_bytes()
+            try:
+                write(path := Path(folder) / "new.onnx")
+            except (ConfigError, ModelError) as error:
+                tell(f"{lack}: {error}")
+            else:
+                found[name] = path.read_bytes()
     return found

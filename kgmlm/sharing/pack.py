@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kgmlm.core.errors import ConfigError, ModelError, RunError, check_numbers
+from kgmlm.core.errors import ConfigError, RunError, check_numbers
 from kgmlm.core.files import as_path, check_writable
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.folder import RunFolder, open_folder
@@ -95,7 +95,7 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
                 "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
                 "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
             )
-        structures = _structures(folder.path, watch) if onnx else {}
+        structures = structures_of(folder.path, watch.tell) if onnx else {}
         card = {"dataset": folder.graph.name}
         write_pack(folder.path, target, kge=kge, structures=structures, card=card, check=check, advance=watch)
 
@@ -106,15 +106,6 @@ def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watche
 
     found, _ = fitted(open_folder(run), batch_size=batch_size, device=device, watch=watch)
     return found.model_dump(mode="json")
-
-
-def _structures(run: Path, watch: Watcher) -> dict[str, bytes]:
-    """The structures for ONNX Runtime, where they can be made."""
-    try:
-        return structures_of(run)
-    except (ConfigError, ModelError) as error:
-        watch.tell(f"the pack will need torch: {error}")
-        return {}
 
 
 def unpack(pack: str | Path, output: str | Path) -> Run:

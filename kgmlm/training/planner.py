@@ -41,10 +41,8 @@ CHOICES = ("weights", "reverse")  # on as many validation triples as the time al
 READING = 0.7  # of the bi-encoder's share at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
-SAMPLED_TEXTS, TRIED = (
-    512,
-    2,
-)  # by which the encoder's speed is told (few would be padded much), and how often
+SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
+TRIED = 2  # times
 
 
 class Clock:
@@ -103,16 +101,19 @@ def fitted(
     recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
 ) -> Recipe:
     """The recipe of a time: its stages are those that fit, and end by the clock."""
-    recipe = replace(recipe, seconds=seconds)
-    if model != "scratch":
-        own = recipe.settings.biencoder
-        encoder = TextEncoder.load(own.encoder or model, own.max_length)
-        per_text, per_token = speed(encoder, graph)
-        watch.tell(f"a text of {graph.name} is read in {1000 * per_text:.1f} ms")
-        if "text" in recipe.stages and "epochs" not in given.values.get("training", {}):
-            recipe = _without_text(recipe, graph, seconds, per_token)
-        if "biencoder" in recipe.stages:
-            recipe = _without_biencoder(recipe, graph, seconds, per_text)
+    recipe, own = replace(recipe, seconds=seconds), recipe.settings.biencoder
+    if model == "scratch":
+        return _by_the_clock(recipe, graph, given)
+    encoder = TextEncoder.load(model, own.max_length)
+    per_text, per_token = speed(encoder, graph)
+    watch.tell(f"a text of {graph.name} is read in {1000 * per_text:.1f} ms")
+    measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
+    if "text" in recipe.stages and measured:
+        recipe = _without_text(recipe, graph, seconds, per_token)
+    if "biencoder" in recipe.stages:
+        if own.encoder not in ("", model):
+            per_text, _ = speed(TextEncoder.load(own.encoder, own.max_length), graph)
+        recipe = _without_biencoder(recipe, graph, seconds, per_text)
     return _by_the_clock(recipe, graph, given)
 
 

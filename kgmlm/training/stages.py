@@ -26,7 +26,7 @@ from kgmlm.training.planner import Clock, accounts, fitted
 from kgmlm.training.recipes import PLAIN, REVERSE_TRIPLES, Given, Recipe, recipe_of
 from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
 
-WEIGHED = 64  # validation triples by which it is told on how many weights are chosen in a time
+WEIGHED = 300  # validation triples that weights are chosen on at least; they tell how long one takes
 ASKED = 20  # the same, of scoring in reverse
 FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
 

@@ -57,7 +57,7 @@ def train(
         preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
             "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
             ``config`` or an objective is given.
-        minutes: fit epochs to this time, by the time of the first steps.
+        minutes: end after this time, of which each stage gets a share; what would not fit is left out.
         config: settings as TOML; it and other settings go before those of a preset.
         max_steps: stop there; the schedule stays laid for all epochs.
         decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_what_is_given_ends_a_stage_instead_of_the_clock(
     assert recipe.usual == {}
     found = recipe.settings
     assert (found.kge.epochs, found.biencoder.steps, found.training.epochs) == (2, 3, 4)
+
+
+def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
+    toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: (1.0, 1.0))
+    alone = replace(toy, splits={"train": toy.splits["train"]})
+    recipe = stages.choose_recipe("balanced", alone, tiny_encoder, Given.of(None, []), 0.01, Hears())
+    assert recipe is not None
+    assert recipe.stages == recipe.timed == ("text",)
 
 
 def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
