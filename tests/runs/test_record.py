@@ -29,8 +29,9 @@ RECORD: dict[str, tuple[Any, str]] = {
     "dataset": (None, "'dataset' is None"),
     "signals": ({"kge": 7}, "'signals.kge' is 7"),
     "began_from": ({"dataset": "toy"}, "'began_from.model' is missing"),
-    "recipe": ({**RECIPE, "weighed": -1}, "'recipe.weighed' is -1"),
-    "recipe ": ({**RECIPE, "asked": None}, "'recipe.asked' is None"),
+    "recipe": ({**RECIPE, "seconds": -1}, "'recipe.seconds' is -1"),
+    "recipe ": ({**RECIPE, "timed": None}, "'recipe.timed' is None"),
+    "spent": ({"kge": -1.0}, "'spent.kge' is -1"),
     "files": ({"config.toml": [{"size": "x"}]}, "'files.config.toml' is"),
 }
 
