@@ -224,7 +224,7 @@ def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None
 
 MIXTURE = "model/mixture.json"
 PROBABILITIES = "model/probabilities.json"
-HOW = ("settings", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
+HOW = ("settings", "done", "minutes", "versions", "hardware", "command")  # of a signal: how it was trained
 
 
 @dataclass(eq=False)
