@@ -30,15 +30,15 @@ from kgmlm.training.recipes import HEAD_CANDIDATES, STEPS, Given, Recipe, Shape,
 # Of the time that is left, in relation to the stages that are left.
 SHARES: dict[str, float] = {
     "rules": 0.05,
-    "biencoder": 0.25,
+    "biencoder": 0.35,
     "kge": 0.15,
     "text": 0.55,
-    "weights": 0.07,
+    "weights": 0.04,
     "reverse": 0.08,
     "reranker": 0.2,
 }
 CHOICES = ("weights", "reverse")  # on as many validation triples as the time allows
-READING = 0.7  # of the bi-encoder's share at most, for the texts of all entities
+READING = 0.8  # of the bi-encoder's share at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
