@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,7 @@ SHARES: dict[str, float] = {
 CHOICES = ("weights", "reverse")  # on as many validation triples as the time allows
 READING = 0.8  # of the bi-encoder's share at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
+FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
 TRIED = 2  # times
@@ -105,29 +107,52 @@ def fitted(
     if model == "scratch":
         return _by_the_clock(recipe, graph, given)
     encoder = TextEncoder.load(model, own.max_length)
-    per_text, per_token = speed(encoder, graph)
+    found = speed(encoder, graph)
+    per_text = found.per_text
     watch.tell(f"a text of {graph.name} is read in {1000 * per_text:.1f} ms")
     measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
     if "text" in recipe.stages and measured:
-        recipe = _without_text(recipe, graph, seconds, per_token)
+        recipe = _without_text(recipe, graph, seconds, found)
     if "biencoder" in recipe.stages:
         if own.encoder not in ("", model):
-            per_text, _ = speed(TextEncoder.load(own.encoder, own.max_length), graph)
+            per_text = speed(TextEncoder.load(own.encoder, own.max_length), graph).per_text
         recipe = _without_biencoder(recipe, graph, seconds, per_text)
     return _by_the_clock(recipe, graph, given)
 
 
-def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> tuple[float, float]:
-    """Seconds in which the bi-encoder's encoder reads an entity's text, and a token of one."""
-    some = np.unique(np.linspace(0, len(graph.entities) - 1, SAMPLED_TEXTS).astype(np.int64))
-    texts, times = texts_of(graph.entities.take(some)), []
-    for _ in range(TRIED):
-        began = time.monotonic()
-        for _ in encoder.read(texts):
-            pass
-        times.append(time.monotonic() - began)
-    taken = min(times)  # the first time is slower, and another process may have been busy for a while
-    return taken / len(texts), taken / encoder.tokens(texts)
+class Speed(NamedTuple):
+    """The speed of an encoder on a graph's entities.
+
+    Attributes:
+        per_text: seconds in which an entity's text is read.
+        per_token: seconds in which a token of a long text is read.
+        tokens: of an entity's text, in the mean.
+    """
+
+    per_text: float
+    per_token: float
+    tokens: float
+
+
+def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> Speed:
+    """Measure the speed of an encoder on some of a graph's texts, and on longer ones made of them."""
+    drawn = np.unique(np.linspace(0, len(graph.entities) - 1, SAMPLED_TEXTS).astype(np.int64))
+    texts = texts_of(graph.entities.take(drawn))
+    joined = [
+        " ".join(texts[at:] + texts[:at])[: 8 * encoder.max_length] for at in range(min(64, len(texts)))
+    ]
+
+    def seconds(read: list[str]) -> float:
+        times = []
+        for _ in range(TRIED):
+            began = time.monotonic()
+            for _ in encoder.read(read):
+                pass
+            times.append(time.monotonic() - began)
+        return min(times)  # the first time is slower, and another process may have been busy for a while
+
+    per_text, per_token = seconds(texts) / len(texts), seconds(joined) / encoder.tokens(joined)
+    return Speed(per_text, per_token, encoder.tokens(texts) / len(texts))
 
 
 def _share(recipe: Recipe, seconds: float, stage: str) -> float:
@@ -135,13 +160,14 @@ def _share(recipe: Recipe, seconds: float, stage: str) -> float:
     return seconds * SHARES[stage] / sum(SHARES.get(one, 0.0) for one in (*recipe.stages, "weights"))
 
 
-def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_token: float) -> Recipe:
+def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
     """The recipe without its masked LM, where too few of its steps would fit; what needs it goes, too."""
     settings, count = recipe.settings, len(graph.entities)
-    vector = settings.vector.max_length if settings.vector.enabled else 0
+    asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * found.tokens)
+    entity = min(settings.vector.max_length, found.tokens) if settings.vector.enabled else 0
     # Forward, and backward twice as long.
-    per_step = 3 * settings.training.batch_size * (settings.text.max_length + vector) * per_token
-    whole = FLOOR * per_step + count * vector * per_token
+    per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
+    whole = FLOOR * per_step + count * entity * found.per_token
     needed = whole / _share(recipe, 1.0, "text")
     if needed <= seconds:
         return recipe

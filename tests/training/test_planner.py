@@ -64,7 +64,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     speed: tuple[float, float],
     expected: set[str],
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: speed)
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(*speed, 20.0))
     given, watch = Given.of(None, as_assignments({"precision": "fp32"})), Hears()
     recipe = stages.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
     assert recipe is not None
@@ -81,7 +81,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
 def test_what_is_given_ends_a_stage_instead_of_the_clock(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: (1e-4, 1e-9))
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 1e-9, 20.0))
     given = Given.of(None, ["kge.epochs=2", "rules.seconds=1", "biencoder.steps=3", "training.epochs=4"])
     recipe = stages.choose_recipe("balanced", toy, tiny_encoder, given, 1, Hears())
     assert recipe is not None
@@ -94,7 +94,7 @@ def test_what_is_given_ends_a_stage_instead_of_the_clock(
 def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: (1.0, 1.0))
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1.0, 1.0, 20.0))
     alone = replace(toy, splits={"train": toy.splits["train"]})
     recipe = stages.choose_recipe("balanced", alone, tiny_encoder, Given.of(None, []), 0.01, Hears())
     assert recipe is not None
@@ -102,8 +102,10 @@ def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
 
 
 def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
-    per_text, per_token = planner.speed(TextEncoder.load(tiny_encoder, 16), toy)
-    assert 0 < per_token < per_text
+    encoder = TextEncoder.load(tiny_encoder, 16)
+    found = planner.speed(encoder, toy)
+    assert 0 < found.per_token < found.per_text
+    assert 2 < found.tokens <= 16
 
 
 def test_a_stage_gets_its_share_of_what_is_left(
