@@ -45,7 +45,7 @@ def fast_bf16() -> bool:
 
 
 def _bf16_gain() -> float:
-    """How many times as fast the CPU multiplies in bf16: the median of a few pairs of products."""
+    """The CPU's speed in bf16 divided by that in float32, the median of a few pairs of products."""
     import torch
 
     wide = torch.ones(1024, 512)

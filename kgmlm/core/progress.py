@@ -24,12 +24,13 @@ LOGGED = 60.0  # seconds between lines in a log file
 
 
 def expected(done: int, began: float, seconds: float | None, most: int) -> int:
-    """How much will be done in all by work that ends by the clock, as far as it has gone.
+    """Estimate the total of work that ends by the clock from its pace so far.
 
     Args:
+        done: units that are done.
         began: by the monotonic clock.
-        seconds: None does all of it.
-        most: all of it.
+        seconds: the time of the work; None has no limit.
+        most: units that there are.
 
     >>> expected(10, time.monotonic() - 5, None, 100)
     100

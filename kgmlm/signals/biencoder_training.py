@@ -133,7 +133,7 @@ class Training:
         return 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, self.settings.steps - rise)))
 
     def _at(self, step: int) -> float:
-        """How far training is, in steps: by those done or by the time, whichever is more."""
+        """The position in the schedule, in steps: those done, or the share of the time that has passed."""
         if self.ends is None:
             return step
         began, end = self.ends

@@ -129,12 +129,12 @@ class Timed:
 
     @property
     def progress(self) -> float:
-        """From 0 to 1, where the last validation is due."""
+        """The share of the training that has passed; at 1 the last validation is due."""
         return min(1.0, (time.monotonic() - self.began) / self._training)
 
     @property
     def steps_left(self) -> int:
-        """How many steps the time seems to allow."""
+        """Steps that fit into the time left, by the median of the latest ones."""
         return max(0, round((1 - self.progress) * self._training / max(1e-6, self._per_step)))
 
     def validates(self) -> bool:
@@ -513,7 +513,7 @@ class _Training:
                 self._expect()
 
     def _expect(self) -> None:
-        """Say how many steps the time seems to allow."""
+        """Tell the reporter the total of steps that fit into the time."""
         assert self.timed is not None
         self.reporter.expect(min(self.plan.total, self.state.step + self.timed.steps_left))
 

@@ -252,7 +252,7 @@ def accounts(run: RunFolder) -> list[str]:
 
 
 def _had(run: RunFolder, stage: str) -> float | None:
-    """How long a stage was trained, in the unit of its settings."""
+    """Epochs that a stage was trained for, or steps of the bi-encoder; None where it was not."""
     if stage == "text":
         return float(run.settings.training.epochs * run.record.get("done", 0.0))
     how = run.record.get("signals", {}).get(stage)
