@@ -173,7 +173,7 @@ def peak_learning_rate(run: RunFolder) -> float:
 
 def rate_factor(
     settings: TrainingSettings, total: int, state: State, ahead: int = 0
-) -> Callable[[int], float]:
+) -> Callable[[float], float]:
     """The factor of the peak learning rate at each step of a run.
 
     Args:
@@ -183,7 +183,7 @@ def rate_factor(
     """
     warmup = round(settings.warmup * total)
 
-    def laid(step: int) -> float:
+    def laid(step: float) -> float:
         step = max(0, step + ahead)
         if step < warmup:
             return step / warmup
@@ -191,7 +191,7 @@ def rate_factor(
             return 1.0
         return max(0.0, (total - step) / max(1, total - warmup))
 
-    def factor(step: int) -> float:
+    def factor(step: float) -> float:
         if state.decay_from < 0 or step < state.decay_from:
             return laid(step)
         left = state.decay_from + state.decay_steps - step
@@ -388,10 +388,11 @@ class _Training:
         if seconds is not None:
             validation = (0.0, 0.0) if validate is None else validation_steps(run)
             self.timed = Timed(seconds, self.started, *validation)
-            factor = self._timed_factor
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # what a schedule that starts midway asks for
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor, self.state.step - 1)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: factor(self._position(step)), self.state.step - 1
+        )
         self.prepared = accelerator.prepare(self.model)
         self.trained = [self.prepared]
         if self.losses.residuals is not None:
@@ -420,13 +421,9 @@ class _Training:
         position = begins + (state.step - before) * accumulation
         return position, math.ceil(begins / accumulation) - before
 
-    def _timed_factor(self, step: int) -> float:
-        """The factor of the peak learning rate now, where the time ends the run."""
-        assert self.timed is not None
-        done, warmup = max(self.timed.progress, step / self.plan.laid), self.settings.warmup
-        if done < warmup or self.settings.schedule == "constant":
-            return min(1.0, done / warmup) if warmup else 1.0
-        return max(0.0, (1 - done) / (1 - warmup)) if warmup < 1 else 0.0
+    def _position(self, step: int) -> float:
+        """The position in the schedule: the step, or that of the time that has passed if it is later."""
+        return step if self.timed is None else max(step, self.timed.progress * self.plan.laid)
 
     @property
     def minutes(self) -> float:
