@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python eval/combinations.py RUN ... [--max-triples 500] [--output FILE]
 
-Signals are the text (likelihood and vectors), KGE, rules and types. KGE is left out where a run has none;
-rules and types take seconds and are learned here. The weights of each combination are chosen on a sample of
-validation as by `kgmlm tune`, and measured on one of test; each text is read once. There is no reranking.
+Signals are the text (likelihood and vectors), KGE, rules, types and the bi-encoder. What a run lacks is left
+out, but for rules and types, which are learned here in seconds. The weights of each combination are chosen on
+a sample of validation as by `kgmlm tune`, and measured on one of test; each text is read once. There is no reranking.
 The record is eval/combinations.json.
 """
 
@@ -31,7 +31,7 @@ from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reading
 from kgmlm.training.weights import TEXT, weigh
 
-BESIDE = ("kge", "rules", "types")  # in the order in which they are weighed
+BESIDE = ("kge", "rules", "types", "biencoder")  # in the order in which they are weighed
 METRICS = {"mrr": "mrr", "hits_at_1": "both.realistic.hits_at_1", "hits_at_10": "both.realistic.hits_at_10"}
 
 

@@ -77,9 +77,10 @@ def on_test(run: kgmlm.Run, graph: str | None = None) -> dict[str, float]:
 
 
 def measured(
-    name: str, split: int | None, seed: int, variant: str, model: str, unseen: bool
+    name: str, split: int | None, seed: int, variant: str, model: str, unseen: bool, runs: Path | None
 ) -> dict[str, Any]:
     """A row of the record."""
+    kept = None if runs is None else runs / "-".join(str(x) for x in (name, split, seed, variant))
     with tempfile.TemporaryDirectory() as temporary:
         graph = graph_of(name, split, Path(temporary))
         chosen = recipe_of(preset_of(variant), kgmlm.load_graph(graph), model == "scratch").settings
@@ -89,8 +90,9 @@ def measured(
                 sections[section] = {**sections.get(section, {}), "seed": seed}
         cpu, started = time.process_time(), time.monotonic()
         run = kgmlm.train(
-            graph, model, Path(temporary) / "run", preset=preset_of(variant), progress=False, **sections
-        )
+            graph, model, kept or Path(temporary) / "run", preset=preset_of(variant), progress=False,
+            **sections,
+        )  # fmt: skip
         row = {
             "graph": name,
             "split": split,
@@ -120,6 +122,7 @@ def main(
     seeds: int = 1,
     variants: str = ",".join([*PRESETS[:-1], *VARIANTS]),
     unseen: bool = False,
+    runs: Annotated[Path | None, typer.Option(help="A folder in which the trained runs stay.")] = None,
     output: Path | None = None,
 ) -> None:
     """Train and measure, and print a line each."""
@@ -136,20 +139,10 @@ def main(
     for name, split, seed, variant in asked:
         if (name, split, seed, variant, short) in there:
             continue
-        row = measured(name, split, seed, variant, model, unseen)
+        row = measured(name, split, seed, variant, model, unseen, runs)
         shown = {stage: f"{found['mrr']:.4f}" for stage, found in row["valid"].items()}
-        print(
-            name,
-            split,
-            seed,
-            variant,
-            shown,
-            row.get("test", ""),
-            row.get("test_unseen", ""),
-            row["cpu_minutes"],
-            "min",
-            flush=True,
-        )
+        figures = (shown, row.get("test", ""), row.get("test_unseen", ""))
+        print(name, split, seed, variant, *figures, row["cpu_minutes"], "min", flush=True)
         rows.append(row)
         if output is not None:
             store.write_rows(output, rows)

@@ -1,8 +1,9 @@
 """A time that a training was given: what fits into it, and what of it is left.
 
 Before the run is laid, the speed of the encoder says whether the texts of all entities can be read, and
-whether a masked LM can learn anything. From then on each stage gets its share of what is left when it begins,
-so that the time that one does not use, or uses too much, is that of the following.
+whether a masked LM can learn anything. From then on each stage gets its share of what is left when it begins
+(the bi-encoder in addition to the time for reading), so that the time that one does not use, or uses too
+much, is that of the following.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from kgmlm.training.recipes import HEAD_CANDIDATES, STEPS, Given, Recipe, Shape,
 # Of the time that is left, in relation to the stages that are left.
 SHARES: dict[str, float] = {
     "rules": 0.05,
-    "biencoder": 0.35,
-    "kge": 0.15,
+    "biencoder": 0.25,
+    "kge": 0.2,
     "text": 0.55,
     "weights": 0.04,
     "reverse": 0.08,
     "reranker": 0.2,
 }
 CHOICES = ("weights", "reverse")  # on as many validation triples as the time allows
-READING = 0.8  # of the bi-encoder's share at most, for the texts of all entities
+READING = 0.5  # of the whole time at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
@@ -60,6 +61,7 @@ class Clock:
         recipe = read_record(run).get("recipe") or {}
         self.seconds: float | None = recipe.get("seconds")
         self.timed = frozenset(recipe.get("timed", ()))
+        self.reading: float = recipe.get("reading", 0.0)
         self._since = began
 
     @property
@@ -82,8 +84,10 @@ class Clock:
         """
         if self.seconds is None or stage not in {*self.timed, *CHOICES}:
             return None
+        before = self.spent.get(stage, 0.0)
+        reading = max(0.0, self.reading - before) if stage == "biencoder" else 0.0
         of_all = sum(SHARES.get(one, 0.0) for one in {*among, stage})
-        return max(1.0, self.left * SHARES[stage] / of_all) + self.spent.get(stage, 0.0)
+        return max(1.0, reading + (self.left - reading) * SHARES[stage] / of_all) + before
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -110,13 +114,13 @@ def fitted(
     found = speed(encoder, graph)
     per_text = found.per_text
     watch.tell(f"a text of {graph.name} is read in {1000 * per_text:.1f} ms")
-    measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
-    if "text" in recipe.stages and measured:
-        recipe = _without_text(recipe, graph, seconds, found)
     if "biencoder" in recipe.stages:
         if own.encoder not in ("", model):
             per_text = speed(TextEncoder.load(own.encoder, own.max_length), graph).per_text
-        recipe = _without_biencoder(recipe, graph, seconds, per_text)
+        recipe = _with_reading(recipe, graph, seconds, per_text)
+    measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
+    if "text" in recipe.stages and measured:
+        recipe = _without_text(recipe, graph, seconds, found)
     return _by_the_clock(recipe, graph, given)
 
 
@@ -155,11 +159,6 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> Speed:
     return Speed(per_text, per_token, encoder.tokens(texts) / len(texts))
 
 
-def _share(recipe: Recipe, seconds: float, stage: str) -> float:
-    """The seconds that a stage would have of a whole time."""
-    return seconds * SHARES[stage] / sum(SHARES.get(one, 0.0) for one in (*recipe.stages, "weights"))
-
-
 def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
     """The recipe without its masked LM, where too few of its steps would fit; what needs it goes, too."""
     settings, count = recipe.settings, len(graph.entities)
@@ -168,7 +167,8 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
     # Forward, and backward twice as long.
     per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
     whole = FLOOR * per_step + count * entity * found.per_token
-    needed = whole / _share(recipe, 1.0, "text")
+    of_all = sum(SHARES.get(one, 0.0) for one in (*recipe.stages, "weights"))
+    needed = recipe.reading + whole * of_all / SHARES["text"]
     if needed <= seconds:
         return recipe
     stages = tuple(x for x in recipe.stages if x not in ("text", "reverse", "reranker", "index"))
@@ -187,14 +187,14 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
     )
 
 
-def _without_biencoder(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float) -> Recipe:
-    """The recipe without its bi-encoder, where the texts of all entities cannot be read in its time."""
+def _with_reading(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float) -> Recipe:
+    """The recipe with the time for reading all texts; where that is too long, without its bi-encoder."""
     count = len(graph.entities)
-    reading, most = count * per_text, READING * _share(recipe, seconds, "biencoder")
+    reading, most = count * per_text, READING * seconds
+    if reading <= most:
+        return replace(recipe, reading=round(reading, 1))
     reasons = {key: why for key, why in recipe.reasons.items() if not key.startswith("biencoder.")}
     texts = counted(count, "text")
-    if reading <= most:
-        return recipe
     why = f"none: reading {texts} takes about {reading:.0f} s, and there are {most:.0f} s for it"
     stages = tuple(stage for stage in recipe.stages if stage != "biencoder")
     return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why})

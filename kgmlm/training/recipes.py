@@ -82,6 +82,7 @@ class Recipe:
         reranker_epochs: how long the reranker is trained.
         reasons: for settings, why they are as they are.
         seconds: what all stages may take together; None is as long as the settings say.
+        reading: seconds in which the bi-encoder reads all texts.
         timed: the stages that end by the clock.
         usual: the epochs or steps that these have where no time is given.
         text_from: where the time is too short for a masked LM: from how many minutes on it is not.
@@ -93,6 +94,7 @@ class Recipe:
     reranker_epochs: float
     reasons: Mapping[str, str]
     seconds: float | None = None
+    reading: float = 0.0
     timed: tuple[Stage, ...] = ()
     usual: Mapping[str, float] = field(default_factory=dict)
     text_from: int | None = None
@@ -104,6 +106,7 @@ class Recipe:
             "stages": list(self.stages),
             "reranker_epochs": self.reranker_epochs,
             "seconds": self.seconds,
+            "reading": self.reading,
             "timed": list(self.timed),
             "usual": dict(self.usual),
             "text_from": self.text_from,

@@ -76,6 +76,8 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert ("  biencoder: none: reading" in told) == ("biencoder" not in expected)
     assert recipe.seconds == 60 * minutes
     assert set(recipe.timed) == expected - {"types"}
+    read = len(toy.entities) * speed[0] if "biencoder" in expected else 0.0
+    assert recipe.reading == pytest.approx(read, abs=0.1)
 
 
 def test_what_is_given_ends_a_stage_instead_of_the_clock(
@@ -135,6 +137,22 @@ def test_a_stage_gets_its_share_of_what_is_left(
     assert again.share("text", []) == 65 + 5, "with what it had before"
     now[0] += 500
     assert again.share("weights", []) == 1.0, "a second, where nothing is left"
+
+
+def test_reading_comes_in_addition_to_the_share_of_the_bi_encoder(
+    tmp_path: Path, toy: KnowledgeGraph, now: list[float]
+) -> None:
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    run = open_folder(tmp_path / "run")
+    run.update(recipe={"preset": "balanced", "stages": ["biencoder", "kge"], "reranker_epochs": 1.0,
+                       "seconds": 100.0, "reading": 40.0, "timed": ["biencoder", "kge"]})  # fmt: skip
+    clock, shares = Clock(run.path, now[0]), planner.SHARES
+    part = shares["biencoder"] / (shares["biencoder"] + shares["kge"])
+    assert clock.share("biencoder", ["biencoder", "kge"]) == pytest.approx(40 + 60 * part)
+    assert clock.share("kge", ["kge"]) == 100
+    with clock.stage("biencoder"):
+        now[0] += 30
+    assert clock.share("biencoder", ["biencoder", "kge"]) == pytest.approx(30 + 10 + 60 * part), "resumed"
 
 
 def test_without_a_time_no_stage_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
