@@ -4,8 +4,8 @@
 
 Signals are the text (likelihood and vectors), KGE, rules, types and the bi-encoder. What a run lacks is left
 out, but for rules and types, which are learned here in seconds. The weights of each combination are chosen on
-a sample of validation as by `kgmlm tune`, and measured on one of test; each text is read once. There is no reranking.
-The record is eval/combinations.json.
+a sample of validation as by `kgmlm tune`, and measured on one of test; each text is read once. There is no
+reranking. The record is eval/combinations.json.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """How good a graph's completion is after so many minutes, beside what a user would train instead.
 
-    python eval/benchmarks/minutes.py wn18rr --model MODEL --minutes 5,15,60 [--only kgmlm] [--output FILE]
+    python eval/benchmarks/minutes.py wn18rr --model MODEL --minutes 5,15,60 [--only kgmlm] [--folder FOLDER]
+    python eval/benchmarks/minutes.py --folder FOLDER     # collects: JSON, plot, the table of the docs
 
 kgmlm is `kgmlm train --minutes M` on two cores, one run per time. Its rivals (`rivals.py`) train once, in one
 thread, for the longest time but 60 minutes, and are measured after each: so many minutes of two cores are
@@ -14,6 +15,7 @@ line of description (`graphs.py`).
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -26,7 +28,7 @@ from graphs import services
 from rivals import RIVALS, trainings
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from store import rows, write_rows
+from store import save_figure, write_rows
 
 import kgmlm
 from kgmlm.core.config import Protocol
@@ -35,6 +37,10 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import PlainScorer
 from kgmlm.runs import record
 
+GRAPHS = ("wn18rr", "fb15k237", "wn18rr-v1", "umls", "services")
+WHO = ("kgmlm", *RIVALS)
+HERE = Path(__file__).parent
+OUTPUT, DOCS = HERE / "minutes.json", HERE.parents[1] / "docs" / "measured.md"
 LONG = 60  # minutes from which on rivals are not trained
 VALIDATED, TESTED = 1000, 5000  # triples at most, drawn by seed 0
 
@@ -53,24 +59,21 @@ def interval(difference_B: np.ndarray[Any, Any]) -> list[float]:
 
 
 class Bench:
-    """The rows of a graph, and the ranks that they are compared by."""
+    """Measures on a graph, and keeps rows and reciprocal ranks in a folder."""
 
-    def __init__(self, name: str, graph: KnowledgeGraph, ranks: Path) -> None:
-        self.name, self.graph, self.ranks = name, graph, ranks
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, name: str, graph: KnowledgeGraph, folder: Path) -> None:
+        self.name, self.graph, self.folder = name, graph, folder
 
     def keep(
         self, who: str, minutes: float, valid: float, test_B: np.ndarray[Any, Any], **about: Any
     ) -> None:
         """A row, and its ranks for comparisons."""
-        file = self.ranks / f"{self.name} {who} {minutes:g}.npy"
-        np.save(file, test_B.astype(np.float32))
         row = {"graph": self.name, "who": who, "minutes": minutes, "valid": round(valid, 4)}
         row |= {"test": round(float(test_B.mean()), 4), **about}
-        own = self.ranks / f"{self.name} kgmlm {minutes:g}.npy"
-        if who != "kgmlm" and own.is_file():
-            row["kgmlm_ahead"] = interval(np.load(own) - test_B)
-        self.rows.append(row)
+        row |= {"versions": record.versions(), "hardware": record.hardware()}
+        file = self.folder / f"{self.name} {who} {minutes:g}"
+        np.save(file.with_name(f"{file.name}.npy"), test_B.astype(np.float32))
+        file.with_name(f"{file.name}.json").write_text(json.dumps(row), "utf-8")
         print(row, flush=True)
 
     def kgmlm(self, model: str, minutes: float, seed: int) -> None:
@@ -104,35 +107,97 @@ class Bench:
             self.keep(who, at, valid, test_B, how=about)
 
 
+def collected(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a folder, those of rivals with how far kgmlm is ahead of them."""
+    rows = [json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")]
+    rows.sort(key=lambda row: (GRAPHS.index(row["graph"]), WHO.index(row["who"]), row["minutes"]))
+    for row in rows:
+        test_B, own = (
+            folder / f"{row['graph']} {who} {row['minutes']:g}.npy" for who in (row["who"], "kgmlm")
+        )
+        if row["who"] != "kgmlm" and own.is_file():
+            row["kgmlm_ahead"] = interval(np.load(own) - np.load(test_B))
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Test MRR by graph, minutes and model; behind rivals, how far kgmlm is ahead."""
+    lines = ["| | minutes | " + " | ".join(WHO) + " |", "|---" * (len(WHO) + 2) + "|"]
+    for graph in GRAPHS:
+        for minutes in sorted({row["minutes"] for row in rows if row["graph"] == graph}):
+            cells = []
+            for who in WHO:
+                at = (graph, minutes, who)
+                row = next((x for x in rows if (x["graph"], x["minutes"], x["who"]) == at), None)
+                cell = "" if row is None else f"{row['test']:.3f}"
+                if row is not None and "kgmlm_ahead" in row:
+                    mean, half = row["kgmlm_ahead"]
+                    cell += f" ({mean:+.3f} ± {half:.3f})"
+                cells.append(cell)
+            lines.append(f"| {graph} | {minutes:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Validation MRR by minutes, a graph each."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    graphs = [graph for graph in GRAPHS if any(row["graph"] == graph for row in rows)]
+    figure, axes = pyplot.subplots(1, len(graphs), figsize=(2.6 * len(graphs), 3.2), squeeze=False)
+    for graph, axis in zip(graphs, axes[0], strict=True):
+        for who in WHO:
+            points = [
+                (row["minutes"], row["valid"]) for row in rows if (row["graph"], row["who"]) == (graph, who)
+            ]
+            if points:
+                axis.plot(*zip(*points, strict=True), "o-", label=who)
+        ticks = sorted({row["minutes"] for row in rows if row["graph"] == graph})
+        axis.set(title=graph, xlabel="minutes, two cores", xscale="log", xticks=ticks)
+        axis.set_xticklabels([f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_ylim(bottom=0)
+        axis.grid(visible=True, alpha=0.3)
+    axes[0][0].set_ylabel("validation MRR")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    save_figure(figure, path)
+
+
 def main(
-    graph: str,
-    model: Annotated[str, typer.Option(help="The pretrained model, of kgmlm and of SimKGC.")],
+    graph: Annotated[str | None, typer.Argument(help="None collects what the folder has.")] = None,
+    model: Annotated[str, typer.Option(help="The pretrained model, of kgmlm and of SimKGC.")] = "",
     minutes: str = "5,15",
-    only: str = ",".join(["kgmlm", *RIVALS]),
+    only: str = ",".join(WHO),
     seed: int = 0,
-    ranks: Annotated[Path, typer.Option(help="A folder for ranks, for comparisons.")] = Path("minutes-ranks"),
-    output: Path | None = None,
+    folder: Annotated[Path, typer.Option(help="Where rows and ranks are kept.")] = Path("minutes"),
 ) -> None:
     """Train and measure, and print a line each."""
-    ranks.mkdir(exist_ok=True)
+    if graph is None:
+        rows = collected(folder)
+        write_rows(OUTPUT, rows)
+        draw(rows, OUTPUT.with_suffix(".svg"))
+        text = DOCS.read_text("utf-8")
+        begin, end = "<!-- minutes: python eval/benchmarks/minutes.py -->\n", "<!-- end of minutes -->"
+        head, rest = text.split(begin)
+        DOCS.write_text(f"{head}{begin}{table(rows)}\n{end}{rest.split(end)[1]}", "utf-8")
+        return
+    folder.mkdir(exist_ok=True)
     times = [float(m) for m in minutes.split(",")]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as made:
         if graph == "services":
-            services(Path(folder) / graph)
-        loaded = kgmlm.load_graph(Path(folder) / graph if graph == "services" else graph)
-        bench = Bench(graph, loaded, ranks)
+            services(Path(made) / graph)
+        loaded = kgmlm.load_graph(Path(made) / graph if graph == "services" else graph)
+        bench = Bench(graph, loaded, folder)
         for who in only.split(","):
             if who != "kgmlm":
                 bench.rival(who, model, [m for m in times if m < LONG])
                 continue
             for at in times:
                 bench.kgmlm(model, at, seed)
-    if output is not None:
-        key = ("graph", "who", "minutes", "seed")
-        new = {tuple(row.get(k) for k in key): row for row in bench.rows}
-        old = {tuple(row.get(k) for k in key): row for row in rows(output)}
-        about = {"versions": record.versions(), "hardware": record.hardware()}
-        write_rows(output, list({**old, **new}.values()), **about)
 
 
 if __name__ == "__main__":

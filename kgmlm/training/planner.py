@@ -25,7 +25,9 @@ from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import read_record
-from kgmlm.signals.biencoder import texts_of
+from kgmlm.signals.biencoder import profile_of, texts_of
+from kgmlm.signals.biencoder_training import Training
+from kgmlm.signals.kge_training import train_complex
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.training.recipes import HEAD_CANDIDATES, STEPS, Given, Recipe, Shape, head_steps
 
@@ -46,6 +48,7 @@ FRAME = 12  # tokens of a query's text beside those of entities: the relation, t
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
 TRIED = 2  # times
+FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
 
 
 class Clock:
@@ -131,11 +134,13 @@ class Speed(NamedTuple):
         per_text: seconds in which an entity's text is read.
         per_token: seconds in which a token of a long text is read.
         tokens: of an entity's text, in the mean.
+        width: of its vector.
     """
 
     per_text: float
     per_token: float
     tokens: float
+    width: int
 
 
 def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> Speed:
@@ -156,7 +161,7 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> Speed:
         return min(times)  # the first time is slower, and another process may have been busy for a while
 
     per_text, per_token = seconds(texts) / len(texts), seconds(joined) / encoder.tokens(joined)
-    return Speed(per_text, per_token, encoder.tokens(texts) / len(texts))
+    return Speed(per_text, per_token, encoder.tokens(texts) / len(texts), encoder.width)
 
 
 def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
@@ -167,14 +172,16 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
     # Forward, and backward twice as long.
     per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
     whole = FLOOR * per_step + count * entity * found.per_token
-    of_all = sum(SHARES.get(one, 0.0) for one in (*recipe.stages, "weights"))
-    needed = recipe.reading + whole * of_all / SHARES["text"]
-    if needed <= seconds:
+    if _for_text(seconds - recipe.reading, recipe.stages, {}) >= whole:
         return recipe
+    useful, minutes = _useful(recipe, graph, found.width), max(1, round(seconds / 60))
+    if _for_text(seconds - recipe.reading, recipe.stages, useful) >= whole:
+        return recipe
+    while _for_text(60 * minutes - recipe.reading, recipe.stages, useful) < whole:
+        minutes += 1
     stages = tuple(x for x in recipe.stages if x not in ("text", "reverse", "reranker", "index"))
     training = settings.training.model_copy(update={"epochs": 0.0})
     vectors = settings.vector.model_copy(update={"enabled": False})
-    minutes = math.ceil(needed / 60)
     why = f"about {per_step:.1f} s per step: the masked LM is trained from {minutes:,} minutes on"
     kept = ("kge.", "biencoder.", "rules.", "types.")
     reasons = {key: reason for key, reason in recipe.reasons.items() if key.startswith(kept)}
@@ -185,6 +192,52 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
         reasons={"training.epochs": why, **reasons},
         text_from=minutes,
     )
+
+
+def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:
+    """The seconds of a time that are the masked LM's, where some stages take no more than what is useful."""
+    shares = {stage: SHARES[stage] for stage in (*stages, "weights") if stage in SHARES}
+    while True:
+        of_all = sum(shares.values())
+        short = [x for x in shares if useful.get(x, math.inf) < seconds * shares[x] / of_all]
+        if not short:
+            return seconds * shares["text"] / of_all
+        for stage in short:
+            seconds -= useful[stage]
+            del shares[stage]
+
+
+def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, float]:
+    """Seconds in which the bi-encoder and KGE have all steps that suit a graph, by a few of them.
+
+    Args:
+        width: of the vectors of texts; the bi-encoder's steps are timed on random ones.
+    """
+    found, times = dict[str, float](), list[float]()
+
+    def per_step() -> float:
+        taken = np.diff(times)
+        times.clear()
+        return float(np.median(taken))
+
+    if "kge" in recipe.stages:
+        few = {"epochs": FEW_STEPS, "max_steps": FEW_STEPS, "seconds": None}
+        kge = recipe.settings.kge.model_copy(update={**few, **_sampled(graph, recipe)})
+        train_complex(graph, kge, lambda n, total: times.append(time.monotonic()))
+        epoch = math.ceil(len(graph.unique_queries("train")[0]) / kge.batch_size)
+        found["kge"] = PASSES * epoch * per_step()
+    if "biencoder" in recipe.stages:
+        own = recipe.settings.biencoder.model_copy(update={"steps": FEW_STEPS})
+        rng, kinds = np.random.default_rng(0), 2 * len(graph.relations)
+        texts_ND, texts_RD = (
+            rng.standard_normal((count, width), np.float32)
+            for count in (len(graph.entities), len(graph.relations))
+        )
+        profile = profile_of(graph.context.links, len(texts_ND), kinds)
+        training = Training(graph, texts_RD, own)
+        training.run(texts_ND, texts_ND, profile, lambda n: times.append(time.monotonic()))
+        found["biencoder"] = _most_steps(recipe, graph) * per_step()
+    return found
 
 
 def _with_reading(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float) -> Recipe:
@@ -204,7 +257,7 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: Given) -> Recipe
     """The recipe whose stages end by the clock, but for those of which it was given how long they take."""
     settings, reasons, usual = recipe.settings, dict(recipe.reasons), dict[str, float]()
     most: dict[Stage, tuple[str, str, float]] = {
-        "biencoder": ("biencoder", "steps", head_steps(Shape.of(graph))[0]),
+        "biencoder": ("biencoder", "steps", _most_steps(recipe, graph)),
         "kge": ("kge", "epochs", PASSES),
         "text": ("training", "epochs", float(PASSES)),
     }
@@ -221,14 +274,24 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: Given) -> Recipe
         longest = own.model_copy(update={key: max(bound, usual[stage])})
         settings = settings.model_copy(update={section: longest})
         reasons[f"{section}.{key}"] = f"at most, the time ends it; the preset has {usual[stage]:g}"
-    count = len(graph.entities)
-    if "kge" in timed and count > 2 * HEAD_CANDIDATES and "candidates" not in given.values.get("kge", {}):
-        kge = settings.kge.model_copy(update={"candidates": HEAD_CANDIDATES})
-        settings = settings.model_copy(update={"kge": kge})
-        reasons["kge.candidates"] = f"{count:,} entities: a step scores a sample of them"
+    sampled = _sampled(graph, recipe)
+    if "kge" in timed and sampled and "candidates" not in given.values.get("kge", {}):
+        settings = settings.model_copy(update={"kge": settings.kge.model_copy(update=sampled)})
+        reasons["kge.candidates"] = f"{len(graph.entities):,} entities: a step scores a sample of them"
     return replace(
         recipe, settings=settings, reasons=reasons, reranker_epochs=1.0, timed=tuple(timed), usual=usual
     )
+
+
+def _sampled(graph: KnowledgeGraph, recipe: Recipe) -> dict[str, int]:
+    """The setting by which KGE scores a sample of the entities of a large graph."""
+    few = recipe.settings.kge.candidates or len(graph.entities) <= 2 * HEAD_CANDIDATES
+    return {} if few else {"candidates": HEAD_CANDIDATES}
+
+
+def _most_steps(recipe: Recipe, graph: KnowledgeGraph) -> int:
+    """The steps of the bi-encoder that suit a graph, at least those of the preset."""
+    return max(head_steps(Shape.of(graph))[0], recipe.settings.biencoder.steps)
 
 
 def accounts(run: RunFolder) -> list[str]:

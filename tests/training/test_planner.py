@@ -64,7 +64,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     speed: tuple[float, float],
     expected: set[str],
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(*speed, 20.0))
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(*speed, 20.0, 16))
     given, watch = Given.of(None, as_assignments({"precision": "fp32"})), Hears()
     recipe = stages.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
     assert recipe is not None
@@ -80,10 +80,43 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert recipe.reading == pytest.approx(read, abs=0.1)
 
 
+def test_the_masked_lm_has_what_other_stages_do_not_need() -> None:
+    stages, shares = ("rules", "biencoder", "kge", "text"), planner.SHARES
+    whole = sum(shares[stage] for stage in (*stages, "weights"))
+    assert planner._for_text(100, stages, {}) == pytest.approx(100 * shares["text"] / whole)
+    plenty = {"biencoder": 1000.0, "kge": 1000.0}
+    assert planner._for_text(100, stages, plenty) == planner._for_text(100, stages, {})
+    little = {"biencoder": 4.0, "kge": 6.0}
+    left = shares["rules"] + shares["text"] + shares["weights"]
+    assert planner._for_text(100, stages, little) == pytest.approx(90 * shares["text"] / left)
+    assert planner._for_text(100, stages, {"kge": 6.0}) < planner._for_text(100, stages, little)
+
+
+def test_the_masked_lm_is_trained_where_other_stages_end_early(
+    toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # About 40 seconds for the masked LM, which has 30 of a minute by its share.
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 4e-5, 20.0, 16))
+    given, took = Given.of(None, []), {"biencoder": 1.0, "kge": 1.0}
+    for useful, trained in ({**took}, True), ({}, False):
+        monkeypatch.setattr(planner, "_useful", lambda recipe, graph, width, useful=useful: useful)
+        recipe = stages.choose_recipe("balanced", toy, tiny_encoder, given, 1, Hears())
+        assert recipe is not None
+        assert ("text" in recipe.stages) == trained
+        assert (recipe.text_from is None) == trained
+
+
+def test_a_few_steps_tell_how_long_other_stages_take(toy: KnowledgeGraph, tiny_encoder: str) -> None:
+    recipe = stages.recipe_of("balanced", toy, False)
+    found = planner._useful(recipe, toy, 16)
+    assert found.keys() == {"biencoder", "kge"}
+    assert all(0 < seconds < float("inf") for seconds in found.values())
+
+
 def test_what_is_given_ends_a_stage_instead_of_the_clock(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 1e-9, 20.0))
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 1e-9, 20.0, 16))
     given = Given.of(None, ["kge.epochs=2", "rules.seconds=1", "biencoder.steps=3", "training.epochs=4"])
     recipe = stages.choose_recipe("balanced", toy, tiny_encoder, given, 1, Hears())
     assert recipe is not None
@@ -96,7 +129,7 @@ def test_what_is_given_ends_a_stage_instead_of_the_clock(
 def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1.0, 1.0, 20.0))
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1.0, 1.0, 20.0, 16))
     alone = replace(toy, splits={"train": toy.splits["train"]})
     recipe = stages.choose_recipe("balanced", alone, tiny_encoder, Given.of(None, []), 0.01, Hears())
     assert recipe is not None
@@ -108,6 +141,7 @@ def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: 
     found = planner.speed(encoder, toy)
     assert 0 < found.per_token < found.per_text
     assert 2 < found.tokens <= 16
+    assert found.width == encoder.width
 
 
 def test_a_stage_gets_its_share_of_what_is_left(
