@@ -114,6 +114,8 @@ def train(
             raise RunError("--minutes times the steps of one process")
         with _continued(path, watch):
             if not in_several_processes():
+                with clock.stage("planning"):
+                    pass  # done since this process began
                 signal_stages(path, max_steps, clock, watch)
             if ranker is not None and run.settings.trains_text:
                 options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}

@@ -262,7 +262,7 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     ).folder
     record = run.record
     assert record["status"] == "finished"
-    assert list(record["spent"])[:4] == ["types", "rules", "biencoder", "kge"]
+    assert list(record["spent"])[:5] == ["planning", "types", "rules", "biencoder", "kge"]
     assert sum(record["spent"].values()) >= 1
     assert set(run.tuned.mixture.tables) >= {"types", "rules", "biencoder", "kge"}
     assert watch.told[-2].endswith(f"of 0.3 minutes: {accounts(run)[0].partition(': ')[2]}")
