@@ -376,30 +376,38 @@ def print_predictions(
 
         writer = csv.writer(CsvFile(sys.stdout))
         writer.writerow(
-            [*(("head", "relation", "tail") if many else ()), "rank", "entity", "name", "score", "known"]
+            [
+                *(("head", "relation", "tail") if many else ()),
+                *("rank", "entity", "name", "probability", "score", "known"),
+            ]
         )
         for position in range(len(asked)):
             q = query_of(position)
             lead = [q.get("head", ""), q["relation"], q.get("tail", "")] if many else []
             for p in results[position]:
-                writer.writerow([*lead, p.rank, p.label, p.name, f"{p.score:.6f}", str(p.known).lower()])
+                probability = "" if p.probability is None else f"{p.probability:.6f}"
+                values = (p.rank, p.label, p.name, probability, f"{p.score:.6f}", str(p.known).lower())
+                writer.writerow([*lead, *values])
         return
     from rich.markup import escape
     from rich.table import Table
 
     from kgmlm.core.errors import printable
 
+    probable = any(p.probability is not None for found in results.values() for p in found)
     for position in range(len(asked)):
         query = asked[position]
         name = graph.entities[query.entity].surface
         relation = graph.relations[query.relation].name
         title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
         table = Table(title=escape(title))
-        columns = ["rank", "entity", "name", "score", "known"]
+        columns = ["rank", "entity", "name", *(["probability"] if probable else []), "score", "known"]
         explained = any(p.tokens is not None for p in results[position])
         for column in columns + (["parts of the score"] if explained else []):
             table.add_column(
-                column, justify="right" if column in ("rank", "score") else "left", overflow="fold"
+                column,
+                justify="right" if column in ("rank", "probability", "score") else "left",
+                overflow="fold",
             )
         for p in results[position]:
             parts = []
@@ -408,9 +416,22 @@ def print_predictions(
                 of = f": {pieces}" if part == "likelihood" else ""
                 parts.append(f"{part} {weight * value:+.3f} ({weight:.3g} × {value:.3f}{of})")
             parts += [f"because {reason}" for reason in p.because]
-            cells = [str(p.rank), p.label, p.name, f"{p.score:.3f}", "yes" if p.known else "new"]
+            shown = [percent(p)] if probable else []
+            cells = [str(p.rank), p.label, p.name, *shown, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(printable(c)) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)
+    if probable:
+        tell("probability: the share of such answers in a further hidden set as large as validation")
+    if any(p.probability is not None and not p.checked for found in results.values() for p in found):
+        tell("?: not checked, since training has nothing of one of the entities")
+
+
+def percent(p: Prediction) -> str:
+    """The probability of a candidate; with a question mark where it could not be checked."""
+    if p.probability is None:
+        return ""
+    whole, mark = 100 * p.probability, "" if p.checked else "?"
+    return "< 0.1 %" + mark if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %{mark}"
 
 
 def print_table(title: str, rows: pd.DataFrame) -> None:

@@ -138,6 +138,13 @@ def calibrate(
             "every corrupted triple false."
         ),
     ] = 1.0,
+    lacking: Annotated[
+        float,
+        typer.Option(
+            help="How large the hidden set is of which a ranked answer's probability is the share, in times "
+            "of validation."
+        ),
+    ] = 1.0,
     report: Annotated[
         str | None,
         typer.Option(
@@ -150,25 +157,29 @@ def calibrate(
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Fit the probabilities that `classify` reports, on validation triples.
+    """Fit the probabilities of ranked answers and of given triples, on validation.
 
-    They tell validation triples from negatives: those that the dataset's valid file has, or else corrupted
-    triples. `kgmlm tune` or further training makes them out of date, and this fits them again.
+    Those of `rank` and of the explorer are shares: how many of such answers a further hidden set, as large as
+    validation, would have. Those of `classify` tell validation triples from as many negatives: those that the
+    dataset's valid file has, or else corrupted triples. `kgmlm tune` or further training makes both out of
+    date, and this fits them again.
     """
     from kgmlm.core.errors import ConfigError
     from kgmlm.core.progress import Bars
-    from kgmlm.prediction.classify import MISSING, measure_probabilities
+    from kgmlm.prediction.classify import LACKING, MISSING, measure_probabilities
     from kgmlm.prediction.classify import calibrate as job
 
     of_graph = {name: given.pop(name) for name in MEASURE}
     if report is None:
         if any(of_graph.values()):
             raise ConfigError("--graph and what goes with it need --report, the name of a split of it")
-        figures = job(run, missing=missing, progress=Bars(quiet), **given)
+        figures = job(run, missing=missing, lacking=lacking, progress=Bars(quiet), **given)
         what = "validation triples"
     else:
-        if missing != MISSING:
-            raise ConfigError("--missing is for fitting; --report measures the probabilities that there are")
+        if (missing, lacking) != (MISSING, LACKING):
+            raise ConfigError(
+                "--missing and --lacking are for fitting; --report measures the probabilities that there are"
+            )
         figures = measure_probabilities(run, split=report, progress=Bars(quiet), **of_graph, **given)
         what = f"{report} triples of {figures['graph']}"
     if as_json:
@@ -178,6 +189,13 @@ def calibrate(
         f"{figures['positives']:,} {what} and {figures['negatives']:,} negatives, "
         f"at equal shares: {figures_line(figures)}"
     )
+    for row in figures.get("lists", ()):
+        stages = f", {' and '.join(row['stages'])} included" if row["stages"] else ""
+        shares = "; ".join(
+            f"p ≥ {x['probability']:g}: {x['expected']:,.0f} expected, {x['validation']:,.0f} found"
+            for x in row["held out"][:3]
+        )
+        print(f"{row['queries']:,} ranked queries{stages}: {shares}")
 
 
 def figures_line(figures: dict[str, object]) -> str:

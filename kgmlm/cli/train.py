@@ -59,6 +59,9 @@ TRAIN: Options = {
     "decay": (Decay, None),
     "resume": flag("--resume", "Continue an interrupted run."),
     "overwrite": flag("--overwrite", "Replace an older run."),
+    "calibrate": option(
+        bool, True, "End by fitting the probabilities of answers on validation.", "--calibrate/--no-calibrate"
+    ),
     "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
     "skip_header": (SkipHeader, False),
 }

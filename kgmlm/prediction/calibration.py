@@ -32,9 +32,13 @@ from kgmlm.evaluation.metrics import log_loss, measured, reweighted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, distinct_triples
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
+from kgmlm.prediction.lists import fit_lists
+from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
-from kgmlm.runs.record import RERANKER, WEIGHTS, command_line, of_weights
+from kgmlm.runs.opened import constraints_of
+from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.record import command_line
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # the share of true triples
@@ -160,12 +164,14 @@ class Calibration(digests.StrictModel):
         thresholds: of each relation, the probability from which on most of its validation triples are true.
         chosen_for: what the run was when it was fitted.
         chosen_by: the command, what it was fitted on, and its figures.
+        lists: of candidate lists, by the first stage alone and with the second stages that the run has.
     """
 
     model: Model
     thresholds: tuple[_Probability, ...]
     chosen_for: dict[str, str]
     chosen_by: dict[str, Any]
+    lists: tuple[ListCalibration, ...] = ()
 
     @classmethod
     def of_json(cls, data: bytes) -> Calibration:
@@ -325,6 +331,7 @@ TRIPLES = 1000  # validation triples that are enough
 MISSING = (
     1.0  # true triples that nobody has, per validation triple: as many, as where a test set is kept back
 )
+LACKING = 1.0  # the hidden set of which a list's probability is the share, in times of validation
 silent = Watcher()
 
 
@@ -556,6 +563,7 @@ def fitted(
     *,
     most: int = TRIPLES,
     missing: float = MISSING,
+    lacking: float = LACKING,
     seed: int = 0,
     precision: str = "fp32",
     batch_size: int = 64,
@@ -566,6 +574,7 @@ def fitted(
 
     Args:
         most, missing, seed: as of :func:`calibrate`.
+        lacking: of :func:`~kgmlm.prediction.lists.fit_lists`.
         precision: "fp32" or "bf16".
 
     Raises:
@@ -577,12 +586,13 @@ def fitted(
             "makes some before training"
         )
     quiet_transformers()
-    ranker = run.ranker(device, rerank=False)
+    ranker = run.ranker(device)
     ranker.reduce(precision == "bf16")
     with watch:
         found, sample, held = calibrate(
             ranker, run.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
         )
+        lists = _lists(run, ranker, watch, most=most, lacking=lacking, seed=seed, batch_size=batch_size)
     valid = figures(found, sample, held)
     by = {
         "command": command_line(),
@@ -590,15 +600,22 @@ def fitted(
         "precision": precision,
         "seed": seed,
         "missing": missing,
+        "lacking": lacking,
         "valid": valid,
     }
-    return found.model_copy(update={"chosen_for": fingerprint(run), "chosen_by": by}), valid
+    return found.model_copy(update={"chosen_for": run.scored_by, "chosen_by": by, "lists": lists}), valid
 
 
-def fingerprint(run: RunFolder) -> dict[str, str]:
-    """Digests of the run's signals and their weights, which probabilities go by; not of its reranker."""
-    signals = {name: sha for name, sha in run.fingerprints.items() if name != RERANKER}
-    return {**signals, WEIGHTS: of_weights(run.path)}
+def _lists(run: RunFolder, ranker: Ranker, watch: Watcher, **options: Any) -> tuple[ListCalibration, ...]:
+    """The probabilities of candidate lists, by the first stage alone and with the run's second stages."""
+    (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
+    ways = {"ranking validation": ranker.unreranked()}
+    if any(use.k for use in ranker.uses.values()):
+        ways["reranking validation"] = ranker
+    return tuple(
+        fit_lists(way, run.graph, typed.askable, advance=partial(watch, doing), **options)
+        for doing, way in ways.items()
+    )
 
 
 def save_calibration(run: RunFolder, calibration: Calibration) -> None:
@@ -627,7 +644,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
         raise RunError(f"{path} is damaged: {first_line(error)}; {again}") from None
     if not _fits(found, len(run.graph.relations)):
         raise RunError(f"{path} is damaged: its parts do not fit together; {again}")
-    now = fingerprint(run)
+    now = run.scored_by
     if stale := sorted(x for x in {*now, *found.chosen_for} if now.get(x) != found.chosen_for.get(x)):
         raise RunError(
             f"{run.path}: its probabilities were not fitted for the {' and '.join(stale)} that it has now; "

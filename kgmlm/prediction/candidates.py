@@ -27,9 +27,8 @@ from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, IntArray, like, top
 from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
-from kgmlm.prediction.features import compared
-from kgmlm.prediction.merged import FEATURES
 from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.likely import FEATURES, compared
 from kgmlm.ranking.ranker import Ranker, Scorer
 
 

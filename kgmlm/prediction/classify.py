@@ -229,6 +229,7 @@ def features_of(
 
 TRIPLES = 1000  # of validation
 MISSING = 1.0
+LACKING = 1.0
 
 
 @writes_run
@@ -237,23 +238,31 @@ def calibrate(
     *,
     max_triples: int = TRIPLES,
     missing: float = MISSING,
+    lacking: float = LACKING,
     seed: int = 0,
     precision: Literal["fp32", "bf16"] = "fp32",
     batch_size: int = 64,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> dict[str, Any]:
-    """Fit on validation what :func:`classify` makes of a run's scores, and keep it with the run.
+    """Fit probabilities to a run's scores on validation, and keep them with the run.
+
+    Two kinds: that a given triple is true, where as many are true as false (:func:`classify`); and that a
+    candidate of a ranked list is found in a further hidden set (:meth:`Run.rank <kgmlm.Run.rank>` and the
+    explorer), with the second stages of the run and without.
 
     Args:
-        max_triples: a seeded sample of validation triples; 0 is all.
+        max_triples: a seeded sample of validation triples, and of validation queries; 0 is all.
         missing: how many true triples neither training nor validation has, per validation triple; 0 calls
             every corrupted triple false.
+        lacking: how large the hidden set is of which a list's probability is the share, in times of
+            validation.
         seed: of the sample, and of the negatives.
 
     Returns:
         The figures on validation, as of :func:`~kgmlm.evaluation.metrics.measured`, by two-fold
-        cross-fitting.
+        cross-fitting; and ``lists``, of each way of ranking how many answers were expected and found, by
+        four-fold cross-fitting.
 
     Raises:
         RunError: when there are too few validation triples.
@@ -261,16 +270,18 @@ def calibrate(
     check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
     if not 0 <= missing < float("inf"):
         raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
+    if not 0 < lacking < float("inf"):
+        raise ConfigError(f"--lacking is a number above 0, not {lacking:g}")
     folder = open_folder(path_of(run))
     watch = watcher_of(progress)
     from kgmlm.prediction.calibration import fitted, save_calibration
 
     found, figures = fitted(
-        folder, most=max_triples, missing=missing, seed=seed, precision=precision, batch_size=batch_size,
-        device=device, watch=watch,
+        folder, most=max_triples, missing=missing, lacking=lacking, seed=seed, precision=precision,
+        batch_size=batch_size, device=device, watch=watch,
     )  # fmt: skip
     save_calibration(folder, found)
-    return figures
+    return {**figures, "lists": [{"stages": list(x.stages), **x.valid} for x in found.lists]}
 
 
 def measure_probabilities(

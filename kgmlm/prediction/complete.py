@@ -376,7 +376,7 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
 
 def _signals(plan: Plan) -> tuple[str, ...]:
     """The signals of the parts, as the first one has them."""
-    from kgmlm.prediction.merged import FEATURES
+    from kgmlm.ranking.likely import FEATURES
 
     if not plan.parts.count:
         return ()

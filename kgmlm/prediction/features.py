@@ -14,20 +14,11 @@ from functools import cache
 
 import numpy as np
 
-from kgmlm.core.arrays import (
-    Array,
-    BoolArray,
-    FloatArray,
-    IntArray,
-    highest,
-    like,
-    logsumexp,
-    numpy,
-    where,
-)
+from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, like, numpy, where
 from kgmlm.graphs.queries import FilterIndex, Groups, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import MAX_SCORES, Scorer
+from kgmlm.ranking.likely import compared
+from kgmlm.ranking.ranker import Scorer
 
 # Of each side. Three are of the rank: wrong answers that a run ranks high are rarest at the first rank and
 # far behind, which no straight line says.
@@ -35,48 +26,6 @@ FEATURES = ("score", "log_softmax", "margin", "log_rank", "log_rank_squared", "r
 KINDS_OF_NEGATIVES = ("uniform", "typed", "hard")
 HARD = 20  # the best wrong candidates that hard negatives are drawn from
 _TRIES = 20  # draws of each negative before it is left out: everything may be true
-
-
-def compared(
-    scores_BN: Array, others_BN: Array, rows: IntArray, ids: IntArray, temperature: float = 1.0
-) -> dict[str, FloatArray]:
-    """Compare candidates of queries with the others that compete.
-
-    Args:
-        scores_BN: of B queries, torch tensors or NumPy arrays.
-        others_BN: the same, minus infinity where an entity does not compete.
-        rows, ids: (n,) which candidates of which queries.
-        temperature: scores divided by it are logits.
-
-    Returns:
-        By name ``(n,)``, float64: the ``score``; its ``log_softmax``; its realistic ``rank``; and its
-        ``margin`` above the best other candidate, 0 where nobody else competes.
-    """
-    at = (like(rows, scores_BN), like(ids, scores_BN))
-    own_n1 = scores_BN[at][:, None]
-    score_n = numpy(own_n1)[:, 0].astype(np.float64)
-    among_n = np.isfinite(numpy(others_BN[at]))
-    above_n, equal_n = (np.empty(len(rows), np.int64) for _ in range(2))
-    step = max(1, MAX_SCORES // others_BN.shape[1])
-    for start in range(0, len(rows), step):
-        some = slice(start, start + step)
-        rivals_bN = others_BN[like(rows[some], others_BN)]
-        above_n[some] = numpy((rivals_bN > own_n1[some]).sum(1))
-        equal_n[some] = numpy((rivals_bN == own_n1[some]).sum(1))
-    best_BK = numpy(highest(others_BN, min(2, others_BN.shape[1]))[0]).astype(np.float64)
-    first_n, second_n = best_BK[rows, 0], best_BK[rows, -1]
-    rival_n = np.where(among_n & (above_n == 0) & (equal_n == 1), second_n, first_n)
-    rival_n = np.where(np.isfinite(rival_n), rival_n, score_n)
-    with np.errstate(invalid="ignore", divide="ignore"):  # where nobody competes
-        total_B = logsumexp(numpy(others_BN).astype(np.float64) / temperature)
-    logit_n, total_n = score_n / temperature, np.where(np.isfinite(first_n), total_B[rows], -np.inf)
-    total_n = np.where(among_n, total_n, np.logaddexp(total_n, logit_n))
-    return {
-        "score": score_n,
-        "log_softmax": np.minimum(logit_n - total_n, 0.0),
-        "rank": 1 + above_n + (equal_n - among_n) / 2,
-        "margin": score_n - rival_n,
-    }
 
 
 def side_features(

@@ -23,18 +23,18 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Target
 from kgmlm.prediction.candidates import Parts, triple_keys
 from kgmlm.prediction.merged import (
-    FEATURES,
     MOST,
     REPORTED,
-    SIDES,
     Examples,
-    Likely,
     Merged,
-    Truth,
+    by_others,
     by_relation,
+    fit_likely,
     held_out,
     merged,
+    share_of,
 )
+from kgmlm.ranking.likely import FEATURES, SIDES, Likely, Truth
 
 _KEY = b"kgmlm"  # of the metadata of a list
 _ROWS = 1 << 16  # rows that are strings at one time
@@ -109,17 +109,19 @@ def estimate(
     if not several:
         raise DataError("no query was asked: training has no triple of the relations that were named")
     examples = Examples.joined(several)
-    likely = Likely.fit(examples, r, truth.labeled)
+    likely = fit_likely(examples, r, truth.labeled)
     true = int(examples.labels.sum())
     figures = {
         "validation": len(hidden),
         "candidates": round(float(examples.weights.sum())),
         "true": true,
         "recall": true / len(hidden),
+        "prior": share_of(examples),
+        "labeled": truth.labeled,
         **likely.as_json(),
         "known": truth.known,
         "lacking": lacking,
-        "held out": held_out(examples, r, truth),
+        "held out": held_out(examples, by_others(examples, r, truth), truth),
     }
     return likely, truth, figures
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import expit
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, Scale, Truth, expit
 
-FEATURES = ("score", "log_softmax", "log_rank", "margin")
-SIDES = ("tail", "head")  # the tail as an answer of (head, relation, ?), and the head
 EVIDENCE = ("both", "tail", "head")  # on which sides a triple is among the best
 LEAST = 20  # true triples that a fit needs; with fewer probabilities go by the softmax alone
 _ALIKE = 100  # candidates of the average relation that join those of a relation where scales are fitted
@@ -151,148 +148,46 @@ def _mixed(keys: IntArray) -> FloatArray:
     return found
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The true triples beyond those of training, in numbers.
+def scales(examples: Examples, relations: int) -> Scale:
+    """Fit the scales of each of so many relations to its candidates, shrunk toward those of all relations."""
+    shape = (relations, len(SIDES), len(FEATURES))
+    mean, deviation = np.zeros(shape), np.ones(shape)
+    for side in range(len(SIDES)):
+        there = ~np.isnan(examples.features[:, side, 0])
+        if not there.any():
+            continue
+        which, weights = examples.relations[there], examples.weights[there]
+        count = np.bincount(which, weights, relations) + _ALIKE
+        for feature, column in enumerate(examples.features[there, side].T):
+            average = np.average(column, weights=weights)
+            variance = np.average((column - average) ** 2, weights=weights)
+            own = (np.bincount(which, weights * column, relations) + _ALIKE * average) / count
+            squares = np.bincount(which, weights * (column - own[which]) ** 2, relations)
+            own_variance = (squares + _ALIKE * variance) / count
+            mean[:, side, feature] = own
+            deviation[:, side, feature] = np.where(own_variance > 0, np.sqrt(own_variance), 1.0)
+    return Scale(mean, deviation)
 
-    Attributes:
-        validation: how many validation has, one or more.
-        known: how many splits have that are never listed, validation among them if it is one.
-        all: how many there are: those of validation and of the known splits, and those that the graph lacks.
-            The last are taken to be so many times validation's, since nobody can count them.
+
+def fit_likely(examples: Examples, relations: int, labeled: float, strength: float = 1.0) -> Likely:
+    """Fit the probability that a candidate is true, known or not.
+
+    Args:
+        relations: how many there are.
+        labeled: the share of validation among true triples.
+        strength: of the regularization, in times of that of a completion.
     """
-
-    validation: int
-    known: int
-    all: float
-
-    @property
-    def labeled(self) -> float:
-        """The share of validation."""
-        return self.validation / self.all
-
-    def left(self, q: FloatArray) -> FloatArray:
-        """From probabilities of being true to those of triples that no known split has."""
-        share = self.known / self.all
-        found: FloatArray = q * (1 - share) / (1 - q * share)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Scale:
-    """Features of each relation and side brought to mean 0 and deviation 1.
-
-    A run weighs its signals by relation and side, so scores of two relations have different units.
-
-    Attributes:
-        mean, deviation: ``(R, 2, F)``; shrunk toward those of all relations where candidates are few.
-    """
-
-    mean: FloatArray
-    deviation: FloatArray
-
-    @classmethod
-    def fit(cls, examples: Examples, relations: int) -> Scale:
-        """Fit the scales of each of ``relations`` relations to its candidates."""
+    if min(examples.labels.sum(), (~examples.labels).sum()) < LEAST:
         shape = (relations, len(SIDES), len(FEATURES))
-        mean, deviation = np.zeros(shape), np.ones(shape)
-        for side in range(len(SIDES)):
-            there = ~np.isnan(examples.features[:, side, 0])
-            if not there.any():
-                continue
-            which, weights = examples.relations[there], examples.weights[there]
-            count = np.bincount(which, weights, relations) + _ALIKE
-            for feature, column in enumerate(examples.features[there, side].T):
-                average = np.average(column, weights=weights)
-                variance = np.average((column - average) ** 2, weights=weights)
-                own = (np.bincount(which, weights * column, relations) + _ALIKE * average) / count
-                squares = np.bincount(which, weights * (column - own[which]) ** 2, relations)
-                own_variance = (squares + _ALIKE * variance) / count
-                mean[:, side, feature] = own
-                deviation[:, side, feature] = np.where(own_variance > 0, np.sqrt(own_variance), 1.0)
-        return cls(mean, deviation)
-
-    def __call__(self, features: FloatArray, relations: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Scale features ``(n, 2, F)`` to those of both sides ``(n, 2F)``, 0 where a side does not have the
-        triple; and ``(n, F)`` those of the side that has the larger softmax.
-        """
-        scaled = np.nan_to_num((features - self.mean[relations]) / self.deviation[relations])
-        softmax = np.nan_to_num(features[:, :, FEATURES.index("log_softmax")], nan=-np.inf)
-        both = scaled.reshape(len(scaled), len(SIDES) * len(FEATURES))  # of no triple, too
-        return both, scaled[np.arange(len(scaled)), softmax.argmax(1)]
+        scale = Scale(np.zeros(shape), np.ones(shape))
+        _, better = scale(examples.features, examples.relations)
+        return Likely(scale, _by_softmax(better, examples, relations, labeled))
+    scale = scales(examples, relations)
+    scaled = scale(examples.features, examples.relations)
+    return Likely(scale, _effects(*scaled, examples, relations, labeled, strength))
 
 
-@dataclass(frozen=True, eq=False)
-class Effects:
-    """The terms of log odds, with E kinds of evidence.
-
-    Attributes:
-        sides: ``(E, 2F)`` of each kind of evidence, what the features of both sides count.
-        better: ``(R, F)`` of each relation, what the features of the better side count beside that.
-        intercepts: ``(R, E)``.
-    """
-
-    sides: FloatArray
-    better: FloatArray
-    intercepts: FloatArray
-
-    def __call__(
-        self, sides: FloatArray, better: FloatArray, evidence: IntArray, relations: IntArray
-    ) -> FloatArray:
-        """The log odds of triples ``(n,)`` by their scaled features."""
-        found: FloatArray = self.intercepts[relations, evidence] + np.einsum(
-            "nf,nf->n", better, self.better[relations]
-        )
-        for kind, weights in enumerate(self.sides):
-            rows = evidence == kind
-            found[rows] += sides[rows] @ weights
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Likely:
-    """The probability that a candidate is true, known or not.
-
-    Attributes:
-        prior: the share of validation triples among all candidates.
-        labeled: the share of validation among true ones.
-        scale: what features go through before they are weighed.
-        effects: what they count.
-    """
-
-    prior: float
-    labeled: float
-    scale: Scale
-    effects: Effects
-
-    @classmethod
-    def fit(cls, examples: Examples, relations: int, labeled: float) -> Likely:
-        """Fit to examples; ``relations`` is how many there are."""
-        prior = _share(examples)
-        if min(examples.labels.sum(), (~examples.labels).sum()) < LEAST:
-            shape = (relations, len(SIDES), len(FEATURES))
-            scale = Scale(np.zeros(shape), np.ones(shape))
-            _, better = scale(examples.features, examples.relations)
-            return cls(prior, labeled, scale, _by_softmax(better, examples, relations, labeled))
-        scale = Scale.fit(examples, relations)
-        scaled = scale(examples.features, examples.relations)
-        return cls(prior, labeled, scale, _effects(*scaled, examples, relations, labeled))
-
-    def __call__(self, evidence: IntArray, features: FloatArray, relations: IntArray) -> FloatArray:
-        """The probabilities of triples ``(n,)``."""
-        found: FloatArray = expit(self.effects(*self.scale(features, relations), evidence, relations))
-        return found
-
-    def as_json(self) -> dict[str, Any]:
-        """The values that are kept."""
-        kept = {
-            name: {key: np.round(values, 5).tolist() for key, values in vars(part).items()}
-            for name, part in (("scale", self.scale), ("effects", self.effects))
-        }
-        return {"prior": self.prior, "labeled": self.labeled, **kept}
-
-
-def _share(examples: Examples) -> float:
+def share_of(examples: Examples) -> float:
     """The share of true triples, never 0 nor 1."""
     true = float(examples.weights[examples.labels].sum())
     return (true + 0.5) / (float(examples.weights.sum()) + 1)
@@ -312,7 +207,7 @@ _REGULARIZATIONS = {
 
 
 def _effects(
-    sides: FloatArray, better: FloatArray, examples: Examples, relations: int, labeled: float
+    sides: FloatArray, better: FloatArray, examples: Examples, relations: int, labeled: float, strength: float
 ) -> Effects:
     """Logistic regression of which a share is labeled, with effects of relations that shrink toward 0.
 
@@ -333,7 +228,7 @@ def _effects(
         "better_of_relation": (relations, columns),
     }
     ends = np.cumsum([0, *(a * b for a, b in shapes.values())])
-    leaning = np.repeat(list(_REGULARIZATIONS.values()), np.diff(ends))
+    leaning = strength * np.repeat(list(_REGULARIZATIONS.values()), np.diff(ends))
     cells = relation * kinds + examples.evidence
     rows = [np.flatnonzero(examples.evidence == kind) for kind in range(kinds)]
 
@@ -368,7 +263,7 @@ def _effects(
         return -float(weights @ likelihood) + 0.5 * float(leaning @ at**2), leaning * at - gradient
 
     begin = np.zeros(ends[-1])
-    share = min(_share(examples) / labeled, 0.9)
+    share = min(share_of(examples) / labeled, 0.9)
     begin[0] = np.log(share / (1 - share))
     return effects(minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x)
 
@@ -379,7 +274,7 @@ def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled:
 
     weights = np.zeros(len(FEATURES))
     weights[FEATURES.index("log_softmax")] = 1.0
-    share, softmax = min(_share(examples) / labeled, 0.9), better @ weights
+    share, softmax = min(share_of(examples) / labeled, 0.9), better @ weights
     counts = examples.weights / max(1.0, float(examples.weights.sum()))
 
     def missing(intercept: float) -> float:
@@ -393,15 +288,23 @@ def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled:
     )
 
 
-def held_out(examples: Examples, relations: int, truth: Truth) -> list[dict[str, float]]:
-    """For each probability, how many candidates have it or more, how many of them validation should have, and
-    how many it has; each quarter by what was fitted to the others.
-    """
+def by_others(examples: Examples, relations: int, truth: Truth, strength: float = 1.0) -> FloatArray:
+    """The probability of each example ``(n,)`` by what was fitted to the three other quarters."""
     found = np.empty(len(examples.labels))
     for quarter in range(4):
         own = examples.folds == quarter
-        likely = Likely.fit(examples[~own], relations, truth.labeled)
+        likely = fit_likely(examples[~own], relations, truth.labeled, strength)
         found[own] = likely(examples.evidence[own], examples.features[own], examples.relations[own])
+    return found
+
+
+def held_out(examples: Examples, found: FloatArray, truth: Truth) -> list[dict[str, float]]:
+    """For each probability, how many candidates have it or more, how many of them validation should have, and
+    how many it has.
+
+    Args:
+        found: as of :func:`by_others`.
+    """
     rows = []
     for least in REPORTED:
         some = truth.left(found) >= least

@@ -18,6 +18,7 @@ from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
+from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.signals.base import Reasoned
 from kgmlm.text.reader import Reading
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kgmlm.ranking.retrieval import Retrieval
 
 SAMPLE = 2000  # entities that stand for all where an average is asked for
+BEFORE = 50  # of the best candidates; none that follows is more probable than they are
+Among = tuple[IntArray | None, Any]  # ids (B, C) of scored candidates, None is all entities; scores (B, C)
 
 
 class WeighedScore(NamedTuple):
@@ -45,6 +48,10 @@ class WeighedScore(NamedTuple):
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
+    The probability is that of finding the triple in a further hidden set (:class:`ListCalibration`); None
+    where nothing was fitted to the scores, or training has the triple. It is not ``checked`` where training
+    has nothing of the candidate or of the entity that is asked about.
+
     Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
     types, reverse and reranking, those that the run ranks by. The likelihood is told where it counts nothing,
     too. Where rules count, ``because`` has a sentence for each of the best that predict the candidate.
@@ -56,6 +63,8 @@ class Prediction:
     name: str
     score: float
     known: bool
+    probability: float | None = None
+    checked: bool = True
     tokens: tuple[dict[str, Any], ...] | None = None
     parts: Mapping[str, WeighedScore] | None = None
     because: tuple[str, ...] = ()
@@ -66,9 +75,12 @@ class Prediction:
             "rank": self.rank,
             "entity": self.label,
             "name": self.name,
+            "probability": self.probability,
             "score": self.score,
             "known": self.known,
         }
+        if self.probability is not None and not self.checked:
+            row["checked"] = False
         if self.parts is not None:
             row["parts"] = {
                 name: {**part._asdict(), "adds": part.weight * part.value}
@@ -84,16 +96,24 @@ class Predictor:
 
     Args:
         retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
+        lists: the probabilities of candidates, where some are fitted to these scores.
 
     Example:
         >>> predictor = kgmlm.open_run("runs/demo").predictor  # doctest: +SKIP
         >>> predictor.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
     """
 
-    def __init__(self, graph: KnowledgeGraph, ranker: Ranker, retrieval: Retrieval | None = None) -> None:
+    def __init__(
+        self,
+        graph: KnowledgeGraph,
+        ranker: Ranker,
+        retrieval: Retrieval | None = None,
+        lists: ListCalibration | None = None,
+    ) -> None:
         self.graph = graph
         self.ranker = ranker
         self.retrieval = retrieval
+        self.lists = lists
         self.resolver = Resolver(graph)
 
     def with_entities(self, more: EntityTable, triples: IntArray | None = None) -> Predictor:
@@ -123,7 +143,7 @@ class Predictor:
 
             new = np.arange(len(self.graph.entities), len(graph.entities))
             retrieval = retrieval._replace(retriever=added(ranker, retrieval.retriever, new))
-        return Predictor(graph, ranker, retrieval)
+        return Predictor(graph, ranker, retrieval, self.lists)
 
     @cached_property
     def _known(self) -> FilterIndex:
@@ -149,19 +169,24 @@ class Predictor:
             explain: add each token's log-likelihood and the parts of the score.
         """
         table = Queries.of(queries)
-        entities = self.graph.entities
-        for rows, ranked in self._ranked(table, k, novel, batch_size, advance):
+        for rows, ranked, among in self._ranked(table, k, novel, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
+            never = known if novel else set()
+            chosen = [
+                [(i, score) for i, score in of_query if score > MISSED and (b, i) not in never][:k]
+                for b, of_query in enumerate(ranked)
+            ]
+            probable = self._probabilities(table[rows], [[i for i, _ in x] for x in chosen], among)
             for b, row in enumerate(rows.tolist()):
-                chosen = [
-                    (i, score) for i, score in ranked[b] if score > MISSED and not (novel and (b, i) in known)
-                ][:k]
                 predictions = [
-                    Prediction(rank, i, entities[i].label, entities[i].surface, score, (b, i) in known)
-                    for rank, (i, score) in enumerate(chosen, 1)
+                    self._prediction(queries[row], rank, i, score, (b, i) in known, probability)
+                    for rank, ((i, score), probability) in enumerate(
+                        zip(chosen[b], probable[b], strict=True), 1
+                    )
                 ]
-                yield row, self._explained(queries[row], predictions) if explain and chosen else predictions
+                explained = explain and predictions
+                yield row, self._explained(queries[row], predictions) if explained else predictions
 
     def placed(self, query: Query, ids: IntArray, *, novel: bool = False) -> list[Prediction]:
         """Explain some candidates of a query, at the places that they have among all entities.
@@ -179,19 +204,56 @@ class Predictor:
         if novel:
             others_N[known_ids] = float("-inf")
         known = set(known_ids.tolist())
-        entities = self.graph.entities
+        # A candidate is no more probable than those before it, of which the best have a say.
+        listed = sorted({*ids.tolist(), *top(others_N, BEFORE)}, key=lambda i: (-scores_N[i], i))
+        (probable,) = self._probabilities(asked, [listed], (None, scores_N[None]))
+        probability = dict(zip(listed, probable, strict=True))
         predictions = [
-            Prediction(
+            self._prediction(
+                query,
                 1 + int((others_N > scores_N[i]).sum()),
                 i,
-                entities[i].label,
-                entities[i].surface,
                 float(scores_N[i]),
                 i in known,
+                probability[i],
             )
             for i in ids.tolist()
         ]
         return self._explained(query, predictions)
+
+    def _prediction(
+        self, query: Query, rank: int, i: int, score: float, known: bool, probability: float | None
+    ) -> Prediction:
+        """A candidate with its label and name."""
+        found, seen_N = self.graph.entities[i], self.graph.seen_N
+        checked = bool(seen_N[i] and seen_N[query.entity])
+        return Prediction(rank, i, found.label, found.surface, score, known, probability, checked)
+
+    def _probabilities(
+        self, asked: Queries, ids: Sequence[Sequence[int]], among: Among
+    ) -> list[list[float | None]]:
+        """The probabilities of candidates of each query, best first; None where there are none.
+
+        Args:
+            among: all candidates that were scored.
+        """
+        if self.lists is None:
+            return [[None] * len(of_query) for of_query in ids]
+        ids_BC, scores_BC = among
+        rows = np.repeat(np.arange(len(ids)), [len(of_query) for of_query in ids])
+        chosen = np.array([i for of_query in ids for i in of_query], np.int64)
+        taken = self.graph.context.answers.lookup(asked)
+        if ids_BC is not None:  # ids to their columns
+            at = {(b, i): c for b, of_query in enumerate(ids_BC.tolist()) for c, i in enumerate(of_query)}
+            pairs = zip(rows.tolist(), chosen.tolist(), strict=True)
+            chosen = np.array([at[pair] for pair in pairs], np.int64)
+            answers = zip(*(x.tolist() for x in taken), strict=True)
+            there = np.array([(b, at[b, i]) for b, i in answers if (b, i) in at], np.int64).reshape(-1, 2)
+            taken = (there[:, 0], there[:, 1])
+        temperature = self.ranker.reader.settings.training.temperature
+        found = self.lists.probabilities(asked, scores_BC, taken, rows, chosen, temperature)
+        values = iter([None if x != x else x for x in found.tolist()])
+        return [[next(values) for _ in of_query] for of_query in ids]
 
     def usual(self, query: Query) -> dict[str, float]:
         """The average part of each signal in an entity's score, over many evenly spaced ones."""
@@ -210,8 +272,10 @@ class Predictor:
         novel: bool,
         batch_size: int,
         advance: Callable[[int], None],
-    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
-        """Ids and scores of each query, best first: a shortlist whole, or the k best of all."""
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Among]]:
+        """Ids and scores of each query, best first: a shortlist whole, or the k best of all; and all that was
+        scored.
+        """
         if self.retrieval is not None:
             from kgmlm.ranking.retrieval import shortlist
 
@@ -221,15 +285,17 @@ class Predictor:
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
                 )
-                yield rows, [[(i, score) for i, score in row if i >= 0] for row in pairs]
+                best = [[(i, score) for i, score in row if i >= 0] for row in pairs]
+                yield rows, best, (ids_BK, np.where(ids_BK >= 0, scores_BK, MISSED))
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
             scores_BN = numpy(scores_BN)
             ranked = scores_BN
             if novel:
                 ranked = put(scores_BN, self._known.lookup(queries[rows]), float("-inf"))
-            best = [top(row, k) for row in ranked]
-            yield rows, [[(i, float(row[i])) for i in ids] for ids, row in zip(best, scores_BN, strict=True)]
+            ids = [top(row, k) for row in ranked]
+            best = [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
+            yield rows, best, (None, scores_BN)
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """Add to predictions the parts of their scores."""
@@ -310,7 +376,7 @@ class Predictor:
 
         Returns:
             A table with PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (``head_...`` for heads),
-            then the name, the rank and whether the triple is known, best first.
+            then the name, the rank, whether the triple is known, and its probability, best first.
 
         Raises:
             QueryError: for an unknown or ambiguous entity or relation.
@@ -328,5 +394,6 @@ class Predictor:
                 f"{side}_name": [p.name for p in predictions],
                 "rank": [p.rank for p in predictions],
                 "known": [p.known for p in predictions],
+                "probability": [p.probability for p in predictions],
             }
-        )
+        ).astype({"probability": float})

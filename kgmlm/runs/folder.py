@@ -26,23 +26,26 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from kgmlm.core import digests, files
 from kgmlm.core.arrays import Device
 from kgmlm.core.config import Settings, dump_settings
-from kgmlm.core.errors import ModelError, RunError
+from kgmlm.core.errors import ModelError, RunError, first_line
 from kgmlm.core.files import as_path
 from kgmlm.core.machine import compute_in_forks, installed
 from kgmlm.core.progress import quiet_transformers
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
+from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker, unit
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
 from kgmlm.runs.record import (
     FORMAT,
     RERANKER,
+    WEIGHTS,
     TunedWeights,
     accepted,
     began_from,
@@ -52,6 +55,7 @@ from kgmlm.runs.record import (
     earlier,
     fingerprints,
     hardware,
+    of_weights,
     read_record,
     read_settings,
     recover,
@@ -289,6 +293,34 @@ class RunFolder:
         """A digest of the weights and, through them, of all that the run's scores go by."""
         path = self.path / MIXTURE
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+    @property
+    def scored_by(self) -> dict[str, str]:
+        """Digests of the run's signals and of their weights, by which its probabilities are fitted."""
+        signals = {name: sha for name, sha in self.fingerprints.items() if name != RERANKER}
+        return {**signals, WEIGHTS: of_weights(self.path)}
+
+    @cached_property
+    def lists(self) -> tuple[ListCalibration, ...]:
+        """The probabilities of candidate lists; none where none were fitted to what the run is now.
+
+        Raises:
+            RunError: when they are damaged.
+        """
+        path = self.path / PROBABILITIES
+        if not path.is_file():
+            return ()
+        try:
+            kept = files.parse_json(path.read_bytes())
+            found = tuple(
+                ListCalibration.model_validate(x, strict=False, extra="forbid") for x in kept.get("lists", ())
+            )
+        except (ValueError, AttributeError) as error:
+            why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
+            raise RunError(
+                f"{path} is damaged: {why}; `kgmlm calibrate {self.path}` makes it again"
+            ) from None
+        return found if kept.get("chosen_for") == self.scored_by else ()
 
     @property
     def vocabulary(self) -> Vocabulary:

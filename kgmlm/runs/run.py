@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
     from kgmlm.graphs.names import AskedQueries, Triples
     from kgmlm.graphs.queries import Query
+    from kgmlm.ranking.likely import ListCalibration
     from kgmlm.ranking.predictor import Prediction, Predictor
+    from kgmlm.ranking.ranker import Ranker
 
 
 def open_predictor(
@@ -55,7 +57,15 @@ def open_predictor(
     opened = open_run_model(folder, options, graph, watch.tell, shortlist=True)
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
-    return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval)
+    lists = _lists(opened.folder, ranker, options)
+    return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval, lists)
+
+
+def _lists(folder: RunFolder, ranker: Ranker, options: RankingOptions) -> ListCalibration | None:
+    """The probabilities that were fitted to the scores of a ranker; None where none were."""
+    stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
+    fits = (found for found in folder.lists if found.stages == stages)
+    return next(fits, None) if options.scores == "all" else None
 
 
 Best = list[tuple[int, "list[Prediction]"]]  # by position of the query
@@ -169,7 +179,7 @@ def predicted(
 
 Labeled = tuple[str, str, str]  # head, relation, tail
 _OPENING = threading.RLock()  # one model is opened at a time, whichever threads ask for it
-_COLUMNS = ("rank", "entity", "name", "score", "known")
+_COLUMNS = ("rank", "entity", "name", "score", "known", "probability")
 
 
 class Run:
@@ -286,7 +296,9 @@ class Run:
         Returns:
             A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
             ``head_...``), then name, rank and whether the triple is known. Of many, the query's ``head``,
-            ``relation`` and ``tail``, then ``rank``, ``entity``, ``name``, ``score`` and ``known``.
+            ``relation`` and ``tail``, then ``rank``, ``entity``, ``name``, ``score`` and ``known``. Last
+            comes the ``probability`` of finding the triple in a further hidden set as large as validation
+            (:func:`kgmlm.calibrate`); NaN where none was fitted, and where training has the triple.
 
         Raises:
             QueryError: for an unknown or ambiguous entity or relation.
@@ -432,7 +444,8 @@ def _columns(graph: KnowledgeGraph, query: Query) -> dict[str, str | None]:
 
 
 def _row(p: Prediction) -> dict[str, Any]:
-    return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known), strict=True))
+    probability = float("nan") if p.probability is None else p.probability
+    return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known, probability), strict=True))
 
 
 def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> IntArray:

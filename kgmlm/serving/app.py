@@ -516,13 +516,7 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
     @app.post("/explore", response_model=schema.ExploreResponse)
     async def explore(request: Request, body: schema.ExploreRequest) -> Any:
         """All that the page shows of one query: its text, and explained answers with their probabilities."""
-        own = Own(body.entities)
-        (found,) = await service.ask(request, ExploreTask(body, own))
-        judging = session.to_judge(found, own)
-        if judging is not None:
-            said = await service.ask_each(request, judging)
-            for row, judged in zip([*found["predictions"], *found["also"]], said, strict=True):
-                row["probability"] = judged["probability"]
+        (found,) = await service.ask(request, ExploreTask(body, Own(body.entities)))
         return await _answer(schema.ExploreResponse, found, unset=True)
 
     @app.post("/near", response_model=schema.NearResponse)
@@ -593,6 +587,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             **service.information,
             "version": __version__,
             "calibrated": session.calibration is not None,
+            "probable": session.predictor.lists is not None,
             "writable": service.options.writable,
             "folder": session.origin.standing,
             "judging": judging.possible,

@@ -394,7 +394,7 @@ class Pages:
 
 
 def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArray) -> Row:
-    """All that the page shows of a query but the probabilities.
+    """All that the page shows of a query.
 
     Args:
         novel: leave out answers that the graph has.
@@ -418,10 +418,7 @@ def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArra
 
 
 def _rows(graph: KnowledgeGraph, predictions: Sequence[Prediction]) -> list[Row]:
-    return [
-        p.as_json() | _described(graph, p.id) | {"possible": p.score > MISSED, "probability": None}
-        for p in predictions
-    ]
+    return [p.as_json() | _described(graph, p.id) | {"possible": p.score > MISSED} for p in predictions]
 
 
 def _described(graph: KnowledgeGraph, entity: int) -> Row:

@@ -157,8 +157,15 @@ class Ranked(BaseModel):
     rank: int
     entity: str = Field(description="Its label.")
     name: str
+    probability: float | None = Field(
+        description="Of finding the triple in a further hidden set as large as validation; null where "
+        "training has the triple, or nothing is fitted."
+    )
     score: float
     known: bool = Field(description="Whether the graph has the triple, in any split.")
+    checked: bool = Field(
+        True, description="False where training has nothing of an entity, so that no probability was checked."
+    )
 
 
 class Answer(BaseModel):
@@ -249,12 +256,11 @@ class ReadText(BaseModel):
 
 
 class Explored(Explained):
-    """An explained candidate with its texts, types and probability."""
+    """An explained candidate with its texts and types."""
 
     description: str
     types: list[str]
     possible: bool = Field(description="Whether it can answer at all, as training has it.")
-    probability: float | None = Field(description="null where training has the triple, or nothing is fitted.")
 
 
 class ExploreResponse(BaseModel):
@@ -417,6 +423,7 @@ class InfoResponse(BaseModel):
     validation: dict[str, Any]
     ranks: dict[str, Any]
     calibrated: bool = Field(description="Whether /classify answers.")
+    probable: bool = Field(description="Whether ranked answers have probabilities.")
     writable: bool = Field(description="Whether POST /entities is allowed.")
     judging: bool = Field(description="Whether POST /feedback is allowed.")
     folder: Literal["as opened", "changed", "gone"] = Field(

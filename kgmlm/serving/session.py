@@ -223,9 +223,9 @@ class RankTask:
 
 @dataclass(frozen=True)
 class ClassifyTask:
-    """Triples of one request, by name or by id ``(n, 3)``."""
+    """Triples of one request."""
 
-    triples: Sequence[Triple] | IntArray
+    triples: Sequence[Triple]
     prior: float = 0.5
     relation_thresholds: bool = False
     explain: bool = False
@@ -234,7 +234,7 @@ class ClassifyTask:
 
 @dataclass(frozen=True)
 class ExploreTask:
-    """One query of the explorer's page, without probabilities."""
+    """One query of the explorer's page."""
 
     asked: ExploreRequest
     own: Own
@@ -256,7 +256,7 @@ class Session:
 
     Args:
         run: as it is to be asked.
-        calibration: what probabilities go by; None where they were not fitted.
+        calibration: what the probabilities of given triples go by; None where they were not fitted.
         batch_size: queries per forward pass.
 
     Attributes:
@@ -406,18 +406,6 @@ class Session:
         found["entity"]["given"] = self._given(predictor.graph, query.entity)
         return found
 
-    def to_judge(self, found: Row, own: Own) -> ClassifyTask | None:
-        """A task for the probabilities of what was explored, in the order of its answers; or None."""
-        rows = [*found["predictions"], *found["also"]]
-        if self.calibration is None or not rows:
-            return None
-        entity, answers = found["entity"]["id"], [row["id"] for row in rows]
-        relation = self.graph.relations.index[found["relation"]["label"]]
-        triples = np.empty((len(rows), 3), np.int64)
-        head, tail = (entity, answers) if found["target"] == "tail" else (answers, entity)
-        triples[:, 0], triples[:, 1], triples[:, 2] = head, relation, tail
-        return ClassifyTask(triples, own=own)
-
     def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
         """The triples that an entity has from a request."""
         given = graph.splits["train"][len(self.graph.splits["train"]) :].tolist()
@@ -485,9 +473,7 @@ class Session:
         return sorted(hits, key=lambda hit: -hit.match)[:k]
 
 
-def _ids(names: Finding, triples: Sequence[Triple] | IntArray) -> IntArray:
-    if isinstance(triples, np.ndarray):
-        return triples
+def _ids(names: Finding, triples: Sequence[Triple]) -> IntArray:
     return np.array([ids_of(names, x) for x in triples], np.int64)
 
 

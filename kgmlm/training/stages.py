@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kgmlm.core.config import Stage
-from kgmlm.core.errors import LateError, NoRulesError, RunError
+from kgmlm.core.errors import DataError, LateError, NoRulesError, RunError
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.prediction.calibration import (
+    TRIPLES,
+    Calibration,
+    read_calibration,
+    save_calibration,
+)
+from kgmlm.prediction.calibration import fitted as fitted_calibration
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import shortlist_of
 from kgmlm.runs.record import ENDED, RERANKER, is_blank, leave_out
@@ -28,6 +35,7 @@ from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal,
 
 WEIGHED = 300  # validation triples that weights are chosen on at least; they tell how long one takes
 ASKED = 20  # the same, of scoring in reverse
+CALIBRATED = 100  # the same, of probabilities
 FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
 
 
@@ -38,12 +46,14 @@ def choose_recipe(
     given: Given,
     minutes: float | None,
     watch: Watcher,
+    calibrated: bool = False,
 ) -> Recipe | None:
     """The recipe of a preset for a graph; None of the preset "plain".
 
     Args:
         given: settings that go before those of the recipe.
         minutes: what all stages may take together.
+        calibrated: fit probabilities at the end.
 
     Raises:
         ConfigError: when there is no such preset.
@@ -59,6 +69,8 @@ def choose_recipe(
     if "index" in recipe.stages and find_spec("faiss") is None:
         watch.tell("no index is built, since FAISS is not installed: pip install '.[cpu]'")
         recipe = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage != "index"))
+    if calibrated and graph.has("valid"):
+        recipe = replace(recipe, stages=(*recipe.stages, "calibration"))
     if minutes is not None:
         if in_several_processes():
             raise RunError("--minutes times the steps of one process")
@@ -99,7 +111,17 @@ def stages_left(run: RunFolder) -> list[Stage]:
         left.append("reranker")
     if "index" in recipe["stages"] and shortlist_of(run) is None:
         left.append("index")
+    if "calibration" in recipe["stages"] and not _is_calibrated(run):
+        left.append("calibration")
     return left
+
+
+def _is_calibrated(run: RunFolder) -> bool:
+    """Return whether probabilities are fitted to what a run is now."""
+    try:
+        return read_calibration(run) is not None
+    except RunError:
+        return False
 
 
 def _bounds(name: str, steps: int) -> dict[str, Any]:
@@ -156,7 +178,7 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
         watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
     few, before = None if max_steps is None else FEW, run.tuned
-    after = [stage for stage in ("reverse", "reranker") if stage in recipe["stages"]]
+    after = [stage for stage in ("reverse", "reranker", "calibration") if stage in recipe["stages"]]
     if signals := [stage for stage in left if stage in beside()]:
         with clock.stage("weights"):
             figures = _chosen(path, "signals", few or 0, watch, WEIGHED, clock.share("weights", after))
@@ -177,7 +199,8 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
         epochs = recipe["reranker_epochs"]
         settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
         with clock.stage("reranker"):
-            how = RerankerTraining(max_steps=max_steps, resume=begun, seconds=clock.share("reranker", ()))
+            seconds = clock.share("reranker", after[-1:])
+            how = RerankerTraining(max_steps=max_steps, resume=begun, seconds=seconds)
             found = train_reranker(
                 path, [] if begun else settings, further, how, max_triples=few, watch=watch
             )
@@ -185,9 +208,33 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
     if "index" in left:
         with clock.stage("index"):
             _index(path, watch)
+    if "calibration" in recipe["stages"] and not _is_calibrated(open_folder(path)):
+        with clock.stage("calibration"):
+            _calibrate(path, few or TRIPLES, clock.share("calibration", ()), watch)
     if clock.seconds is not None:
         for line in accounts(open_folder(path)):
             watch.tell(line)
+
+
+def _calibrate(path: Path, most: int, seconds: float | None, watch: Watcher) -> None:
+    """Fit a run's probabilities on at most so many validation triples, as many as the time allows."""
+
+    def by(count: int) -> Calibration:
+        return fitted_calibration(open_folder(path), most=count, watch=watch)[0]
+
+    most = min(most, len(open_folder(path).graph.splits["valid"]))
+    began, first = time.monotonic(), most if seconds is None else min(most, CALIBRATED)
+    try:
+        found = by(first)
+        taken = time.monotonic() - began
+        if seconds is not None and (more := min(most, int(first * (seconds - taken) / taken))) > first:
+            found = by(more)
+    except (RunError, DataError) as error:  # too little validation: the run ranks without probabilities
+        watch.tell(f"no probabilities: {error}")
+        leave_out(path, "calibration")
+        return
+    save_calibration(open_folder(path), found)
+    watch.tell("probabilities fitted on validation: `kgmlm rank` and the explorer show them")
 
 
 def _chosen(

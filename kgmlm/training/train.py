@@ -45,6 +45,7 @@ def train(
     decay: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    calibrate: bool = True,
     progress: bool | Watcher | Advance = True,
     **settings: Any,
 ) -> Run:
@@ -63,6 +64,8 @@ def train(
         decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
         resume: continue an interrupted run, to the same losses.
         overwrite: replace an older run.
+        calibrate: end a preset by fitting the probabilities of answers on validation; :func:`kgmlm.calibrate`
+            does it later.
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
             ``vector={"enabled": True}``; ``set_``: settings as a list of "KEY=VALUE". And, which are no
             settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
@@ -103,7 +106,7 @@ def train(
             if odd := odd_columns(graph):
                 watch.tell(odd)
             chosen = preset or (PLAIN if given.plain else "balanced")
-            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch)
+            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrate)
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it

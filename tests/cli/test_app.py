@@ -130,7 +130,9 @@ def test_rank_prints_one_object_a_line(cli: Cli, toy_run: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["rank"] for row in rows] == [1, 2, 3]
-    assert list(rows[0]) == ["rank", "entity", "name", "score", "known", "parts", "tokens"]
+    assert list(rows[0]) == [
+        *("rank", "entity", "name", "probability", "score", "known", "parts", "tokens"),
+    ]
     assert list(rows[0]["parts"]["likelihood"]) == ["weight", "value", "adds"]
     assert list(rows[0]["tokens"][0]) == ["token", "text", "id", "position", "log_likelihood"]
     assert isinstance(rows[0]["known"], bool)

@@ -9,7 +9,8 @@ import pytest
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.prediction.listing import Listed, measured, read_list, write_list
-from kgmlm.prediction.merged import FEATURES, Merged
+from kgmlm.prediction.merged import Merged
+from kgmlm.ranking.likely import FEATURES
 
 SIGNALS = ("likelihood",)
 

@@ -9,16 +9,17 @@ import pytest
 
 from kgmlm.prediction.merged import (
     EVIDENCE,
-    FEATURES,
     LEAST,
     Examples,
-    Likely,
     Merged,
-    Truth,
+    by_others,
     by_relation,
+    fit_likely,
     held_out,
     merged,
+    share_of,
 )
+from kgmlm.ranking.likely import FEATURES, Likely, Truth
 
 COLUMNS = (*FEATURES, "likelihood")
 
@@ -99,7 +100,7 @@ def with_labels(some: Examples, labels: np.ndarray) -> Examples:
 def test_probabilities_are_those_that_labels_were_drawn_by() -> None:
     fitted, _ = examples(30_000, 1)
     new, probability = examples(30_000, 2)
-    found = of(Likely.fit(fitted, 5, 0.999), new)
+    found = of(fit_likely(fitted, 5, 0.999), new)
     assert abs(np.log(found / (1 - found)) - np.log(probability / (1 - probability))).mean() < 0.2
     for least in (0.1, 0.5, 0.9):
         some = found >= least
@@ -121,7 +122,7 @@ def test_scores_of_relations_have_their_own_units_and_some_say_nothing() -> None
 
     fitted, _ = drawn(1)
     new, probability = drawn(2)
-    found = of(Likely.fit(fitted, 3, 0.999), new)
+    found = of(fit_likely(fitted, 3, 0.999), new)
     for relation in range(3):
         own = new.relations == relation
         assert abs(found[own] - probability[own]).mean() < 0.02
@@ -135,7 +136,7 @@ def test_scores_of_relations_have_their_own_units_and_some_say_nothing() -> None
 def test_a_relation_that_was_not_fitted_to_is_an_average_one() -> None:
     fitted, _ = examples(30_000, 1)
     new, _ = examples(3000, 2)
-    likely = Likely.fit(fitted[fitted.relations != 4], 5, 0.999)
+    likely = fit_likely(fitted[fitted.relations != 4], 5, 0.999)
     found = of(likely, replace(new, relations=np.full(len(new.relations), 4)))
     others = [of(likely, replace(new, relations=np.full(len(new.relations), r))).mean() for r in range(4)]
     assert min(others) < found.mean() < max(others)
@@ -149,7 +150,7 @@ def test_true_triples_that_nobody_has_labeled_are_no_false_ones(known: float) ->
     drawn = np.random.default_rng(7).random(len(fitted.labels))
     truth = Truth(round(0.3 * true), round(known * true), true)
     assert truth.labeled == pytest.approx(0.3, abs=0.01)
-    likely = Likely.fit(with_labels(fitted, fitted.labels & (drawn < 0.3)), 5, truth.labeled)
+    likely = fit_likely(with_labels(fitted, fitted.labels & (drawn < 0.3)), 5, truth.labeled)
     listed = ~fitted.labels | (drawn >= known)
     probability = truth.left(of(likely, fitted))[listed]
     labels = fitted.labels[listed]
@@ -170,8 +171,8 @@ def test_what_no_known_split_has_is_less_probable_and_never_above_one() -> None:
 
 def test_a_prior_of_one_in_thousands_is_met() -> None:
     fitted, _ = examples(200_000, 3, true=-9.0)
-    likely = Likely.fit(fitted, 5, 0.999)
-    assert fitted.labels.mean() == pytest.approx(likely.prior, rel=0.01)
+    likely = fit_likely(fitted, 5, 0.999)
+    assert fitted.labels.mean() == pytest.approx(share_of(fitted), rel=0.01)
     assert fitted.labels.mean() < 0.005
     assert of(likely, fitted).sum() == pytest.approx(fitted.labels.sum(), rel=0.1)
 
@@ -184,7 +185,7 @@ def test_the_share_of_others_does_not_matter_much() -> None:
     assert thinned.labels.sum() == whole.labels.sum()
     assert len(thinned.labels) < 20_000
     assert thinned.weights.sum() == pytest.approx(40_000, rel=0.02)
-    a, b = (of(Likely.fit(x, 5, 0.5), whole) for x in (Examples.of(found, whole.labels, ids, 1.0), thinned))
+    a, b = (of(fit_likely(x, 5, 0.5), whole) for x in (Examples.of(found, whole.labels, ids, 1.0), thinned))
     assert abs(a - b).mean() < 0.02
     assert (np.bincount(thinned.folds, minlength=4) > 0.2 * len(thinned.folds)).all()
 
@@ -195,12 +196,13 @@ def test_with_few_true_triples_the_expected_number_holds_and_better_scores_come_
     labels = np.zeros(2000, np.bool_)
     labels[np.random.default_rng(1).choice(2000, true, replace=False)] = True
     few = with_labels(whole, labels)
-    found = of(Likely.fit(few, 5, 0.5), few)
+    found = of(fit_likely(few, 5, 0.5), few)
     assert 0.5 * found.sum() == pytest.approx(true + 0.5, abs=1 + 0.1 * true)
     if true < LEAST:
         softmax = np.fmax(few.features[:, 0, 1], few.features[:, 1, 1])
         np.testing.assert_allclose(found[np.argsort(softmax)], np.sort(found))
-    assert len(held_out(few, 5, Truth(30, 0, 60.0))) > 3
+    truth = Truth(30, 0, 60.0)
+    assert len(held_out(few, by_others(few, 5, truth), truth)) > 3
 
 
 def test_what_is_held_out_is_about_as_expected() -> None:
@@ -208,6 +210,7 @@ def test_what_is_held_out_is_about_as_expected() -> None:
     drawn = np.random.default_rng(8).random(len(whole.labels)) < 0.4
     true = int(whole.labels.sum())
     half = with_labels(whole, whole.labels & drawn)
-    for row in held_out(half, 5, Truth(round(0.4 * true), round(0.4 * true), true)):
+    truth = Truth(round(0.4 * true), round(0.4 * true), true)
+    for row in held_out(half, by_others(half, 5, truth), truth):
         assert row["candidates"] >= row["validation"]
         assert row["validation"] == pytest.approx(row["expected"], rel=0.25, abs=5)

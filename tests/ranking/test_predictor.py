@@ -34,7 +34,9 @@ def predictor(toy_run: Path) -> Predictor:
 def test_three_lines_of_python_give_a_table_with_pykeens_columns(toy_run: Path) -> None:
     predictor = kgmlm.open_run(toy_run).predictor
     table = predictor.rank(head="france", relation="capital", k=5)
-    assert list(table.columns) == ["tail_id", "score", "tail_label", "tail_name", "rank", "known"]
+    assert list(table.columns) == [
+        *("tail_id", "score", "tail_label", "tail_name", "rank", "known", "probability"),
+    ]
     assert len(table) == 5
     assert table["score"].is_monotonic_decreasing
     heads = predictor.rank(tail="paris", relation="capital", k=3)

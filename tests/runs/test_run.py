@@ -36,7 +36,9 @@ def test_opening_loads_no_model_and_prints_nothing(toy_run: Path, capsys: pytest
 
 def test_one_query_has_pykeens_columns(run: Run) -> None:
     table = run.rank(head="France", relation="has the capital", k=3)
-    assert list(table.columns) == ["tail_id", "score", "tail_label", "tail_name", "rank", "known"]
+    assert list(table.columns) == [
+        *("tail_id", "score", "tail_label", "tail_name", "rank", "known", "probability"),
+    ]
     assert table["score"].is_monotonic_decreasing
     assert "head_id" in run.rank(relation="capital", tail="paris", k=1).columns
 
@@ -45,7 +47,9 @@ def test_many_queries_are_ranked_at_once(run: Run) -> None:
     heard: list[int] = []
     asked = [("France", "capital", None), (None, "capital", "paris"), ("usa", "located_in", None)]
     table = run.rank(asked, k=2, progress=lambda what, n, total: heard.append(n))
-    assert list(table.columns) == ["head", "relation", "tail", "rank", "entity", "name", "score", "known"]
+    assert list(table.columns) == [
+        *("head", "relation", "tail", "rank", "entity", "name", "score", "known", "probability"),
+    ]
     assert table["head"].tolist()[:2] == ["france", "france"]
     assert table["tail"].tolist()[2:4] == ["paris", "paris"]
     assert table["head"].isna().sum() == 2

@@ -30,6 +30,7 @@ import kgmlm
 from kgmlm.core.errors import ConfigError, QueryError
 from kgmlm.core.progress import Bars, Watcher
 from kgmlm.graphs.graph import EntityTable
+from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.run import Run
 from kgmlm.serving import schema
 from kgmlm.serving.app import Options, create_app, is_loopback
@@ -127,7 +128,7 @@ def test_a_run_without_probabilities_says_so(toy_run: Path) -> None:
 def test_probabilities_of_other_scores_are_not_served(
     calibrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.fingerprint", lambda run: {"likelihood": "another"})
+    monkeypatch.setattr(RunFolder, "scored_by", {"likelihood": "another"})
     with client_of(service(calibrated, progress=Bars(quiet=True))) as client:
         assert f"kgmlm calibrate {calibrated}" in capsys.readouterr().err
         body = {"triples": [{"head": "France", "relation": "capital", "tail": "berlin"}]}

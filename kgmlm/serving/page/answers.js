@@ -3,7 +3,7 @@
 import { byId, el, fill, name } from "./dom.js";
 import * as judge from "./judge.js";
 import { go, link, now } from "./state.js";
-import { advantages, count, fixed, many, mark, percent, signal, sum } from "./words.js";
+import { PROBABILITY, advantages, count, fixed, many, mark, percent, signal, sum } from "./words.js";
 
 export const SIZE = 10;
 
@@ -40,11 +40,12 @@ export function bar(answer, found, best) {
 }
 
 // Training has it, so nobody asks how probable it is.
-const isGiven = (answer, found) => found.calibrated && answer.known && answer.probability === null;
+const isGiven = (answer, found) => found.probable && answer.known && answer.probability === null;
 
 function value(answer, found) {
   if (isGiven(answer, found)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
-  return answer.probability === null ? fixed(answer.score) : percent(answer.probability);
+  if (answer.probability === null) return el("span", { title: "score" }, fixed(answer.score));
+  return el("span", { title: PROBABILITY }, percent(answer.probability), answer.checked === false && "?");
 }
 
 function row(answer, found, best, chosen) {
@@ -113,7 +114,7 @@ let built = "";
 function showFilters(found, state) {
   const types = [...new Set(found.predictions.flatMap((a) => a.types))].sort();
   if (state.type && !types.includes(state.type)) types.push(state.type);
-  const key = JSON.stringify([types, found.calibrated]);
+  const key = JSON.stringify([types, found.probable]);
   if (built !== key) {
     built = key;
     fill(
@@ -136,7 +137,7 @@ function showFilters(found, state) {
             types.map((type) => el("option", { value: type }, type.length > 60 ? `${type.slice(0, 59)}…` : type)),
           ),
         ),
-      found.calibrated &&
+      found.probable &&
         el(
           "label",
           {},

@@ -35,7 +35,7 @@ function body(state, k, also) {
 
 async function explore(state, k, also, signal) {
   const got = await post("/explore", body(state, Math.min(k, MOST), also), signal);
-  return { ...got, k, calibrated: info.calibrated };
+  return { ...got, k, probable: info.probable };
 }
 
 // Answers as far as the page goes, or until there are no more.

@@ -5,7 +5,7 @@ import { combobox } from "./combobox.js";
 import { byId, el, fill, name } from "./dom.js";
 import * as judge from "./judge.js";
 import { go, link, now } from "./state.js";
-import { advantages, count, fixed, many, mark, percent, signal, signed, sum } from "./words.js";
+import { PROBABILITY, advantages, count, fixed, many, mark, percent, signal, signed, sum } from "./words.js";
 
 const BECAUSE = /^(.*) \(([\d,]+) of ([\d,]+)\)$/s;
 
@@ -134,10 +134,13 @@ function nearby(answer, found) {
   return place;
 }
 
+// An entity that training has nothing of is unlike those that probabilities were fitted to.
+const sureness = (answer) => (answer.checked === false ? "probability, not checked on entities like these" : "probability");
+
 function headline(answer, found) {
   const [kind, meaning] = mark(answer);
   const number =
-    answer.probability === null ? (found.calibrated ? "" : fixed(answer.score)) : percent(answer.probability);
+    answer.probability === null ? (found.probable ? "" : `score ${fixed(answer.score)}`) : percent(answer.probability);
   return el(
     "div",
     { class: "headline" },
@@ -147,7 +150,7 @@ function headline(answer, found) {
       {},
       el("span", { class: `kind is-${kind}`, title: meaning }, kind),
       answer.possible ? ` rank ${count(answer.rank)}` : "",
-      number && found.calibrated ? el("span", { class: "dim" }, " · probability at even odds") : null,
+      number && found.probable ? el("span", { class: "dim", title: PROBABILITY }, ` · ${sureness(answer)}`) : null,
       !number && answer.known ? el("span", { class: "dim" }, " · training has this triple") : null,
     ),
     judge.buttons(answer, found),

@@ -17,10 +17,13 @@ export const count = (number) => number.toLocaleString("en-US");
 export const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
 export const signed = (number, digits = 2) => (number < 0 ? "" : "+") + fixed(number, digits);
 
+export const PROBABILITY =
+  "the share of answers like this one that a further hidden set, as large as validation, would have";
+
 export function percent(probability) {
   if (probability > 0.995) return "> 99 %";
-  if (probability < 0.005) return "< 1 %";
-  return `${Math.round(100 * probability)} %`;
+  if (probability < 0.001) return "< 0.1 %";
+  return `${(100 * probability).toFixed(probability < 0.0995 ? 1 : 0)} %`;
 }
 
 export const many = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
