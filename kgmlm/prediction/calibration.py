@@ -32,7 +32,7 @@ from kgmlm.evaluation.metrics import log_loss, measured, reweighted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, distinct_triples
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
-from kgmlm.prediction.lists import fit_lists
+from kgmlm.prediction.list_calibration import fit_lists
 from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
@@ -574,7 +574,7 @@ def fitted(
 
     Args:
         most, missing, seed: as of :func:`calibrate`.
-        lacking: of :func:`~kgmlm.prediction.lists.fit_lists`.
+        lacking: of :func:`~kgmlm.prediction.list_calibration.fit_lists`.
         precision: "fp32" or "bf16".
 
     Raises:

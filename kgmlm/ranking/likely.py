@@ -1,7 +1,7 @@
 """The probability of candidates, by how a run scores and ranks them.
 
 Probabilities of completion and of candidate lists are the same logistic regression (:class:`Likely`), fitted
-above, on other candidates (:mod:`kgmlm.prediction.merged`, :mod:`kgmlm.prediction.lists`).
+above, on other candidates (:mod:`kgmlm.prediction.merged`, :mod:`kgmlm.prediction.list_calibration`).
 
 Shapes: n candidates, B queries, N entities or C candidates of each query, 2 sides (tail, head), F features of
 a side, R relations, E kinds of evidence.

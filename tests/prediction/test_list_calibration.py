@@ -17,14 +17,14 @@ from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, both_sides
-from kgmlm.prediction import lists
-from kgmlm.prediction.lists import drawn, fit_lists
+from kgmlm.prediction import list_calibration
+from kgmlm.prediction.list_calibration import drawn, fit_lists
 from kgmlm.ranking.likely import Truth
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import open_folder
 
 
-def askable(graph: KnowledgeGraph, *which: int) -> lists.Askable:
+def askable(graph: KnowledgeGraph, *which: int) -> list_calibration.Askable:
     """Some entities can be asked for any relation and side."""
     found = np.zeros(len(graph.entities), np.bool_)
     found[list(which) or slice(None)] = True
@@ -77,7 +77,7 @@ def test_a_sample_stands_for_all_of_its_kind(toy: KnowledgeGraph, most: int) -> 
 def test_a_share_of_the_entities_stands_for_a_large_graph(
     toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lists, "ASKED", 5)
+    monkeypatch.setattr(list_calibration, "ASKED", 5)
     queries, weights = drawn(toy, askable(toy), 0, seed=0)
     answered, seen = kinds(toy)
     keys = FilterIndex(toy.splits["train"], len(toy.entities)).keys(queries).tolist()
