@@ -475,7 +475,7 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
 
     from kgmlm.core.errors import printable
 
-    table = Table(title=f"at a share of {found.prior:g} true triples")
+    table = Table(title=f"where {found.prior:.4g} of the triples that are asked about are true")
     labeled = found.labels is not None
     columns = ["head", "relation", "tail", "probability", "true", *(["label"] if labeled else [])]
     for column in columns + (["parts of the log odds"] if explain else []):

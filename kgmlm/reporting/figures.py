@@ -22,6 +22,7 @@ from kgmlm.evaluation.results import about_relations, breakdown, brief
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Queries, both_sides
+from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.reporting.charts import (
     Cell,
@@ -422,6 +423,19 @@ def reliability_table(found: Measured) -> Table:
         (Cell("false triples"), number(told["negatives"], 0)),
     ]
     return Table.of(f"Probabilities on {found.split}", ("figure", "value"), rows)
+
+
+def list_table(found: ListCalibration) -> Table:
+    """How many ranked answers of validation were expected and found, from each probability on."""
+    rows = [
+        tuple(
+            number(float(row[key]), digits)
+            for key, digits in (("probability", 2), ("candidates", 0), ("expected", 0), ("validation", 0))
+        )
+        for row in found.valid["held out"]
+    ]
+    columns = ("probability, at least", "answers", "expected in validation", "found")
+    return Table.of("Ranked answers, by what was fitted to the others", columns, rows)
 
 
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:

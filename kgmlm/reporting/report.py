@@ -64,11 +64,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """The figures of probabilities, and the kind of their false triples."""
+    """The figures of probabilities, of given triples and of ranked answers; the kind of false triples."""
 
     chart: Chart
     table: Table
     negatives: str
+    lists: Table | None
 
 
 @dataclass(frozen=True)
@@ -388,7 +389,13 @@ class _Work:
             if (sample.kinds >= 0).any()
             else "those that the files of the graph say are false"
         )
-        return Probabilities(figures.reliability_chart(measured), figures.reliability_table(measured), drawn)
+        lists = next((x for x in reversed(found.lists)), None)
+        return Probabilities(
+            figures.reliability_chart(measured),
+            figures.reliability_table(measured),
+            drawn,
+            lists and figures.list_table(lists),
+        )
 
     def _measured(self, calibration: Any, scorer: Ranker, sample: Any, split: str) -> Measured | None:
         from kgmlm.prediction.calibration import temperature_of
