@@ -59,6 +59,13 @@ TRAIN: Options = {
     "decay": (Decay, None),
     "resume": flag("--resume", "Continue an interrupted run."),
     "overwrite": flag("--overwrite", "Replace an older run."),
+    "holdout": option(
+        bool,
+        True,
+        "Hold out a tenth of the training triples of a graph without valid.tsv, which presets choose weights "
+        "on.",
+        "--holdout/--no-holdout",
+    ),
     "calibrate": option(
         bool, True, "End by fitting the probabilities of answers on validation.", "--calibrate/--no-calibrate"
     ),

@@ -77,6 +77,18 @@ def split_random(
     return replace(graph, splits=ordered)
 
 
+def with_validation(graph: KnowledgeGraph, seed: int = 0) -> KnowledgeGraph:
+    """A graph that has no validation triples, with a tenth of its training triples held out for that.
+
+    Raises:
+        DataError: when no triple can leave training.
+    """
+    test = graph.splits.get("test", np.zeros((0, 3), np.int64))
+    made = split_random(replace(graph, splits={**graph.splits, "test": test}), seed=seed)
+    kept = {"valid", *graph.splits}
+    return replace(made, splits={name: triples for name, triples in made.splits.items() if name in kept})
+
+
 def _dealt(count: int, sizes: Sequence[int]) -> list[int]:
     """Deal fewer triples than were asked for in the ratio of what was; each split gets one at least.
 

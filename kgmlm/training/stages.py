@@ -31,6 +31,7 @@ from kgmlm.signals.types import Types
 from kgmlm.training.index import index
 from kgmlm.training.planner import Clock, accounts, fitted
 from kgmlm.training.recipes import PLAIN, REVERSE_TRIPLES, Given, Recipe, recipe_of
+from kgmlm.training.summary import counted, following, summary
 from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
 
 WEIGHED = 300  # validation triples that weights are chosen on at least; they tell how long one takes
@@ -182,8 +183,6 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
     if signals := [stage for stage in left if stage in beside()]:
         with clock.stage("weights"):
             figures = _chosen(path, "signals", few or 0, watch, WEIGHED, clock.share("weights", after))
-        ladder = [f"{stage} {of['mrr']:.4f}" for stage, of in figures.items()]
-        watch.tell(f"validation MRR: {', with '.join(ladder)}")
     # What was chosen beside other weights is chosen again.
     if "reverse" in left or (signals and before.reverse is not None):
         with clock.stage("reverse"):
@@ -211,9 +210,13 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
     if "calibration" in recipe["stages"] and not _is_calibrated(open_folder(path)):
         with clock.stage("calibration"):
             _calibrate(path, few or TRIPLES, clock.share("calibration", ()), watch)
-    if clock.seconds is not None:
-        for line in accounts(open_folder(path)):
-            watch.tell(line)
+    run = open_folder(path)
+    lines = [] if clock.seconds is None else accounts(run)
+    if left and run.graph.has("valid"):
+        chosen = run.tuned.by
+        lines = [*summary(chosen["valid"], chosen["triples"], counted(run.graph)), *lines, *following(run)]
+    for line in lines:
+        watch.tell(line)
 
 
 def _calibrate(path: Path, most: int, seconds: float | None, watch: Watcher) -> None:

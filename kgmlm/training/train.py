@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm.core.config import MOST, Settings
-from kgmlm.core.errors import ConfigError, RunError, check_whole, counted
+from kgmlm.core.errors import ConfigError, DataError, RunError, check_whole, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.machine import release_memory
 from kgmlm.core.processes import in_several_processes, join, main_process, shared_by
@@ -18,6 +18,7 @@ from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.splits import with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.record import ENDED, check_output, writing
@@ -45,6 +46,7 @@ def train(
     decay: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    holdout: bool = True,
     calibrate: bool = True,
     progress: bool | Watcher | Advance = True,
     **settings: Any,
@@ -64,6 +66,8 @@ def train(
         decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
         resume: continue an interrupted run, to the same losses.
         overwrite: replace an older run.
+        holdout: of a graph without validation triples, hold out a tenth of the training triples for a preset,
+            which chooses weights and fits probabilities on them.
         calibrate: end a preset by fitting the probabilities of answers on validation; :func:`kgmlm.calibrate`
             does it later.
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
@@ -106,6 +110,8 @@ def train(
             if odd := odd_columns(graph):
                 watch.tell(odd)
             chosen = preset or (PLAIN if given.plain else "balanced")
+            if holdout and chosen != PLAIN and not graph.has("valid"):
+                graph = _held_out(graph, given.settings.training.seed, watch)
             recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrate)
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
             del graph
@@ -130,6 +136,20 @@ def train(
                 complete_text(path, watch)
                 last_stages(path, max_steps, _continuing(path), clock, watch)
         return Run(open_folder(path))
+
+
+def _held_out(graph: KnowledgeGraph, seed: int, watch: Watcher) -> KnowledgeGraph:
+    """The graph with validation triples, if any can leave training."""
+    try:
+        made = with_validation(graph, seed)
+    except DataError as error:
+        watch.tell(f"no validation triples: {error}")
+        return graph
+    watch.tell(
+        f"no validation triples: {len(made.splits['valid']):,} of {len(graph.splits['train']):,} training "
+        "triples are held out for that (--no-holdout trains on all)"
+    )
+    return made
 
 
 def _continuing(path: Path) -> str:

@@ -474,7 +474,10 @@ def choose(
             )
     known = before.by.get("valid", {}) if before and not weighs else {}
     known = {stage: of for stage, of in known.items() if stage != only}
-    by = {"command": command_line(), "precision": precision, "valid": {**known, **tuned.figures}}
+    there = len(run.graph.splits["valid"])
+    triples = min(max_triples or there, there) if weighs else (before.by if before else {}).get("triples")
+    valid = {**known, **tuned.figures}
+    by = {"command": command_line(), "precision": precision, "triples": triples, "valid": valid}
     if world.main:
         run.save_tuned(TunedWeights(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
     world.wait()

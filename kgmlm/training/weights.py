@@ -126,9 +126,10 @@ def odd(count: int) -> BoolArray:
 
 
 def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
-    """``mrr``, ``hits_at_1`` and ``hits_at_10`` of reciprocal ranks."""
+    """``mrr`` and half of its 95 % interval, ``hits_at_1`` and ``hits_at_10`` of reciprocal ranks."""
     return {
         "mrr": float(reciprocal_B.mean()),
+        "half": float(1.96 * reciprocal_B.std() / np.sqrt(len(reciprocal_B))),
         "hits_at_1": float((reciprocal_B >= 1).mean()),
         "hits_at_10": float((reciprocal_B >= 0.1).mean()),
     }

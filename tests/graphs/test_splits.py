@@ -12,7 +12,7 @@ from kgmlm.graphs.cards import folder_card, read_card
 from kgmlm.graphs.checks import check_graph
 from kgmlm.graphs.datasets import build_graph, load_graph, write_folder
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.splits import describe_split, lacking, split_random, split_unseen
+from kgmlm.graphs.splits import describe_split, lacking, split_random, split_unseen, with_validation
 
 
 def grid(n: int) -> KnowledgeGraph:
@@ -54,6 +54,19 @@ def test_a_random_split_makes_only_what_is_missing(toy: KnowledgeGraph) -> None:
 def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
     with pytest.raises(DataError, match="shares"):
         split_random(grid(6), *shares)
+
+
+def test_validation_is_held_out_of_training_and_test_stays(toy: KnowledgeGraph) -> None:
+    whole = replace(toy, splits={"train": toy.splits["train"]})
+    for graph in (whole, replace(toy, splits={k: toy.splits[k] for k in ("train", "test")})):
+        made = with_validation(graph, seed=3)
+        assert made.splits.keys() == {*graph.splits, "valid"}
+        parts = np.concatenate([made.splits["train"], made.splits["valid"]])
+        assert len(parts) == len(np.unique(graph.splits["train"], axis=0))
+        assert set(map(tuple, parts.tolist())) == set(map(tuple, graph.splits["train"].tolist()))
+        assert (made.seen_N == graph.seen_N).all(), "no entity becomes unseen"
+        if "test" in graph.splits:
+            assert (made.splits["test"] == graph.splits["test"]).all()
 
 
 def test_a_small_graph_is_split_into_at_least_one_each() -> None:

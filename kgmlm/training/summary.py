@@ -1,0 +1,94 @@
+"""What a training came to on validation: each signal alone, all together, counting; and what comes next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from kgmlm.core.config import Protocol
+from kgmlm.core.errors import QueryError
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import PlainScorer
+from kgmlm.runs.folder import RunFolder
+from kgmlm.signals import SIGNALS
+
+
+class Counting(PlainScorer):
+    """Ranks entities by how often training has them on the side of the relation that is asked for."""
+
+    def __init__(self, graph: KnowledgeGraph) -> None:
+        super().__init__(len(graph.entities), len(graph.relations))
+        train = np.unique(graph.splits["train"], axis=0)
+        row_n = np.concatenate([2 * train[:, 1], 2 * train[:, 1] + 1])
+        column_n = np.concatenate([train[:, 0], train[:, 2]])
+        shape = (2 * self.relations, self.entities)
+        self.counts = sp.csr_array((np.ones(len(row_n), np.float32), (row_n, column_n)), shape)
+
+    def score(self, queries: Queries) -> torch.Tensor:
+        """Counts ``(B, N)``."""
+        return torch.from_numpy(self.counts[2 * queries.relation_B + queries.tail_B].toarray())
+
+
+def counted(graph: KnowledgeGraph, most: int = 1000) -> float:
+    """The MRR of counting on validation, of so many triples at most."""
+    found = evaluate(Counting(graph), graph, Protocol(split="valid", max_triples=most))
+    return float((1 / found.ranks.of_type("realistic")).mean())
+
+
+def summary(figures: Mapping[str, Mapping[str, float]], triples: int, counting: float) -> list[str]:
+    """The lines of a table: validation MRR with a 95 % interval, the best signal first; and a hint where the
+    masked LM ranks no better than counting.
+
+    Args:
+        figures: by stage, as of :func:`kgmlm.training.weights.weigh`.
+        triples: of validation, that they are of.
+        counting: as of :func:`counted`.
+    """
+    first = {stage: of for stage, of in figures.items() if stage == "text" or stage in SIGNALS}
+    alone: dict[str, float] = {}
+    for stage, of in first.items():
+        own = {name: of[f"mrr_{name}"] for name in SIGNALS if f"mrr_{name}" in of}
+        alone |= own or {"likelihood" if stage == "text" else stage: of["mrr"]}
+    last = [*first.values()][-1]
+    rows = sorted(alone.items(), key=lambda pair: -pair[1])
+    rows = [("all signals", last["mrr"]), *rows, ("counting answers in training", counting)]
+    rows += [(f"with {stage}", of["mrr"]) for stage, of in figures.items() if stage not in first]
+    width = max(len(name) for name, _ in rows)
+    lines = [
+        f"validation MRR of {triples:,} triples, ± {last['half']:.3f} at 95 %:",
+        *(f"  {name:<{width}}  {mrr:.3f}" for name, mrr in rows),
+    ]
+    if "text" in figures and figures["text"]["mrr"] <= counting:
+        lines.append(
+            "the masked LM ranks no better than counting: it needs more time (--minutes) or a pretrained "
+            "model (--model)"
+        )
+    return lines
+
+
+def following(run: RunFolder) -> list[str]:
+    """Two commands that come next, about the first validation triple."""
+    path, graph = shlex.quote(str(run.path)), run.graph
+    find, (h, r, _) = Resolver(graph), graph.splits["valid"][0].tolist()
+
+    def called(name: str, label: str, resolve: Callable[[str], int]) -> str:
+        try:
+            return shlex.quote(name if resolve(name) == resolve(label) else label)
+        except QueryError:  # an ambiguous name
+            return shlex.quote(label)
+
+    entity, relation = graph.entities[h], graph.relations[r]
+    head = called(entity.surface, entity.label, find.entity)
+    asked = called(relation.name, relation.label, find.relation)
+    more = "" if graph.has("test") else " --split valid"
+    return [
+        f"next: kgmlm rank {path} --head {head} --relation {asked} --explain",
+        f"      kgmlm evaluate {path}{more}",
+    ]

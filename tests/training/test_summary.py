@@ -1,0 +1,116 @@
+"""The table at the end of a training, and the commands that it names."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trainings import TINY
+
+import kgmlm
+from kgmlm.core.config import Protocol
+from kgmlm.core.progress import Watcher
+from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.runs.folder import open_folder
+from kgmlm.training.summary import Counting, counted, following, summary
+
+FIGURES = {
+    "text": {"mrr": 0.31, "half": 0.02, "mrr_likelihood": 0.3, "mrr_vector": 0.2},
+    "kge": {"mrr": 0.35, "half": 0.02, "mrr_kge": 0.25, "mrr_text": 0.31},
+    "types": {"mrr": 0.4, "half": 0.021, "mrr_types": 0.1, "mrr_text": 0.35},
+    "reverse": {"mrr": 0.42, "k": 10},
+}
+
+
+def test_a_table_has_all_signals_each_alone_and_counting() -> None:
+    head, *rows = summary(FIGURES, 1234, 0.15)
+    assert head == "validation MRR of 1,234 triples, ± 0.021 at 95 %:"
+    assert [row.split() for row in rows] == [
+        ["all", "signals", "0.400"],
+        ["likelihood", "0.300"],
+        ["kge", "0.250"],
+        ["vector", "0.200"],
+        ["types", "0.100"],
+        ["counting", "answers", "in", "training", "0.150"],
+        ["with", "reverse", "0.420"],
+    ]
+    assert len({len(row) for row in rows}) == 1, "figures stand below each other"
+
+
+@pytest.mark.parametrize(("counting", "weak"), [(0.309, False), (0.31, True), (0.5, True)])
+def test_a_text_that_is_no_better_than_counting_is_told(counting: float, weak: bool) -> None:
+    assert ("no better than counting" in summary(FIGURES, 100, counting)[-1]) == weak
+
+
+def test_one_signal_is_a_table_too() -> None:
+    rows = summary({"rules": {"mrr": 0.2, "half": 0.1}}, 10, 0.3)
+    assert [row.split()[0] for row in rows[1:]] == ["all", "rules", "counting"]
+    assert "no better" not in rows[-1], "there is no masked LM"
+
+
+def test_counting_goes_by_training_alone(toy: KnowledgeGraph) -> None:
+    scores_BN = Counting(toy).score(Queries(np.array([0, 0]), np.array([1, 1]), np.array([True, False])))
+    train = np.unique(toy.splits["train"], axis=0)
+    train = train[train[:, 1] == 1]
+    for row, column in ((0, 2), (1, 0)):
+        expected = np.bincount(train[:, column], minlength=len(toy.entities))
+        assert scores_BN[row].tolist() == expected.tolist()
+    found = evaluate(Counting(toy), toy, Protocol(split="valid"))
+    assert counted(toy) == pytest.approx((1 / found.ranks.of_type("realistic")).mean())
+
+
+def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:
+    run = open_folder(toy_run)
+    rank, evaluating = following(run)
+    words = shlex.split(rank)
+    assert words[:3] == ["next:", "kgmlm", "rank"]
+    entity = words[words.index("--head") + 1]
+    graph = run.graph
+    h = int(graph.splits["valid"][0, 0])
+    assert entity in (graph.entities[h].surface, graph.entities[h].label)
+    assert shlex.split(evaluating)[:3] == ["kgmlm", "evaluate", str(run.path)]
+    vars(run)["graph"] = replace(graph, splits={k: v for k, v in graph.splits.items() if k != "test"})
+    assert following(run)[1].endswith("--split valid")
+
+
+class Hears(Watcher):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
+
+
+def test_a_graph_without_validation_has_some_held_out(
+    toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # there are few
+    alone, heard = replace(toy, splits={"train": toy.splits["train"]}), Hears()
+    small = {key: value for key, value in TINY.items() if key != "preset"}
+    given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": heard}
+    run = kgmlm.train(alone, "scratch", tmp_path / "run", **given)
+    held = len(run.graph.splits["valid"])
+    assert held == round(0.1 * len(toy.splits["train"]))
+    assert (
+        f"no validation triples: {held:,} of {len(alone.splits['train']):,} training triples" in heard.told[0]
+    )
+    assert open_folder(run.path).lists, "probabilities are fitted"
+    assert any(line.startswith(f"validation MRR of {held:,} triples") for line in heard.told)
+    assert heard.told[-2].startswith(f"next: kgmlm rank {run.path} --head ")
+    bare = kgmlm.train(alone, "scratch", tmp_path / "bare", **given, holdout=False)
+    assert not bare.graph.has("valid")
+    assert bare.folder.record["recipe"]["stages"] == ["text"]
+
+
+def test_probabilities_are_left_out_where_asked(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    small = {key: value for key, value in TINY.items() if key != "preset"}
+    given: dict[str, Any] = {**small, "epochs": 1, "preset": "quick", "progress": False}
+    run = kgmlm.train(toy, "scratch", tmp_path / "run", **given, calibrate=False)
+    assert "calibration" not in run.folder.record["recipe"]["stages"]
+    assert not (run.path / "model" / "probabilities.json").exists()
