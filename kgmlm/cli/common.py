@@ -416,7 +416,7 @@ def print_predictions(
                 of = f": {pieces}" if part == "likelihood" else ""
                 parts.append(f"{part} {weight * value:+.3f} ({weight:.3g} × {value:.3f}{of})")
             parts += [f"because {reason}" for reason in p.because]
-            shown = [percent(p)] if probable else []
+            shown = [percent(p.probability, p.checked)] if probable else []
             cells = [str(p.rank), p.label, p.name, *shown, f"{p.score:.3f}", "yes" if p.known else "new"]
             table.add_row(*(escape(printable(c)) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)
@@ -426,11 +426,11 @@ def print_predictions(
         tell("?: not checked, since training has nothing of one of the entities")
 
 
-def percent(p: Prediction) -> str:
-    """The probability of a candidate; with a question mark where it could not be checked."""
-    if p.probability is None:
+def percent(probability: float | None, checked: bool = True) -> str:
+    """A probability; with a question mark where it could not be checked."""
+    if probability is None:
         return ""
-    whole, mark = 100 * p.probability, "" if p.checked else "?"
+    whole, mark = 100 * probability, "" if checked else "?"
     return "< 0.1 %" + mark if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %{mark}"
 
 

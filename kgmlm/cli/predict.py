@@ -209,7 +209,7 @@ def figures_line(figures: dict[str, object]) -> str:
 
 Least = Annotated[float, typer.Option(min=0.0, max=1.0, help="Leave out triples below it.")]
 COMPLETE: Options = {
-    "min_probability": (Least, 0.5),
+    "min_probability": (Least, 0.1),
     "lacking": option(
         float,
         1.0,
@@ -260,7 +260,9 @@ COMPLETE: Options = {
 @command(COMPLETE)
 def complete(
     run: RunArgument,
-    output: Annotated[Path, typer.Option(help="The Parquet file to write.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option(help="The file to write: .parquet, .csv or .tsv.", show_default=False)
+    ],
     as_json: Json = False,
     quiet: Quiet = False,
     **given: Any,
@@ -293,7 +295,14 @@ def _print(made: dict[str, Any]) -> None:
         return
     figures = made["probabilities"]
     least = made["min_probability"]
+    _print_best(made["best"])
     print(f"{made['output']}: {made['listed']:,} triples with a probability of {least:g} or more")
+    if not made["listed"] and made["highest"] > 0:
+        below = float(f"{0.99 * made['highest']:.2g}")
+        tell(
+            f"the highest probability is {made['highest']:.2g}; the same command with --min-probability "
+            f"{below:g} lists the best, and scores nothing again"
+        )
     share = figures["true"] / max(1, figures["candidates"])
     print(
         f"of {figures['candidates']:,} candidates {figures['true']:,} are in validation "
@@ -301,6 +310,27 @@ def _print(made: dict[str, Any]) -> None:
     )
     if "report" in made:
         _print_report(made["report"])
+
+
+def _print_best(rows: list[dict[str, Any]]) -> None:
+    """The most probable triples by their names."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from kgmlm.cli.common import percent, stdout
+    from kgmlm.core.errors import printable
+
+    if not rows:
+        return
+    reasons = any(row.get("because") for row in rows)
+    table = Table(title=f"the {len(rows):,} most probable")
+    for column in ("head", "relation", "tail", "probability", *(["because"] if reasons else [])):
+        table.add_column(column, justify="right" if column == "probability" else "left", overflow="fold")
+    for row in rows:
+        cells = [row["head_name"], row["relation_name"], row["tail_name"], percent(row["probability"])]
+        cells += [row["because"].split("; ")[0]] if reasons else []
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    stdout().print(table)
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -334,7 +364,7 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="ntriples, rdf-star, trig, csv, jsonl or neo4j; by default by the name of the file.",
+            help="ntriples, rdf-star, trig, csv, tsv, jsonl or neo4j; by default by the name of the file.",
             show_default=False,
         ),
     ] = None,

@@ -32,7 +32,7 @@ from kgmlm.evaluation.metrics import log_loss, measured, reweighted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, distinct_triples
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
-from kgmlm.prediction.list_calibration import fit_lists
+from kgmlm.prediction.list_calibration import QUERIES, fit_lists
 from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
@@ -608,6 +608,7 @@ def fitted(
 
 def _lists(run: RunFolder, ranker: Ranker, watch: Watcher, **options: Any) -> tuple[ListCalibration, ...]:
     """The probabilities of candidate lists, by the first stage alone and with the run's second stages."""
+    options["most"] = options["most"] or 10 * QUERIES  # of all there are too many
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
     ways = {"ranking validation": ranker.unreranked()}
     if any(use.k for use in ranker.uses.values()):

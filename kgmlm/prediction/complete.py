@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -25,7 +25,19 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query, Target
 from kgmlm.prediction.candidates import MANIFEST, Completer, Parts, Shard, asked_queries, sampled
-from kgmlm.prediction.listing import check_validation, estimate, listed, measured, read_list, write_list
+from kgmlm.prediction.export import write_export
+from kgmlm.prediction.listing import (
+    Because,
+    Listed,
+    check_table,
+    check_validation,
+    estimate,
+    listed,
+    measured,
+    read_list,
+    side_of,
+    write_list,
+)
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder
 from kgmlm.runs.opened import constraints_of, open_ranker, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
@@ -33,10 +45,10 @@ from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, path_of
 
-if TYPE_CHECKING:
-    from kgmlm.ranking.predictor import Predictor
-
 PART = 1024  # queries
+LEAST = 0.1  # the probability from which on triples are listed
+SHOWN = 10  # the best triples, which are returned with their names and reasons
+TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parquet
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,7 @@ class Plan:
 class Wanted:
     """The options of the list; they change none of the parts."""
 
-    min_probability: float = 0.5
+    min_probability: float = LEAST
     lacking: float = 1.0
     report: str | None = None
     explain: bool = False
@@ -215,7 +227,7 @@ def complete(
     run: Run | str | Path,
     output: str | Path,
     *,
-    min_probability: float = 0.5,
+    min_probability: float = LEAST,
     lacking: float = 1.0,
     relations: Sequence[str] | str | None = None,
     top: int = 10,
@@ -233,7 +245,7 @@ def complete(
     call continues where it was. Probabilities are fitted to what the same queries list of hidden validation.
 
     Args:
-        output: the Parquet file to write.
+        output: the file to write: Parquet, or a table where it ends in .csv or .tsv.
         min_probability: list no triple below it.
         lacking: how many true triples no known split has, in times those of validation: an assumption.
         relations: labels or names of those that are asked about; None is all.
@@ -251,7 +263,8 @@ def complete(
             ``options``.
 
     Returns:
-        The manifest: settings, counts, how probabilities were estimated, the report.
+        The manifest: settings, counts, how probabilities were estimated, the highest one, the report; and
+        ``best``, the ten most probable triples with names and, in runs with rules, reasons.
 
     Raises:
         RunError: when the parts of another run or of other settings are there, a process was killed, or no
@@ -286,17 +299,20 @@ def complete(
 
 def _check_replaced(target: Path) -> None:
     """Refuse to replace a file that is no list of new triples, and names of other formats."""
+    if target.suffix not in ("", ".parquet", *TABLES) and (target.is_file() or not target.exists()):
+        raise ConfigError(
+            f"{target} does not end in .parquet, .csv or .tsv; `kgmlm export` makes other formats of Parquet"
+        )
     if target.is_file() and target.stat().st_size:
         try:
-            read_list(target)
+            if target.suffix in TABLES:
+                check_table(target)
+            else:
+                read_list(target)
         except DataError:
             raise RunError(
                 f"{target} exists and is no list of new triples; choose another --output"
             ) from None
-    if target.suffix not in ("", ".parquet") and (target.is_file() or not target.exists()):
-        raise ConfigError(
-            f"{target} does not end in .parquet; `kgmlm export` makes other formats of the Parquet file"
-        )
 
 
 def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
@@ -346,9 +362,7 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
 
 def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
     """Merge all parts and write the list; its manifest."""
-    graph = plan.graph
-    predictor = _explainer(plan) if wanted.explain else None
-    signals = _signals(plan)
+    graph, because, signals = plan.graph, _because(plan), _signals(plan)
     likely, truth, figures = estimate(plan.parts, graph, signals, plan.asked, plan.known, wanted.lacking)
     best = listed(plan.parts, signals, likely, truth, wanted.min_probability)
     manifest: dict[str, Any] = {
@@ -356,22 +370,36 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
         "made by": str(plan.run),
         "min_probability": wanted.min_probability,
         "listed": len(best),
+        "highest": best.highest,
         "probabilities": figures,
     }
     if wanted.report is not None:
         manifest["report"] = measured(best, graph, wanted.report, plan.asked)
-
-    def because(triple: IntArray, side: Target) -> str:
-        assert predictor is not None
-        h, r, t = triple.tolist()
-        query, candidate = (Query(h, r, "tail"), t) if side == "tail" else (Query(t, r, "head"), h)
-        return "; ".join(predictor.because(query, candidate))
-
+    as_table = target.suffix in TABLES
+    file = plan.folder / "list.parquet" if as_table else target
     write_list(
-        target, graph, best, signals, manifest, because if wanted.explain else None,
+        file, graph, best, signals, manifest, because if wanted.explain else None,
         lambda n: watch("writing triples", n, len(best)),
     )  # fmt: skip
-    return {"output": str(target)} | manifest
+    if as_table:
+        write_export(read_list(file)[0], target, TABLES[target.suffix])
+        file.unlink()
+    return {"output": str(target), **manifest, "best": _best(graph, best, because)}
+
+
+def _best(graph: KnowledgeGraph, found: Listed, because: Because | None) -> list[dict[str, Any]]:
+    """The most probable triples, with names and reasons."""
+    entities, relations = graph.entities, graph.relations
+    some = found.found[np.arange(min(SHOWN, len(found)))]
+    rows = []
+    for (h, r, t), evidence, p in zip(some.triples.tolist(), some.evidence, found.probability, strict=False):
+        row = {"head": entities[h].label, "relation": relations[r].label, "tail": entities[t].label}
+        row |= {"head_name": entities[h].surface, "relation_name": relations[r].name}
+        row |= {"tail_name": entities[t].surface, "probability": float(p)}
+        if because is not None:
+            row["because"] = because(np.array([h, r, t]), side_of(int(evidence)))
+        rows.append(row)
+    return rows
 
 
 def _signals(plan: Plan) -> tuple[str, ...]:
@@ -386,12 +414,23 @@ def _signals(plan: Plan) -> tuple[str, ...]:
     return tuple(names[names.index(FEATURES[-1]) + 1 :])
 
 
-def _explainer(plan: Plan) -> Predictor:
-    """The predictor that gives reasons."""
-    from kgmlm.ranking.predictor import Predictor
+def _because(plan: Plan) -> Because | None:
+    """A function that says why a triple is listed, by the run's rules; None where they have no say."""
+    from kgmlm.ranking.predictor import sentences
+    from kgmlm.signals.rules import Rules
 
-    quiet_transformers()
-    return Predictor(plan.graph, open_ranker(plan.opened, plan.options, plan.graph))
+    run, graph = plan.opened, plan.graph
+    if "rules" not in run.tuned.mixture.signals or plan.options.scores not in ("all", "rules"):
+        return None
+    run.check(Rules.file)
+    rules = Rules.open(run.path / Rules.file, graph)
+
+    def because(triple: IntArray, side: Target) -> str:
+        h, r, t = triple.tolist()
+        query, candidate = (Query(h, r, "tail"), t) if side == "tail" else (Query(t, r, "head"), h)
+        return "; ".join(sentences(graph, rules.reasons(query, candidate)))
+
+    return because
 
 
 def _check(plan: Plan, wanted: Wanted) -> None:

@@ -1,4 +1,4 @@
-"""Export a list of new triples: N-Triples, RDF-star, TriG, CSV, JSON Lines, files for Neo4j."""
+"""Export a list of new triples: N-Triples, RDF-star, TriG, CSV, TSV, JSON Lines, files for Neo4j."""
 
 from __future__ import annotations
 
@@ -92,6 +92,13 @@ def _csv(table: pa.Table, file: TextIO, base: str) -> None:
     writer.writerows(_rows(table))
 
 
+def _tsv(table: pa.Table, file: TextIO, base: str) -> None:
+    """As :func:`_csv`, with tabs."""
+    writer = csv.DictWriter(CsvFile(file), table.column_names, delimiter="\t")
+    writer.writeheader()
+    writer.writerows(_rows(table))
+
+
 def _spreadsheet(table: pa.Table, file: TextIO, base: str) -> None:
     """As :func:`_csv`, and no text is a formula."""
     writer = csv.DictWriter(CsvFile(file), table.column_names)
@@ -111,9 +118,17 @@ FORMATS: dict[str, Callable[[pa.Table, TextIO, str], None]] = {
     "rdf-star": _rdf_star,
     "trig": _trig,
     "csv": _csv,
+    "tsv": _tsv,
     "jsonl": _jsonl,
 }
-SUFFIXES = {".nt": "ntriples", ".trig": "trig", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+SUFFIXES = {
+    ".nt": "ntriples",
+    ".trig": "trig",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
 FOLDER = "neo4j"  # the one format that is a folder
 
 
@@ -192,12 +207,12 @@ def export(
     base: str = BASE,
     spreadsheet: bool = False,
 ) -> dict[str, Any]:
-    """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, JSON Lines, or files for Neo4j.
+    """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, TSV, JSON Lines, or for Neo4j.
 
     Args:
         triples: the Parquet file.
         output: the file to write; of neo4j a folder.
-        format: ntriples, rdf-star, trig, csv, jsonl or neo4j; None goes by the file's name.
+        format: ntriples, rdf-star, trig, csv, tsv, jsonl or neo4j; None goes by the file's name.
         min_probability: leave out triples below it.
         base: prefix of labels that are no IRIs.
         spreadsheet: CSV for a spreadsheet, which would take texts that begin with =, +, - or @ for formulas:

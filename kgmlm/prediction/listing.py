@@ -23,6 +23,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Target
 from kgmlm.prediction.candidates import Parts, triple_keys
 from kgmlm.prediction.merged import (
+    EVIDENCE,
     MOST,
     REPORTED,
     Examples,
@@ -49,10 +50,12 @@ class Listed:
     Attributes:
         found: the triples with their values, in this order.
         probability: ``(n,)``.
+        highest: the probability of the best triple, listed or not; 0 where there is none.
     """
 
     found: Merged
     probability: FloatArray
+    highest: float = 0.0
 
     def __len__(self) -> int:
         return len(self.probability)
@@ -128,16 +131,20 @@ def estimate(
 
 def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: Truth, least: float) -> Listed:
     """The open triples of all parts with at least a probability; equal ones by relation, head and tail."""
-    found = [
-        Listed(
-            Merged(np.zeros((0, 3), np.int64), np.zeros((0, len(SIDES), len(FEATURES) + len(signals)))),
-            np.zeros(0),
-        )
-    ]
+    highest, found = (
+        0.0,
+        [
+            Listed(
+                Merged(np.zeros((0, 3), np.int64), np.zeros((0, len(SIDES), len(FEATURES) + len(signals)))),
+                np.zeros(0),
+            )
+        ],
+    )
     for rows in by_relation(parts.read()):
         of_relation = merged(rows, "open", (*FEATURES, *signals))
         features = of_relation.values[:, :, : len(FEATURES)]
         probability = truth.left(likely(of_relation.evidence, features, of_relation.triples[:, 1]))
+        highest = max(highest, float(probability.max(initial=0.0)))
         kept = probability >= least
         found.append(Listed(of_relation[kept], probability[kept]))
     triples = np.concatenate([x.found.triples for x in found])
@@ -145,7 +152,7 @@ def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: Truth, l
     probability = np.concatenate([x.probability for x in found])
     h, r, t = triples.T
     order = np.lexsort([t, h, r, -probability])
-    return Listed(Merged(triples[order], values[order]), probability[order])
+    return Listed(Merged(triples[order], values[order]), probability[order], highest)
 
 
 def schema_of(signals: Sequence[str], explained: bool) -> pa.Schema:
@@ -199,12 +206,30 @@ def write_list(
                     for column in (score, np.round(np.exp(log_rank), 1), *added)
                 ]
             if because is not None:
-                sides: list[Target] = ["head" if kind == 2 else "tail" for kind in some.evidence]
+                sides = [side_of(kind) for kind in some.evidence]
                 columns.append(
                     pa.array([because(*x) for x in zip(some.triples, sides, strict=True)], pa.large_string())
                 )
             writer.write_table(pa.table(columns, schema=schema))
             advance(len(rows))
+
+
+def side_of(evidence: int) -> Target:
+    """The side that is asked for to say why a triple is listed."""
+    return "head" if EVIDENCE[evidence] == "head" else "tail"
+
+
+def check_table(path: Path) -> None:
+    """See that a file is a list that was written as CSV or TSV.
+
+    Raises:
+        DataError: when its first line says otherwise.
+    """
+    with path.open("rb") as file:
+        first = file.readline(1 << 16).decode("utf-8", "replace").rstrip("\r\n")
+    names = schema_of((), False).names[:7]  # up to the probability
+    if not any(first.split(separator)[: len(names)] == names for separator in ",\t"):
+        raise DataError(f"{path} is no list of new triples")
 
 
 def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:

@@ -20,7 +20,7 @@ from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.signals.base import Reasoned
+from kgmlm.signals.base import Reason, Reasoned
 from kgmlm.text.reader import Reading
 
 if TYPE_CHECKING:
@@ -353,15 +353,7 @@ class Predictor:
         """The reasons of those signals that can give some for a candidate."""
         signals = [self.ranker.signals[name] for name in names]
         reasons = [r for s in signals if isinstance(s, Reasoned) for r in s.reasons(query, candidate)]
-        relations, entities = self.graph.relations, self.graph.entities
-        return tuple(
-            " and ".join(
-                f"{entities[h].surface} {relations[r].name} {entities[t].surface}"
-                for h, r, t in reason.triples
-            )
-            + f" ({reason.correct:,} of {reason.predicted:,})"
-            for reason in reasons
-        )
+        return sentences(self.graph, reasons)
 
     def rank(
         self,
@@ -397,3 +389,15 @@ class Predictor:
                 "probability": [p.probability for p in predictions],
             }
         ).astype({"probability": float})
+
+
+def sentences(graph: KnowledgeGraph, reasons: Sequence[Reason]) -> tuple[str, ...]:
+    """Reasons in words: the triples that each rests on, and how often its rule is right."""
+    relations, entities = graph.relations, graph.entities
+    return tuple(
+        " and ".join(
+            f"{entities[h].surface} {relations[r].name} {entities[t].surface}" for h, r, t in reason.triples
+        )
+        + f" ({reason.correct:,} of {reason.predicted:,})"
+        for reason in reasons
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from conftest import Cli, refused
@@ -28,7 +29,7 @@ from kgmlm.runs.folder import open_folder
 from kgmlm.runs.options import RankingOptions
 
 SMALL: dict[str, Any] = {"part_size": 10, "min_probability": 0.0, "progress": False, "known": ["valid"]}
-TIMES = ("seconds", "queries scored", "output")
+TIMES = ("seconds", "queries scored", "output", "best")  # that are no part of the manifest
 
 
 def completed(run: Path, output: Path, **options: Any) -> dict[str, Any]:
@@ -397,3 +398,35 @@ def test_the_command(
     refused(cli("export", toy_run / "run.json", "--output", tmp_path / "x.nt"), "cannot be read as Parquet")
     refused(cli(*arguments, "--top", "3", "-q"), "another run or of other settings (top)")
     refused(cli(*arguments[:-2], "--report", "valid", "-q"), "valid is known")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_list_is_a_table_where_its_name_says_so(toy_run: Path, tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"new{suffix}"
+    made = completed(toy_run, target)
+    completed(toy_run, tmp_path / "new.parquet")
+    expected, _ = read_list(tmp_path / "new.parquet")
+    table = pd.read_csv(target, sep="\t" if suffix == ".tsv" else ",")
+    assert list(table.columns) == expected.column_names
+    assert table["head"].tolist() == expected.column("head").to_pylist()
+    assert table["probability"].to_numpy() == pytest.approx(expected.column("probability").to_numpy())
+    assert made["listed"] == len(table)
+    assert completed(toy_run, target)["listed"] == len(table), "it replaces its own list"
+    other = tmp_path / f"other{suffix}"
+    other.write_text("head,relation\n")
+    with pytest.raises(RunError, match="is no list of new triples"):
+        completed(toy_run, other)
+
+
+def test_the_best_triples_come_with_names_and_the_highest_probability(toy_run: Path, tmp_path: Path) -> None:
+    made = completed(toy_run, tmp_path / "new.parquet")
+    table, manifest = read_list(tmp_path / "new.parquet")
+    assert [row["probability"] for row in made["best"]] == table.column("probability").to_pylist()[:10]
+    assert made["best"][0]["head_name"] == table.column("head_name")[0].as_py()
+    assert "because" not in made["best"][0], "the run has no rules"
+    assert "best" not in manifest
+    assert made["highest"] == manifest["highest"] == made["best"][0]["probability"]
+    none = completed(toy_run, tmp_path / "new.parquet", min_probability=1.0)
+    assert none["listed"] == 0
+    assert none["best"] == []
+    assert none["highest"] == made["highest"]
