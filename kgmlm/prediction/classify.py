@@ -252,8 +252,8 @@ def calibrate(
     explorer), with the second stages of the run and without.
 
     Args:
-        max_triples: a seeded sample of validation triples, and of queries that validation answers; 0 is all of
-            the former and 10,000 of the latter.
+        max_triples: a seeded sample of validation triples, and of queries that validation answers; 0 is all
+            triples and 10,000 queries.
         missing: how many true triples neither training nor validation has, per validation triple; 0 calls
             every corrupted triple false.
         lacking: how large the hidden set is of which a list's probability is the share, in times of
