@@ -21,8 +21,8 @@ from scipy.stats import norm
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
-from kgmlm.graphs.queries import FilterIndex
-from kgmlm.prediction.candidates import asked_queries, sampled, seen_queries, triple_keys
+from kgmlm.graphs.queries import FilterIndex, triple_keys
+from kgmlm.prediction.candidates import asked_queries, sampled, seen_queries
 from kgmlm.runs import record
 from kgmlm.runs.opened import constraints_of
 from kgmlm.runs.options import RankingOptions

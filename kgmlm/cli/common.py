@@ -353,8 +353,14 @@ def print_predictions(
     as_json: bool,
     as_csv: bool,
     many: bool,
+    hidden: str,
 ) -> None:
-    """Ranked candidates as tables, JSON lines or CSV; ``many`` adds the query to each line."""
+    """Ranked candidates as tables, JSON lines or CSV.
+
+    Args:
+        many: add the query to each line.
+        hidden: how large the hidden set is that probabilities are of.
+    """
 
     def query_of(position: int) -> dict[str, str]:
         query = asked[position]
@@ -421,7 +427,7 @@ def print_predictions(
             table.add_row(*(escape(printable(c)) for c in cells + (["; ".join(parts)] if explained else [])))
         stdout().print(table)
     if probable:
-        tell("probability: the share of such answers in a further hidden set as large as validation")
+        tell(f"probability: the share of such answers in a further hidden set {hidden}")
     if any(p.probability is not None and not p.checked for found in results.values() for p in found):
         tell("?: not checked, since training has nothing of one of the entities")
 

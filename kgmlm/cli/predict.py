@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -298,10 +299,9 @@ def _print(made: dict[str, Any]) -> None:
     _print_best(made["best"])
     print(f"{made['output']}: {made['listed']:,} triples with a probability of {least:g} or more")
     if not made["listed"] and made["highest"] > 0:
-        below = float(f"{0.99 * made['highest']:.2g}")
         tell(
             f"the highest probability is {made['highest']:.2g}; the same command with --min-probability "
-            f"{below:g} lists the best, and scores nothing again"
+            f"{_below(made['highest']):g} lists the best, and scores nothing again"
         )
     share = figures["true"] / max(1, figures["candidates"])
     print(
@@ -310,6 +310,16 @@ def _print(made: dict[str, Any]) -> None:
     )
     if "report" in made:
         _print_report(made["report"])
+
+
+def _below(probability: float) -> float:
+    """Round down to two digits.
+
+    >>> _below(0.0147), _below(0.02), _below(1.0)
+    (0.014, 0.02, 1.0)
+    """
+    digit = 10.0 ** (math.floor(math.log10(probability)) - 1)
+    return float(f"{math.floor(probability / digit + 1e-9) * digit:.2g}")
 
 
 def _print_best(rows: list[dict[str, Any]]) -> None:
@@ -402,11 +412,11 @@ def _export_to_stdout(triples: Path, format: str | None, options: dict[str, Any]
     from tempfile import TemporaryDirectory
 
     from kgmlm.core.errors import ConfigError
-    from kgmlm.prediction.export import FOLDER
+    from kgmlm.prediction.export import FOLDER, FORMATS
     from kgmlm.prediction.export import export as job
 
     if format is None or format == FOLDER:
-        raise ConfigError("--output - needs a --format of one file: ntriples, rdf-star, trig, csv or jsonl")
+        raise ConfigError(f"--output - needs a --format of one file: {', '.join(FORMATS)}")
     with TemporaryDirectory() as folder:
         made = Path(folder) / "list"
         job(triples, made, format=format, **options)

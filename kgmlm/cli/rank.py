@@ -124,7 +124,11 @@ def rank(
         else:
             one = opened.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
             found = [best for _, best in one]
-    print_predictions(opened.graph, asked, dict(enumerate(found)), as_json=as_json, as_csv=as_csv, many=many)
+    lists = opened.lists
+    print_predictions(
+        opened.graph, asked, dict(enumerate(found)), as_json=as_json, as_csv=as_csv, many=many,
+        hidden=lists.hidden if lists else "",
+    )  # fmt: skip
 
 
 def _check_relations(run: Run) -> None:

@@ -131,6 +131,14 @@ def top(scores_N: Array, k: int) -> list[int]:
     return ids
 
 
+def some_of(values: IntArray, most: int, rng: np.random.Generator) -> IntArray:
+    """Draw some rows, each once, in their order; all where ``most`` is 0 or there are no more."""
+    if not most or most >= len(values):
+        return values
+    found: IntArray = values[np.sort(rng.choice(len(values), most, replace=False))]
+    return found
+
+
 def logits(
     rows_RD: npt.NDArray[np.float32], weight_VD: npt.NDArray[np.float32], bias_V: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:

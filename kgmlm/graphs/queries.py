@@ -209,6 +209,14 @@ class Links:
         return found
 
 
+def triple_keys(triples: IntArray, entities: int, relations: int) -> IntArray:
+    """One integer per triple; equal triples have equal keys, which sort by relation, head and tail."""
+    assert relations * entities * entities < 2**63, "ids of triples do not fit into 64 bits"
+    h, r, t = triples.reshape(-1, 3).T
+    keys: IntArray = (r * entities + h) * entities + t
+    return keys
+
+
 def distinct_triples(triples: IntArray) -> IntArray:
     """Triples ``(n, 3)`` sorted by head, relation and tail, each once.
 

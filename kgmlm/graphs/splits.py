@@ -83,8 +83,9 @@ def with_validation(graph: KnowledgeGraph, seed: int = 0) -> KnowledgeGraph:
     Raises:
         DataError: when no triple can leave training.
     """
+    whole = {split: triples for split, triples in graph.splits.items() if split != "valid"}
     test = graph.splits.get("test", np.zeros((0, 3), np.int64))
-    made = split_random(replace(graph, splits={**graph.splits, "test": test}), seed=seed)
+    made = split_random(replace(graph, splits={**whole, "test": test}), seed=seed)
     kept = {"valid", *graph.splits}
     return replace(made, splits={name: triples for name, triples in made.splits.items() if name in kept})
 

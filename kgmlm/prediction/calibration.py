@@ -25,20 +25,21 @@ from pydantic import Field, ValidationError
 from scipy.special import expit, logit
 
 from kgmlm.core import digests, files
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, spreads
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, some_of, spreads
 from kgmlm.core.errors import DataError, RunError, first_line
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers
 from kgmlm.evaluation.metrics import log_loss, measured, reweighted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, distinct_triples
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
-from kgmlm.prediction.list_calibration import QUERIES, fit_lists
-from kgmlm.ranking.likely import ListCalibration
+from kgmlm.prediction.list_calibration import QUERIES, drawn, fit_lists
+from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
 from kgmlm.runs.opened import constraints_of
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import command_line
+from kgmlm.runs.record import RERANKER, command_line
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # the share of true triples
@@ -328,9 +329,7 @@ def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -
 
 FILE = PROBABILITIES
 TRIPLES = 1000  # validation triples that are enough
-MISSING = (
-    1.0  # true triples that nobody has, per validation triple: as many, as where a test set is kept back
-)
+MISSING = 1.0  # true triples that nobody has, per validation triple: as many, as where test is kept back
 LACKING = 1.0  # the hidden set of which a list's probability is the share, in times of validation
 silent = Watcher()
 
@@ -389,10 +388,10 @@ class Sample:
         """
         rng = np.random.default_rng(seed)
         answers = FilterIndex(graph.splits["train"], len(graph.entities))
-        true = _some(_new(graph.triples(split), answers), most, rng)
+        true = some_of(_new(graph.triples(split), answers), most, rng)
         every = [graph.splits[s] for s in dict.fromkeys(("train", "valid", split)) if s in graph.splits]
         if split in graph.negatives:
-            false = _some(_new(graph.negatives[split], FilterIndex(every, len(graph.entities))), most, rng)
+            false = some_of(_new(graph.negatives[split], FilterIndex(every, len(graph.entities))), most, rng)
             of, kinds = np.arange(len(false)), np.full(len(false), -1)
         else:
             true_ones = graph.splits["train"] if blind else np.concatenate(every)
@@ -411,17 +410,6 @@ def _new(triples: IntArray, known: FilterIndex) -> IntArray:
     """Distinct triples that training has not."""
     triples = distinct_triples(triples)
     return triples[~known.has(triples)]
-
-
-def _some(triples: IntArray, most: int, rng: np.random.Generator) -> IntArray:
-    if not most or most >= len(triples):
-        return triples
-    return triples[np.sort(rng.choice(len(triples), most, replace=False))]
-
-
-def temperature_of(scorer: Scorer) -> float:
-    """The divisor that makes logits of scores: a run's as in training, others' 1."""
-    return scorer.reader.settings.training.temperature if isinstance(scorer, Ranker) else 1.0
 
 
 def calibrate(
@@ -568,6 +556,7 @@ def fitted(
     precision: str = "fp32",
     batch_size: int = 64,
     device: str | None = None,
+    lists: bool = True,
     watch: Watcher = silent,
 ) -> tuple[Calibration, dict[str, Any]]:
     """Fit probabilities to a run's validation triples; the calibration, and its figures there.
@@ -576,6 +565,7 @@ def fitted(
         most, missing, seed: as of :func:`calibrate`.
         lacking: of :func:`~kgmlm.prediction.list_calibration.fit_lists`.
         precision: "fp32" or "bf16".
+        lists: fit the probabilities of ranked answers, too.
 
     Raises:
         RunError: when there are no validation triples, or too few.
@@ -586,13 +576,15 @@ def fitted(
             "makes some before training"
         )
     quiet_transformers()
-    ranker = run.ranker(device)
+    ranker = run.ranker(device, rerank=False).unreranked()
     ranker.reduce(precision == "bf16")
     with watch:
         found, sample, held = calibrate(
             ranker, run.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
         )
-        lists = _lists(run, ranker, watch, most=most, lacking=lacking, seed=seed, batch_size=batch_size)
+        found_lists: tuple[ListCalibration, ...] = ()
+        if lists:
+            found_lists = _lists(run, ranker, most, watch, lacking=lacking, seed=seed, batch_size=batch_size)
     valid = figures(found, sample, held)
     by = {
         "command": command_line(),
@@ -603,20 +595,33 @@ def fitted(
         "lacking": lacking,
         "valid": valid,
     }
-    return found.model_copy(update={"chosen_for": run.scored_by, "chosen_by": by, "lists": lists}), valid
+    return found.model_copy(
+        update={"chosen_for": run.scored_by, "chosen_by": by, "lists": found_lists}
+    ), valid
 
 
-def _lists(run: RunFolder, ranker: Ranker, watch: Watcher, **options: Any) -> tuple[ListCalibration, ...]:
-    """The probabilities of candidate lists, by the first stage alone and with the run's second stages."""
-    options["most"] = options["most"] or 10 * QUERIES  # of all there are too many
+def _lists(
+    run: RunFolder, ranker: Ranker, most: int, watch: Watcher, **options: Any
+) -> tuple[ListCalibration, ...]:
+    """The probabilities of candidate lists, by the first stage alone and with the run's second stages.
+
+    Args:
+        ranker: the first stage.
+        most: queries that validation answers; 0 is many.
+    """
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
-    ways = {"ranking validation": ranker.unreranked()}
-    if any(use.k for use in ranker.uses.values()):
-        ways["reranking validation"] = ranker
-    return tuple(
-        fit_lists(way, run.graph, typed.askable, advance=partial(watch, doing), **options)
-        for doing, way in ways.items()
-    )
+    asked = drawn(run.graph, typed.askable, most or 10 * QUERIES, options["seed"])
+    found = [fit_lists(ranker, run.graph, asked, advance=partial(watch, "ranking validation"), **options)]
+    use, back, whole, reranker = run.tuned.use, run.tuned.reverse_use, ranker, ""
+    if back is not None:
+        whole = whole.with_stage(ReverseScoring(back))
+    if use is not None and use.k:
+        whole = whole.with_stage(run.cross_encoding(use, ranker.reader.model.device))
+        reranker = run.fingerprints[RERANKER]
+    if whole is not ranker:
+        advance = partial(watch, "reranking validation")
+        found.append(fit_lists(whole, run.graph, asked, reranker=reranker, advance=advance, **options))
+    return tuple(found)
 
 
 def save_calibration(run: RunFolder, calibration: Calibration) -> None:

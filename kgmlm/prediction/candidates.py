@@ -28,7 +28,7 @@ from kgmlm.core.arrays import BoolArray, IntArray, like, top
 from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import FEATURES, compared
+from kgmlm.ranking.likely import FEATURES, compared, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
 
 
@@ -48,14 +48,6 @@ def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries
     index = FilterIndex(train, entities)
     queries, _ = both_sides(train[np.isin(train[:, 1], relations)])
     return index.queries(np.unique(index.keys(queries)))
-
-
-def triple_keys(triples: IntArray, entities: int, relations: int) -> IntArray:
-    """One integer per triple; equal triples have equal keys, which sort by relation, head and tail."""
-    assert relations * entities * entities < 2**63, "ids of triples do not fit into 64 bits"
-    h, r, t = triples.reshape(-1, 3).T
-    keys: IntArray = (r * entities + h) * entities + t
-    return keys
 
 
 def asked_queries(
@@ -331,15 +323,10 @@ class Completer:
             "hidden": np.array([pair in members[0] for pair in pairs], np.bool_),
             "open": np.array([pair in members[1] for pair in pairs], np.bool_),
         }
-        found = compared(scores_BN, others_BN, row_n, id_n, self.temperature)
+        found = compared(scores_BN, others_BN, row_n, id_n, temperature_of(self.scorer))
         found["log_rank"] = np.log(found.pop("rank"))
         columns |= {name: found[name] for name in FEATURES}
         return columns | {name: values[at].float().cpu().numpy() for name, values in said.items()}
-
-    @property
-    def temperature(self) -> float:
-        """Scores divided by it are logits."""
-        return self.scorer.reader.settings.training.temperature if isinstance(self.scorer, Ranker) else 1.0
 
 
 def _at(pairs: tuple[IntArray, IntArray], like: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -22,8 +22,9 @@ from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import labeled_triples
-from kgmlm.prediction.calibration import SIDES, Calibration, temperature_of
+from kgmlm.prediction.calibration import LACKING, MISSING, SIDES, TRIPLES, Calibration
 from kgmlm.prediction.features import FEATURES, features
+from kgmlm.ranking.likely import temperature_of
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import open_ranker, read_vectors
@@ -225,11 +226,6 @@ def features_of(
             advance=advance,
         )
     return known, found
-
-
-TRIPLES = 1000  # of validation
-MISSING = 1.0
-LACKING = 1.0
 
 
 @writes_run
@@ -505,7 +501,9 @@ def _calibration(
     if find_pack(path) is not None or is_unpacked(path) or not os.access(path / "model", os.W_OK):
         how = "`kgmlm calibrate` keeps those of a run, `kgmlm pack PACK --calibrate --output NEW` of a pack"
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
-        return fitted(folder, precision=precision, batch_size=batch_size, device=device, watch=watch)[0]
+        return fitted(
+            folder, precision=precision, batch_size=batch_size, device=device, lists=False, watch=watch
+        )[0]
     watch.tell(f"{path} has no probabilities yet: fitting them on validation, as `kgmlm calibrate` does")
     precise: Literal["fp32", "bf16"] = "bf16" if precision == "bf16" else "fp32"
     calibrate(path, precision=precise, batch_size=batch_size, device=device, progress=watch)

@@ -11,115 +11,92 @@ Shapes: n candidates, B queries, N entities.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, highest, numpy
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, highest, numpy, some_of
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
-from kgmlm.prediction.candidates import triple_keys
+from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, triple_keys
 from kgmlm.prediction.merged import Examples, by_others, fit_likely, held_out, share_of
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import ListCalibration, Truth, list_features
+from kgmlm.ranking.likely import ListCalibration, Truth, falling, list_features, temperature_of
 from kgmlm.ranking.ranker import Ranker
 
 TOP = 20  # candidates of each query that are fitted to
 QUERIES = 1000  # of those that validation answers, and of those that training answers; of others half as many
-STRENGTH = 3.0  # of the regularization: there are fewer candidates than of a completion
+STRENGTH = 2.0  # of the regularization: there are fewer candidates than of a completion
 ASKED = 100_000  # entities of a larger graph, by which the queries that nobody answers are counted
 Askable = Callable[[int, bool], BoolArray]  # of a relation, which entities can be asked for tails (or heads)
 
 
-def fit_lists(
-    ranker: Ranker,
-    graph: KnowledgeGraph,
-    askable: Askable,
-    *,
-    most: int = QUERIES,
-    lacking: float = 1.0,
-    seed: int = 0,
-    batch_size: int = 64,
-    advance: Callable[[int, int], None] = lambda n, total: None,
-) -> ListCalibration:
-    """Fit the probabilities of candidate lists to validation.
+class Asked(NamedTuple):
+    """Drawn queries, and how many each stands for, in those that validation answers.
 
-    Args:
-        ranker: of the run's own graph, with its second stages or without.
-        askable: of a relation, the entities ``(N,)`` whose types fit a query for tails (or else heads).
-        most: queries that validation answers, about as many that training answers, and half as many that
-            nobody does; 0 is all.
-        lacking: how large the hidden set is of which a probability is the share, in times of validation.
-
-    Raises:
-        RunError: when training has all triples of validation.
+    Attributes:
+        weight_B: ``(B,)``, 1 for queries that validation answers.
+        each: how many queries one of these stands for.
     """
-    train, count = graph.splits["train"], len(graph.entities)
-    hidden = np.unique(triple_keys(graph.splits["valid"], count, len(graph.relations)))
-    hidden = np.setdiff1d(hidden, triple_keys(train, count, len(graph.relations)))
-    if not len(hidden):
-        raise RunError("probabilities need validation triples that training has not")
-    truth = Truth.hidden(len(hidden), lacking)
-    asked, weight_B = drawn(graph, askable, most, seed)
-    examples = _examples(
-        ranker, graph, asked, weight_B, hidden, seed, batch_size, lambda n: advance(n, len(asked))
-    )
-    relations = len(graph.relations) + 1  # the last is the average one
-    others = by_others(examples, relations, truth, STRENGTH)
-    stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    valid: dict[str, Any] = {
-        "queries": len(asked),
-        "candidates": round(float(examples.weights.sum())),
-        "true": int(examples.labels.sum()),
-        "share": share_of(examples),
-        "held out": held_out(examples, others, truth),
-    }
-    likely = fit_likely(examples, relations, truth.labeled, STRENGTH)
-    return ListCalibration.of(likely, len(hidden), lacking, stages, valid)
+
+    queries: Queries
+    weight_B: FloatArray
+    each: float
 
 
-def drawn(graph: KnowledgeGraph, askable: Askable, most: int, seed: int) -> tuple[Queries, FloatArray]:
-    """Draw queries of all kinds, and say how many each stands for ``(B,)``.
+def drawn(graph: KnowledgeGraph, askable: Askable, most: int = QUERIES, seed: int = 0) -> Asked:
+    """Draw queries of all kinds.
 
     Of what validation does not answer, half are drawn by how many a relation and side has, and half by how
     many of them validation answers.
 
     Args:
-        askable, most: as of :func:`fit_lists`.
+        askable: of a relation, the entities ``(N,)`` whose types fit a query for tails (or else heads).
+        most: queries that validation answers, about as many that training answers, and half as many that
+            nobody does; 0 is all.
+
+    Raises:
+        RunError: when training has all triples of validation.
     """
     rng = np.random.default_rng(seed)
     train, count = graph.splits["train"], len(graph.entities)
-    index, sides = FilterIndex(train, count), 2 * len(graph.relations)
+    index, sides = FilterIndex(train, count), np.arange(2 * len(graph.relations))
     valid = graph.splits["valid"]
     answered = np.unique(index.keys(both_sides(valid[~index.has(valid)])[0]))
+    if not len(answered):
+        raise RunError("probabilities need validation triples that training has not")
     seen = np.unique(index.keys(both_sides(train)[0]))
-    asked, unanswered = np.union1d(seen, answered), np.setdiff1d(seen, answered)
-    some = np.arange(count) if count <= ASKED else np.sort(rng.choice(count, ASKED, replace=False))
+    unanswered = np.setdiff1d(seen, answered)
+
+    def by_side(keys: IntArray) -> list[IntArray]:
+        queries = index.queries(keys)
+        side = 2 * queries.relation_B + queries.tail_B
+        order = np.argsort(side, kind="stable")
+        return np.split(keys[order], np.searchsorted(side[order], sides[1:]))
+
+    entities = some_of(np.arange(count), ASKED, rng)
+    asked_S = [index.queries(keys).entity_B for keys in by_side(np.union1d(seen, answered))]
 
     def fitting(side: int) -> IntArray:
         relation, tails = divmod(side, 2)
-        ids = some[askable(relation, bool(tails))[some]]
-        keys = index.keys(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails == 1)))
-        return np.setdiff1d(keys, asked)
+        ids = np.setdiff1d(entities[askable(relation, bool(tails))[entities]], asked_S[side])
+        return index.keys(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails == 1)))
 
-    def side_of(keys: IntArray) -> IntArray:
-        queries = index.queries(keys)
-        return 2 * queries.relation_B + queries.tail_B
-
-    hits_S = np.bincount(side_of(answered), minlength=sides)
-    seen_side = side_of(unanswered)
-    first = _some(answered, most, rng)
+    hits_S = np.array([len(keys) for keys in by_side(answered)])
+    unanswered_S = by_side(unanswered)
+    first = some_of(answered, most, rng)
     keys, weights = [first], [np.full(len(first), len(answered) / len(first))]
     for wanted, counts_S, of_side, each in (
-        (most, np.bincount(seen_side, minlength=sides), lambda s: unanswered[seen_side == s], 1.0),
-        (-(-most // 2), np.array([len(fitting(s)) for s in range(sides)]), fitting, count / len(some)),
+        (most, np.array([len(x) for x in unanswered_S]), unanswered_S.__getitem__, 1.0),
+        (-(-most // 2), np.array([len(fitting(s)) for s in sides]), fitting, count / len(entities)),
     ):
         for side, number in enumerate(_allotted(counts_S, hits_S, wanted).tolist()):
             if number:
-                keys.append(_some(of_side(side), number, rng))
+                keys.append(some_of(of_side(side), number, rng))
                 weights.append(np.full(number, each * counts_S[side] / number))
-    return index.queries(np.concatenate(keys)), np.concatenate(weights)
+    weight_B = np.concatenate(weights)
+    return Asked(index.queries(np.concatenate(keys)), weight_B / weight_B[0], float(weight_B[0]))
 
 
 def _allotted(counts_S: IntArray, hits_S: IntArray, wanted: int) -> IntArray:
@@ -131,34 +108,74 @@ def _allotted(counts_S: IntArray, hits_S: IntArray, wanted: int) -> IntArray:
     return found
 
 
-def _some(values: IntArray, most: int, rng: np.random.Generator) -> IntArray:
-    """Some values, each once, in their order; all of them where ``most`` is 0 or there are no more."""
-    if not most or most >= len(values):
-        return values
-    return np.sort(rng.choice(values, most, replace=False))
+def fit_lists(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    asked: Asked,
+    *,
+    reranker: str = "",
+    lacking: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> ListCalibration:
+    """Fit the probabilities of candidate lists to validation.
+
+    Args:
+        ranker: of the run's own graph, with its second stages or without.
+        reranker: the digest of the cross-encoder among the second stages.
+        lacking: how large the hidden set is of which a probability is the share, in times of validation.
+    """
+    hidden = hidden_keys(graph)
+    truth = Truth.hidden(len(hidden), lacking)
+    count = len(asked.queries)
+    examples, query_n = _examples(ranker, graph, asked, hidden, seed, batch_size, lambda n: advance(n, count))
+    relations = len(graph.relations) + 1  # the last is the average one
+    others = falling(by_others(examples, relations, truth, STRENGTH), query_n)
+    stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
+    in_all = replace(examples, weights=asked.each * examples.weights)
+    valid: dict[str, Any] = {
+        "queries": count,
+        "candidates": round(float(in_all.weights.sum())),
+        "true": int(examples.labels.sum()),
+        "share": share_of(in_all),
+        "held out": held_out(in_all, others, truth),
+    }
+    likely = fit_likely(examples, relations, truth.labeled, STRENGTH)
+    return ListCalibration.of(likely, len(hidden), lacking, stages, reranker, valid)
+
+
+def hidden_keys(graph: KnowledgeGraph) -> IntArray:
+    """Keys of the validation triples that training has not."""
+    keys, known = (
+        triple_keys(graph.splits[split], len(graph.entities), len(graph.relations))
+        for split in ("valid", "train")
+    )
+    return np.setdiff1d(keys, known)
 
 
 def _examples(
     ranker: Ranker,
     graph: KnowledgeGraph,
-    asked: Queries,
-    weight_B: FloatArray,
+    asked: Asked,
     hidden: IntArray,
     seed: int,
     batch_size: int,
     advance: Callable[[int], None],
-) -> Examples:
-    """The best candidates of queries, and whether validation has them.
+) -> tuple[Examples, IntArray]:
+    """The best candidates of queries, and whether validation has them; and of which query each is ``(n,)``.
+
+    The candidates of a query stand together, the best first.
 
     Args:
-        hidden: keys of validation triples that training has not.
+        hidden: as of :func:`hidden_keys`.
     """
     entities, relations = len(graph.entities), len(graph.relations)
-    fold_B = np.random.default_rng((seed, 1)).integers(0, 4, len(asked))
-    temperature = ranker.reader.settings.training.temperature
-    parts = []
-    for at, scores_bN in ranker.rank(asked, batch_size=batch_size, advance=advance):
-        some = asked[at]
+    fold_B = np.random.default_rng((seed, 1)).integers(0, 4, len(asked.queries))
+    temperature = temperature_of(ranker)
+    parts, which = [], []
+    for at, scores_bN in ranker.rank(asked.queries, batch_size=batch_size, advance=advance):
+        some = asked.queries[at]
         taken = graph.context.answers.lookup(some)
         open_bN = numpy(scores_bN).copy()
         open_bN[taken] = MISSED
@@ -172,5 +189,8 @@ def _examples(
         )
         labels = np.isin(triple_keys(triples, entities, relations), hidden)
         of = at[rows]
-        parts.append(Examples(evidence, features, some.relation_B[rows], labels, weight_B[of], fold_B[of]))
-    return Examples.joined(parts)
+        which.append(of)
+        parts.append(
+            Examples(evidence, features, some.relation_B[rows], labels, asked.weight_B[of], fold_B[of])
+        )
+    return Examples.joined(parts), np.concatenate(which)

@@ -20,8 +20,8 @@ from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import DataError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import Target
-from kgmlm.prediction.candidates import Parts, triple_keys
+from kgmlm.graphs.queries import Target, triple_keys
+from kgmlm.prediction.candidates import Parts
 from kgmlm.prediction.merged import (
     EVIDENCE,
     MOST,

@@ -105,7 +105,7 @@ class Examples:
     """Triples of which it is counted whether they are true.
 
     Attributes:
-        evidence: ``(n,)`` index into :data:`EVIDENCE`.
+        evidence: ``(n,)`` index into :data:`EVIDENCE`; of lists, of as many kinds, NEW, TAIL or HEAD.
         features: ``(n, 2, F)``.
         relations: ``(n,)``.
         labels: ``(n,)``.

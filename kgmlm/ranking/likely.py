@@ -21,7 +21,7 @@ from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, l
 from kgmlm.core.digests import StrictModel
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import MAX_SCORES
+from kgmlm.ranking.ranker import MAX_SCORES, Ranker, Scorer
 
 FEATURES = ("score", "log_softmax", "log_rank", "margin")
 SIDES = ("tail", "head")  # the tail as an answer of (head, relation, ?), and the head
@@ -30,6 +30,11 @@ NEW, TAIL, HEAD = (
     1,
     2,
 )  # evidence of a candidate list: training lacks the query, or has it and asks this side
+
+
+def temperature_of(scorer: Scorer) -> float:
+    """The divisor that makes logits of scores: a run's as in training, others' 1."""
+    return scorer.reader.settings.training.temperature if isinstance(scorer, Ranker) else 1.0
 
 
 def compared(
@@ -199,6 +204,7 @@ class ListCalibration(StrictModel):
 
     Attributes:
         stages: the second stages that the scores went through: how many candidates, and the weight.
+        reranker: the digest of the cross-encoder among them; empty where there is none.
         lacking: how large the hidden set is, in times of validation.
         validation: how many triples it has that training has not.
         mean, deviation: of the features of each relation, those of the tail side first; the last row is of a
@@ -208,6 +214,7 @@ class ListCalibration(StrictModel):
     """
 
     stages: dict[str, tuple[int, _Finite]]
+    reranker: str
     lacking: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     validation: Annotated[int, Field(ge=1)]
     mean: _Table
@@ -238,6 +245,7 @@ class ListCalibration(StrictModel):
         validation: int,
         lacking: float,
         stages: Mapping[str, tuple[int, float]],
+        reranker: str,
         valid: Mapping[str, Any],
     ) -> ListCalibration:
         """Keep what was fitted."""
@@ -248,7 +256,7 @@ class ListCalibration(StrictModel):
 
         return cls(
             stages={name: (int(k), float(weight)) for name, (k, weight) in stages.items()},
-            lacking=float(lacking), validation=validation,
+            reranker=reranker, lacking=float(lacking), validation=validation,
             mean=table(likely.scale.mean), deviation=table(np.maximum(likely.scale.deviation, 1e-6)),
             sides=table(likely.effects.sides), better=table(likely.effects.better),
             intercepts=table(likely.effects.intercepts), valid=dict(valid),
@@ -276,7 +284,7 @@ class ListCalibration(StrictModel):
         columns: IntArray,
         temperature: float = 1.0,
     ) -> FloatArray:
-        """The probabilities of candidates ``(n,)``, NaN where training has the triple.
+        """The probabilities of candidates ``(n,)``, NaN where training has the triple or none can be.
 
         Within a query, no candidate is more probable than one before it.
 
@@ -289,13 +297,18 @@ class ListCalibration(StrictModel):
             temperature: scores divided by it are logits.
         """
         relations = np.where(asked.relation_B < len(self.mean) - 1, asked.relation_B, len(self.mean) - 1)
-        features, evidence, is_taken = list_features(asked, scores_BC, taken, rows, columns, temperature)
-        q_n = self.likely(evidence, features, relations[rows])
-        found = np.where(is_taken, np.nan, self.truth.left(q_n))
-        for row in np.unique(rows):
-            own = np.flatnonzero((rows == row) & ~is_taken)
-            found[own] = np.minimum.accumulate(found[own])
+        features, evidence, open_n = list_features(asked, scores_BC, taken, rows, columns, temperature)
+        found = np.full(len(rows), np.nan)
+        q_n = self.likely(evidence[open_n], features[open_n], relations[rows[open_n]])
+        found[open_n] = falling(self.truth.left(q_n), rows[open_n])
         return found
+
+    @property
+    def hidden(self) -> str:
+        """How large the hidden set is, in words."""
+        if self.lacking == 1:
+            return "as large as validation"
+        return f"{self.lacking:g} times as large as validation"
 
 
 def list_features(
@@ -311,7 +324,7 @@ def list_features(
 
     Returns:
         Features ``(n, 2, F)``, NaN at the side that is not asked; the evidence ``(n,)``; and which candidates
-        training has.
+        can answer and are not in training.
     """
     taken_BC = np.zeros(tuple(scores_BC.shape), np.bool_)
     taken_BC[taken] = True
@@ -326,4 +339,16 @@ def list_features(
     is_new_B = np.ones(len(asked), np.bool_)
     is_new_B[taken[0]] = False
     evidence = np.where(is_new_B[rows], NEW, np.where(tail_n, TAIL, HEAD))
-    return features, evidence, taken_BC[rows, columns]
+    return features, evidence, ~numpy(out_BC)[rows, columns]
+
+
+def falling(values: FloatArray, rows: IntArray) -> FloatArray:
+    """Values ``(n,)`` of lists, in each of which none is larger than one before it.
+
+    Args:
+        rows: (n,) of which list each is; those of a list stand together, the best first.
+    """
+    found = values.copy()
+    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows)) + 1):
+        found[own] = np.minimum.accumulate(values[own])
+    return found

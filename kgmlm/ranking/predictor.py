@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import IntArray, numpy, put, top
+from kgmlm.core.arrays import Array, BoolArray, IntArray, numpy, put, top
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import ListCalibration
+from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.signals.base import Reason, Reasoned
 from kgmlm.text.reader import Reading
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 2000  # entities that stand for all where an average is asked for
 BEFORE = 50  # of the best candidates; none that follows is more probable than they are
-Among = tuple[IntArray | None, Any]  # ids (B, C) of scored candidates, None is all entities; scores (B, C)
 
 
 class WeighedScore(NamedTuple):
@@ -96,7 +95,8 @@ class Predictor:
 
     Args:
         retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
-        lists: the probabilities of candidates, where some are fitted to these scores.
+        lists: the probabilities of candidates, where some are fitted to these scores; not with an index.
+        seen_N: the entities that the run was trained on; None is those of the graph.
 
     Example:
         >>> predictor = kgmlm.open_run("runs/demo").predictor  # doctest: +SKIP
@@ -109,11 +109,13 @@ class Predictor:
         ranker: Ranker,
         retrieval: Retrieval | None = None,
         lists: ListCalibration | None = None,
+        seen_N: BoolArray | None = None,
     ) -> None:
         self.graph = graph
         self.ranker = ranker
         self.retrieval = retrieval
         self.lists = lists
+        self.seen_N = graph.seen_N if seen_N is None else seen_N
         self.resolver = Resolver(graph)
 
     def with_entities(self, more: EntityTable, triples: IntArray | None = None) -> Predictor:
@@ -143,7 +145,11 @@ class Predictor:
 
             new = np.arange(len(self.graph.entities), len(graph.entities))
             retrieval = retrieval._replace(retriever=added(ranker, retrieval.retriever, new))
-        return Predictor(graph, ranker, retrieval, self.lists)
+        return Predictor(graph, ranker, retrieval, self.lists, self.seen_N)
+
+    @cached_property
+    def _validation(self) -> FilterIndex:
+        return FilterIndex(self.graph.splits["valid"], len(self.graph.entities))
 
     @cached_property
     def _known(self) -> FilterIndex:
@@ -169,7 +175,7 @@ class Predictor:
             explain: add each token's log-likelihood and the parts of the score.
         """
         table = Queries.of(queries)
-        for rows, ranked, among in self._ranked(table, k, novel, batch_size, advance):
+        for rows, ranked, scores_BN in self._ranked(table, k, novel, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             never = known if novel else set()
@@ -177,7 +183,7 @@ class Predictor:
                 [(i, score) for i, score in of_query if score > MISSED and (b, i) not in never][:k]
                 for b, of_query in enumerate(ranked)
             ]
-            probable = self._probabilities(table[rows], [[i for i, _ in x] for x in chosen], among)
+            probable = self._probabilities(table[rows], [[i for i, _ in x] for x in chosen], scores_BN)
             for b, row in enumerate(rows.tolist()):
                 predictions = [
                     self._prediction(queries[row], rank, i, score, (b, i) in known, probability)
@@ -206,7 +212,7 @@ class Predictor:
         known = set(known_ids.tolist())
         # A candidate is no more probable than those before it, of which the best have a say.
         listed = sorted({*ids.tolist(), *top(others_N, BEFORE)}, key=lambda i: (-scores_N[i], i))
-        (probable,) = self._probabilities(asked, [listed], (None, scores_N[None]))
+        (probable,) = self._probabilities(asked, [listed], scores_N[None])
         probability = dict(zip(listed, probable, strict=True))
         predictions = [
             self._prediction(
@@ -225,33 +231,25 @@ class Predictor:
         self, query: Query, rank: int, i: int, score: float, known: bool, probability: float | None
     ) -> Prediction:
         """A candidate with its label and name."""
-        found, seen_N = self.graph.entities[i], self.graph.seen_N
-        checked = bool(seen_N[i] and seen_N[query.entity])
+        found = self.graph.entities[i]
+        checked = all(x < len(self.seen_N) and bool(self.seen_N[x]) for x in (i, query.entity))
         return Prediction(rank, i, found.label, found.surface, score, known, probability, checked)
 
     def _probabilities(
-        self, asked: Queries, ids: Sequence[Sequence[int]], among: Among
+        self, asked: Queries, ids: Sequence[Sequence[int]], scores_BN: Array | None
     ) -> list[list[float | None]]:
-        """The probabilities of candidates of each query, best first; None where there are none.
-
-        Args:
-            among: all candidates that were scored.
-        """
-        if self.lists is None:
+        """The probabilities of candidates of each query, best first; None where there are none."""
+        if self.lists is None or scores_BN is None:
             return [[None] * len(of_query) for of_query in ids]
-        ids_BC, scores_BC = among
         rows = np.repeat(np.arange(len(ids)), [len(of_query) for of_query in ids])
         chosen = np.array([i for of_query in ids for i in of_query], np.int64)
         taken = self.graph.context.answers.lookup(asked)
-        if ids_BC is not None:  # ids to their columns
-            at = {(b, i): c for b, of_query in enumerate(ids_BC.tolist()) for c, i in enumerate(of_query)}
-            pairs = zip(rows.tolist(), chosen.tolist(), strict=True)
-            chosen = np.array([at[pair] for pair in pairs], np.int64)
-            answers = zip(*(x.tolist() for x in taken), strict=True)
-            there = np.array([(b, at[b, i]) for b, i in answers if (b, i) in at], np.int64).reshape(-1, 2)
-            taken = (there[:, 0], there[:, 1])
-        temperature = self.ranker.reader.settings.training.temperature
-        found = self.lists.probabilities(asked, scores_BC, taken, rows, chosen, temperature)
+        temperature = temperature_of(self.ranker)
+        found = self.lists.probabilities(asked, scores_BN, taken, rows, chosen, temperature)
+        if self.graph.has("valid"):  # which has them: nobody asks how probable they are
+            tail, entity = asked.tail_B[rows], asked.entity_B[rows]
+            ends = np.where(tail, entity, chosen), asked.relation_B[rows], np.where(tail, chosen, entity)
+            found[self._validation.has(np.stack(ends, 1))] = np.nan
         values = iter([None if x != x else x for x in found.tolist()])
         return [[next(values) for _ in of_query] for of_query in ids]
 
@@ -272,10 +270,8 @@ class Predictor:
         novel: bool,
         batch_size: int,
         advance: Callable[[int], None],
-    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Among]]:
-        """Ids and scores of each query, best first: a shortlist whole, or the k best of all; and all that was
-        scored.
-        """
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Array | None]]:
+        """Ids and scores of each query, best first: a shortlist, or the k best of all, and all scores."""
         if self.retrieval is not None:
             from kgmlm.ranking.retrieval import shortlist
 
@@ -286,7 +282,7 @@ class Predictor:
                     zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
                 )
                 best = [[(i, score) for i, score in row if i >= 0] for row in pairs]
-                yield rows, best, (ids_BK, np.where(ids_BK >= 0, scores_BK, MISSED))
+                yield rows, best, None
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
             scores_BN = numpy(scores_BN)
@@ -295,7 +291,7 @@ class Predictor:
                 ranked = put(scores_BN, self._known.lookup(queries[rows]), float("-inf"))
             ids = [top(row, k) for row in ranked]
             best = [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
-            yield rows, best, (None, scores_BN)
+            yield rows, best, scores_BN
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """Add to predictions the parts of their scores."""

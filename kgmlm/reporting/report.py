@@ -398,8 +398,8 @@ class _Work:
         )
 
     def _measured(self, calibration: Any, scorer: Ranker, sample: Any, split: str) -> Measured | None:
-        from kgmlm.prediction.calibration import temperature_of
         from kgmlm.prediction.features import features
+        from kgmlm.ranking.likely import temperature_of
         from kgmlm.reporting.figures import measured_on
 
         found = features(

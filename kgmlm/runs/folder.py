@@ -256,7 +256,7 @@ class RunFolder:
 
     def _changed(self) -> None:
         """Forget the parts that this process has just written."""
-        for name in ("tuned", "reranker", "fingerprints", "made_by"):
+        for name in ("tuned", "reranker", "fingerprints", "made_by", "lists"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -315,7 +315,7 @@ class RunFolder:
             found = tuple(
                 ListCalibration.model_validate(x, strict=False, extra="forbid") for x in kept.get("lists", ())
             )
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
             raise RunError(
                 f"{path} is damaged: {why}; `kgmlm calibrate {self.path}` makes it again"

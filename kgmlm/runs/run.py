@@ -28,11 +28,11 @@ from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Engine, Make, Tick, Workers, piece_size
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import labeled_entities, labeled_queries, labeled_triples
-from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
 from kgmlm.runs.opened import open_run_model, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
-from kgmlm.runs.record import writing
+from kgmlm.runs.record import RERANKER, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,15 +57,32 @@ def open_predictor(
     opened = open_run_model(folder, options, graph, watch.tell, shortlist=True)
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
-    lists = _lists(opened.folder, ranker, options)
-    return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval, lists)
+    lists = _lists(opened.folder, ranker, options, watch) if opened.retrieval is None else None
+    return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval, lists, folder.graph.seen_N)
 
 
-def _lists(folder: RunFolder, ranker: Ranker, options: RankingOptions) -> ListCalibration | None:
-    """The probabilities that were fitted to the scores of a ranker; None where none were."""
+def _lists(
+    folder: RunFolder, ranker: Ranker, options: RankingOptions, watch: Watcher
+) -> ListCalibration | None:
+    """The probabilities that were fitted to the scores of a ranker of all entities; None where none were."""
+    from kgmlm.ranking.second_stage import CrossEncoding
+
+    if options.scores != "all":
+        return None
+    try:
+        there = folder.lists
+    except RunError as error:
+        watch.tell(f"no probabilities: {error}")
+        return None
     stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    fits = (found for found in folder.lists if found.stages == stages)
-    return next(fits, None) if options.scores == "all" else None
+    reranker = folder.fingerprints.get(RERANKER, "") if CrossEncoding.name in stages else ""
+    found = next((x for x in there if (x.stages, x.reranker) == (stages, reranker)), None)
+    if found is None and (folder.path / PROBABILITIES).is_file() and options.rerank is None:
+        watch.tell(
+            f"no probabilities: those of {folder.path} are of other scores; `kgmlm calibrate {folder.path}` "
+            "fits them again"
+        )
+    return found
 
 
 Best = list[tuple[int, "list[Prediction]"]]  # by position of the query
@@ -217,6 +234,14 @@ class Run:
     def settings(self) -> Settings:
         """The settings that it was trained with."""
         return self.folder.settings
+
+    @property
+    def lists(self) -> ListCalibration | None:
+        """The probabilities of its answers, by the first stage alone; None where there are none."""
+        try:
+            return next(iter(self.folder.lists), None)
+        except RunError:  # damaged: it ranks without them
+            return None
 
     @cached_property
     def predictor(self) -> Predictor:

@@ -587,7 +587,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             **service.information,
             "version": __version__,
             "calibrated": session.calibration is not None,
-            "probable": session.predictor.lists is not None,
+            "hidden": None if session.predictor.lists is None else session.predictor.lists.hidden,
             "writable": service.options.writable,
             "folder": session.origin.standing,
             "judging": judging.possible,

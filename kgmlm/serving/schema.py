@@ -158,8 +158,8 @@ class Ranked(BaseModel):
     entity: str = Field(description="Its label.")
     name: str
     probability: float | None = Field(
-        description="Of finding the triple in a further hidden set as large as validation; null where "
-        "training has the triple, or nothing is fitted."
+        description="Of finding the triple in a further hidden set; null where training or validation has "
+        "it, or nothing is fitted."
     )
     score: float
     known: bool = Field(description="Whether the graph has the triple, in any split.")
@@ -423,7 +423,10 @@ class InfoResponse(BaseModel):
     validation: dict[str, Any]
     ranks: dict[str, Any]
     calibrated: bool = Field(description="Whether /classify answers.")
-    probable: bool = Field(description="Whether ranked answers have probabilities.")
+    hidden: str | None = Field(
+        description="How large the hidden set is of which the probabilities of ranked answers are shares; "
+        "null where they have none."
+    )
     writable: bool = Field(description="Whether POST /entities is allowed.")
     judging: bool = Field(description="Whether POST /feedback is allowed.")
     folder: Literal["as opened", "changed", "gone"] = Field(

@@ -78,6 +78,11 @@ class Info:
         ]
         lines["validation"] = lines["validation"] or ["none"]
         lines["probabilities"] = [self._said_of_probabilities()]
+        lines["probabilities"] += [
+            f"of ranked answers, {' and '.join(['first stage', *of['stages']])}: shares of a hidden set "
+            f"{of['lacking']:g} times as large as validation, fitted to {of['queries']:,} queries"
+            for of in (self.probabilities or {}).get("lists", ())
+        ]
         lines["ranks"] = [
             f"{name}: "
             + (f"MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}" if found else "damaged")
@@ -184,6 +189,14 @@ def _probabilities(folder: RunFolder) -> dict[str, Any] | None:
         "method": found.model.calibrator.kind,
         **{key: _number(valid.get(key)) for key in _FIGURES},
         "ece_95": None if _number(low) is None or _number(high) is None else [low, high],
+        "lists": [
+            {
+                "stages": [*x.stages],
+                "lacking": x.lacking,
+                "queries": int(_number(x.valid.get("queries")) or 0),
+            }
+            for x in found.lists
+        ],
     }
 
 

@@ -17,7 +17,6 @@ from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.prediction.calibration import (
     TRIPLES,
-    Calibration,
     read_calibration,
     save_calibration,
 )
@@ -120,9 +119,12 @@ def stages_left(run: RunFolder) -> list[Stage]:
 def _is_calibrated(run: RunFolder) -> bool:
     """Return whether probabilities are fitted to what a run is now."""
     try:
-        return read_calibration(run) is not None
+        found = read_calibration(run)
     except RunError:
         return False
+    chosen = run.tuned
+    stages = sum(use is not None and use.k > 0 for use in (chosen.use, chosen.reverse))
+    return found is not None and any(len(x.stages) == stages for x in found.lists)
 
 
 def _bounds(name: str, steps: int) -> dict[str, Any]:
@@ -209,34 +211,37 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
             _index(path, watch)
     if "calibration" in recipe["stages"] and not _is_calibrated(open_folder(path)):
         with clock.stage("calibration"):
-            _calibrate(path, few or TRIPLES, clock.share("calibration", ()), watch)
+            _calibrate(path, max_steps, clock.share("calibration", ()), watch)
     run = open_folder(path)
     lines = [] if clock.seconds is None else accounts(run)
     if left and run.graph.has("valid"):
         chosen = run.tuned.by
-        lines = [*summary(chosen["valid"], chosen["triples"], counted(run.graph)), *lines, *following(run)]
+        triples = chosen.get("triples", len(run.graph.splits["valid"]))
+        lines = [*summary(chosen["valid"], triples, counted(run.graph, triples)), *lines, *following(run)]
     for line in lines:
         watch.tell(line)
 
 
-def _calibrate(path: Path, most: int, seconds: float | None, watch: Watcher) -> None:
-    """Fit a run's probabilities on at most so many validation triples, as many as the time allows."""
+def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: Watcher) -> None:
+    """Fit a run's probabilities on validation, on as many triples as the time allows."""
 
-    def by(count: int) -> Calibration:
-        return fitted_calibration(open_folder(path), most=count, watch=watch)[0]
+    def fit(count: int) -> None:
+        found, _ = fitted_calibration(open_folder(path), most=count, watch=watch)
+        save_calibration(open_folder(path), found)
 
-    most = min(most, len(open_folder(path).graph.splits["valid"]))
+    there = len(open_folder(path).graph.splits["valid"])
+    most = min(TRIPLES if max_steps is None else FEW, there)
     began, first = time.monotonic(), most if seconds is None else min(most, CALIBRATED)
     try:
-        found = by(first)
-        taken = time.monotonic() - began
-        if seconds is not None and (more := min(most, int(first * (seconds - taken) / taken))) > first:
-            found = by(more)
+        fit(first)
     except (RunError, DataError) as error:  # too little validation: the run ranks without probabilities
         watch.tell(f"no probabilities: {error}")
-        leave_out(path, "calibration")
+        if max_steps is None:
+            leave_out(path, "calibration")
         return
-    save_calibration(open_folder(path), found)
+    taken = time.monotonic() - began
+    if seconds is not None and (more := min(most, int(first * (seconds - taken) / taken))) > first:
+        fit(more)
     watch.tell("probabilities fitted on validation: `kgmlm rank` and the explorer show them")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,14 @@ def train(
         return Run(open_folder(path))
 
 
+def _same(graph: KnowledgeGraph, run: RunFolder) -> bool:
+    """Return whether a graph is that of a run, which may have held out some of it for validation."""
+    if run.graph.has("valid") and not graph.has("valid"):
+        with suppress(DataError):
+            graph = with_validation(graph, run.settings.training.seed)
+    return graph.same(run.graph)
+
+
 def _held_out(graph: KnowledgeGraph, seed: int, watch: Watcher) -> KnowledgeGraph:
     """The graph with validation triples, if any can leave training."""
     try:
@@ -235,7 +243,7 @@ def _resume(
         )
     from kgmlm.training.start import latest_checkpoint, resume_run
 
-    if dataset is not None and not load_graph(dataset, skip_header=skip_header).same(run.graph):
+    if dataset is not None and not _same(load_graph(dataset, skip_header=skip_header), run):
         raise RunError(f"{output} was begun with another graph than '{dataset}'")
     if run.record["status"] in ENDED and (unfinished(run) or stages_left(run)):
         if decay is not None:

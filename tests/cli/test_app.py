@@ -203,7 +203,7 @@ def test_own_data_from_files_to_ranks(cli: Cli, tmp_path: Path) -> None:
     assert "max steps at step 3" in done.stderr
     assert cli("evaluate", tmp_path / "run", "-q").returncode == 0
     ranked = cli("rank", tmp_path / "run", "--head", "e1", "--relation", "r0", "--csv")
-    assert ranked.stdout.startswith("rank,entity,name,score,known\n")
+    assert ranked.stdout.startswith("rank,entity,name,probability,score,known\n")
 
 
 @pytest.mark.slow

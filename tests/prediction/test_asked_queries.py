@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import Query, Target
-from kgmlm.prediction.candidates import asked_queries, sampled, seen_queries, triple_keys
+from kgmlm.graphs.queries import Query, Target, triple_keys
+from kgmlm.prediction.candidates import asked_queries, sampled, seen_queries
 
 N, R = 6, 3
 TRIPLES = st.lists(

@@ -22,8 +22,8 @@ import kgmlm
 from kgmlm.core import files, workers
 from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError
 from kgmlm.core.progress import Watcher
+from kgmlm.graphs.queries import triple_keys
 from kgmlm.prediction import candidates, complete
-from kgmlm.prediction.candidates import triple_keys
 from kgmlm.prediction.listing import estimate, read_list
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.options import RankingOptions

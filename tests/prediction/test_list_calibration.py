@@ -46,7 +46,7 @@ def kinds(graph: KnowledgeGraph) -> tuple[set[int], set[int]]:
 
 
 def test_all_queries_are_drawn_where_there_are_few(toy: KnowledgeGraph) -> None:
-    queries, weights = drawn(toy, askable(toy, 0, 1, 2), 0, seed=0)
+    queries, weights, each = drawn(toy, askable(toy, 0, 1, 2), 0)
     keys = FilterIndex(toy.splits["train"], len(toy.entities)).keys(queries).tolist()
     answered, seen = kinds(toy)
     assert len(set(keys)) == len(keys)
@@ -55,14 +55,16 @@ def test_all_queries_are_drawn_where_there_are_few(toy: KnowledgeGraph) -> None:
     others = queries[np.array([key not in answered | seen for key in keys])]
     assert set(others.entity_B.tolist()) <= {0, 1, 2}
     assert set(weights.tolist()) == {1.0}
+    assert each == 1
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_a_sample_stands_for_all_of_its_kind(toy: KnowledgeGraph, most: int) -> None:
-    whole, _ = drawn(toy, askable(toy), 0, seed=0)
+    whole = drawn(toy, askable(toy), 0).queries
     index = FilterIndex(toy.splits["train"], len(toy.entities))
     answered, seen = kinds(toy)
-    queries, weights = drawn(toy, askable(toy), most, seed=1)
+    queries, weights, each = drawn(toy, askable(toy), most, seed=1)
+    assert weights[0] == 1
     keys, all_keys = index.keys(queries).tolist(), index.keys(whole).tolist()
     assert len(set(keys)) == len(keys) < len(all_keys)
 
@@ -70,7 +72,7 @@ def test_a_sample_stands_for_all_of_its_kind(toy: KnowledgeGraph, most: int) -> 
         return 0 if key in answered else 1 if key in seen else 2
 
     for which in range(3):
-        of_kind = sum(w for key, w in zip(keys, weights.tolist(), strict=True) if kind(key) == which)
+        of_kind = each * sum(w for key, w in zip(keys, weights.tolist(), strict=True) if kind(key) == which)
         assert of_kind == pytest.approx(sum(kind(key) == which for key in all_keys))
 
 
@@ -78,7 +80,7 @@ def test_a_share_of_the_entities_stands_for_a_large_graph(
     toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(list_calibration, "ASKED", 5)
-    queries, weights = drawn(toy, askable(toy), 0, seed=0)
+    queries, weights, _ = drawn(toy, askable(toy), 0)
     answered, seen = kinds(toy)
     keys = FilterIndex(toy.splits["train"], len(toy.entities)).keys(queries).tolist()
     others = np.array([key not in answered | seen for key in keys])
@@ -89,7 +91,7 @@ def test_a_share_of_the_entities_stands_for_a_large_graph(
 def test_as_many_true_triples_are_expected_as_there_are(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
-    found = fit_lists(make_ranker(), toy, askable(toy), most=0)
+    found = fit_lists(make_ranker(), toy, drawn(toy, askable(toy), 0))
     (all_rows,) = [row for row in found.valid["held out"] if row["probability"] == 0.1][:1]
     assert found.valid["queries"] > found.valid["true"] > 0
     assert found.stages == {}
@@ -98,12 +100,10 @@ def test_as_many_true_triples_are_expected_as_there_are(
     assert found.truth == Truth.hidden(found.validation, 1.0)
 
 
-def test_nothing_is_fitted_to_what_training_has(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
-) -> None:
+def test_nothing_is_fitted_to_what_training_has(toy: KnowledgeGraph) -> None:
     known = replace(toy, splits={**toy.splits, "valid": toy.splits["train"][:5]})
     with pytest.raises(RunError, match="validation triples that training has not"):
-        fit_lists(make_ranker(), known, askable(toy))
+        drawn(known, askable(toy))
 
 
 @pytest.fixture
@@ -124,7 +124,9 @@ def test_a_calibrated_run_says_how_probable_its_answers_are(calibrated: Path) ->
     assert len(new)
     for _, of_query in new.groupby(new["head"].fillna("")):
         assert (of_query["probability"].diff().dropna() <= 0).all()
-    answers = run.graph.context.answers
+    answers = FilterIndex(
+        np.concatenate([run.graph.splits[split] for split in ("train", "valid")]), len(run.graph.entities)
+    )
     resolver, index = run.resolver, run.graph.entities.index
     for row in after.to_dict("records"):
         head, tail = (row["entity"] if pd.isna(row[side]) else row[side] for side in ("head", "tail"))
@@ -149,11 +151,27 @@ def test_probabilities_of_earlier_weights_are_not_shown(calibrated: Path) -> Non
     file.write_text(json.dumps(kept))
     with pytest.raises(RunError, match="is damaged"):
         open_folder(calibrated).lists  # noqa: B018
+    assert (
+        kgmlm.open_run(calibrated, device="cpu")
+        .rank(head="France", relation="capital", k=1)["probability"]
+        .isna()
+        .all()
+    )
+
+
+def test_how_many_queries_a_sample_stands_for_does_not_change_the_fit(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    asked, ranker = drawn(toy, askable(toy), 0), make_ranker()
+    one, ten = (fit_lists(ranker, toy, asked._replace(each=each)) for each in (1.0, 10.0))
+    assert one.model_copy(update={"valid": {}}) == ten.model_copy(update={"valid": {}})
+    assert ten.valid["candidates"] == pytest.approx(10 * one.valid["candidates"], rel=1e-3)
 
 
 def test_an_entity_that_training_lacks_is_not_checked(calibrated: Path) -> None:
     new = pd.DataFrame([("atlantis", "Atlantis")], columns=["label", "name"])
-    predictor = kgmlm.open_run(calibrated, device="cpu").with_entities(new).predictor
+    given = [("atlantis", "located_in", "Europe")]
+    predictor = kgmlm.open_run(calibrated, device="cpu").with_entities(new, given).predictor
     query = predictor.resolver.query("capital", "atlantis", None)
     ((_, answers),) = predictor.predict([query], 3)
     assert all(p.probability is not None and not p.checked for p in answers)

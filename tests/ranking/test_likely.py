@@ -26,7 +26,7 @@ def calibration(lacking: float = 1.0, **change: Any) -> ListCalibration:
         rng.normal(size=(RELATIONS + 1, len(FEATURES))),
         rng.normal(size=(RELATIONS + 1, 3)),
     )
-    made = ListCalibration.of(Likely(scale, effects), 40, lacking, {"reverse": (5, 0.5)}, {"queries": 7})
+    made = ListCalibration.of(Likely(scale, effects), 40, lacking, {"reverse": (5, 0.5)}, "", {"queries": 7})
     return made.model_copy(update=change) if change else made
 
 
@@ -52,8 +52,9 @@ def test_probabilities_fall_within_a_list_and_training_has_none(
     order = np.argsort(-scores_BC, axis=1, kind="stable")
     rows, columns = np.repeat([0, 1], count), order.ravel()
     found = calibration().probabilities(queries, scores_BC, taken, rows, columns)
+    never = {(0, int(taken[1][0])), (1, 0)}  # known, and impossible
     assert np.isnan(found).tolist() == [
-        (r, c) == (0, taken[1][0]) for r, c in zip(rows.tolist(), columns.tolist(), strict=True)
+        pair in never for pair in zip(rows.tolist(), columns.tolist(), strict=True)
     ]
     for row in (0, 1):
         own = found[(rows == row) & ~np.isnan(found)]
@@ -87,6 +88,10 @@ def test_a_calibration_is_as_it_was_when_it_is_read_again() -> None:
     assert again == made
     assert again.stages == {"reverse": (5, 0.5)}
     assert again.truth == Truth(40, 40, 80.0)
+    assert (calibration().hidden, calibration(2.5).hidden) == (
+        "as large as validation",
+        "2.5 times as large as validation",
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ def test_a_table_has_all_signals_each_alone_and_counting() -> None:
         ["vector", "0.200"],
         ["types", "0.100"],
         ["counting", "answers", "in", "training", "0.150"],
-        ["with", "reverse", "0.420"],
     ]
     assert len({len(row) for row in rows}) == 1, "figures stand below each other"
 

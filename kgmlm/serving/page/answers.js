@@ -3,7 +3,7 @@
 import { byId, el, fill, name } from "./dom.js";
 import * as judge from "./judge.js";
 import { go, link, now } from "./state.js";
-import { PROBABILITY, advantages, count, fixed, many, mark, percent, signal, sum } from "./words.js";
+import { advantages, count, fixed, many, mark, percent, signal, sum } from "./words.js";
 
 export const SIZE = 10;
 
@@ -16,9 +16,10 @@ export function filtered(answers, state) {
   );
 }
 
-// From 0 to 1: the probability; without one, how far a score is from the average entity's to the best one's.
+// From 0 to 1: the probability, of which small ones can be told apart; without one, how far a score is from the
+// average entity's to the best one's.
 function strength(answer, found, best) {
-  if (answer.probability !== null) return answer.probability;
+  if (answer.probability !== null) return Math.sqrt(answer.probability);
   if (isGiven(answer, found)) return 1;
   return Math.max(0, Math.min(1, sum(advantages(answer, found.usual)) / (best || 1)));
 }
@@ -40,12 +41,12 @@ export function bar(answer, found, best) {
 }
 
 // Training has it, so nobody asks how probable it is.
-const isGiven = (answer, found) => found.probable && answer.known && answer.probability === null;
+const isGiven = (answer, found) => found.hidden && answer.known && answer.probability === null;
 
 function value(answer, found) {
   if (isGiven(answer, found)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
   if (answer.probability === null) return el("span", { title: "score" }, fixed(answer.score));
-  return el("span", { title: PROBABILITY }, percent(answer.probability), answer.checked === false && "?");
+  return el("span", { title: `of a hidden set ${found.hidden}` }, percent(answer.probability), answer.checked === false && "?");
 }
 
 function row(answer, found, best, chosen) {
@@ -114,7 +115,7 @@ let built = "";
 function showFilters(found, state) {
   const types = [...new Set(found.predictions.flatMap((a) => a.types))].sort();
   if (state.type && !types.includes(state.type)) types.push(state.type);
-  const key = JSON.stringify([types, found.probable]);
+  const key = JSON.stringify([types, found.hidden]);
   if (built !== key) {
     built = key;
     fill(
@@ -137,7 +138,7 @@ function showFilters(found, state) {
             types.map((type) => el("option", { value: type }, type.length > 60 ? `${type.slice(0, 59)}…` : type)),
           ),
         ),
-      found.probable &&
+      found.hidden &&
         el(
           "label",
           {},

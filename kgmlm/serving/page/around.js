@@ -38,7 +38,7 @@ function predicted(found) {
     other: { label: a.entity, name: a.name },
     relation: found.relation,
     known: false,
-    sure: a.probability ?? 0.3 + (0.7 * (a.score - worst)) / (best - worst || 1),
+    sure: a.probability !== null ? Math.sqrt(a.probability) : 0.3 + (0.7 * (a.score - worst)) / (best - worst || 1),
     said: a.probability === null ? "predicted" : percent(a.probability),
   }));
 }

@@ -35,7 +35,7 @@ function body(state, k, also) {
 
 async function explore(state, k, also, signal) {
   const got = await post("/explore", body(state, Math.min(k, MOST), also), signal);
-  return { ...got, k, probable: info.probable };
+  return { ...got, k, hidden: info.hidden };
 }
 
 // Answers as far as the page goes, or until there are no more.
@@ -103,7 +103,7 @@ function show(state) {
   byId("around").hidden = false;
   const left = answers.filtered(found.predictions, state);
   rows = left.slice((state.page - 1) * answers.SIZE, state.page * answers.SIZE);
-  const chosen = state.why ? among(found, state.why) : (rows.find((a) => !a.known && (a.probability ?? 1) >= 0.5) ?? rows[0]);
+  const chosen = state.why ? among(found, state.why) : (rows.find((a) => !a.known) ?? rows[0]);
   const second = state.vs && state.vs !== chosen?.entity ? among(found, state.vs) : null;
   ask.show(state, found);
   ask.showText(found.reading);

@@ -5,7 +5,7 @@ import { combobox } from "./combobox.js";
 import { byId, el, fill, name } from "./dom.js";
 import * as judge from "./judge.js";
 import { go, link, now } from "./state.js";
-import { PROBABILITY, advantages, count, fixed, many, mark, percent, signal, signed, sum } from "./words.js";
+import { advantages, count, fixed, many, mark, percent, signal, signed, sum } from "./words.js";
 
 const BECAUSE = /^(.*) \(([\d,]+) of ([\d,]+)\)$/s;
 
@@ -135,12 +135,15 @@ function nearby(answer, found) {
 }
 
 // An entity that training has nothing of is unlike those that probabilities were fitted to.
-const sureness = (answer) => (answer.checked === false ? "probability, not checked on entities like these" : "probability");
+const sureness = (answer, found) =>
+  answer.checked === false
+    ? "probability, not checked on entities like these"
+    : `the share of such answers in a hidden set ${found.hidden}`;
 
 function headline(answer, found) {
   const [kind, meaning] = mark(answer);
   const number =
-    answer.probability === null ? (found.probable ? "" : `score ${fixed(answer.score)}`) : percent(answer.probability);
+    answer.probability === null ? (found.hidden ? "" : `score ${fixed(answer.score)}`) : percent(answer.probability);
   return el(
     "div",
     { class: "headline" },
@@ -150,7 +153,7 @@ function headline(answer, found) {
       {},
       el("span", { class: `kind is-${kind}`, title: meaning }, kind),
       answer.possible ? ` rank ${count(answer.rank)}` : "",
-      number && found.probable ? el("span", { class: "dim", title: PROBABILITY }, ` · ${sureness(answer)}`) : null,
+      number && found.hidden ? el("span", { class: "dim" }, ` · ${sureness(answer, found)}`) : null,
       !number && answer.known ? el("span", { class: "dim" }, " · training has this triple") : null,
     ),
     judge.buttons(answer, found),

@@ -17,9 +17,6 @@ export const count = (number) => number.toLocaleString("en-US");
 export const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
 export const signed = (number, digits = 2) => (number < 0 ? "" : "+") + fixed(number, digits);
 
-export const PROBABILITY =
-  "the share of answers like this one that a further hidden set, as large as validation, would have";
-
 export function percent(probability) {
   if (probability > 0.995) return "> 99 %";
   if (probability < 0.001) return "< 0.1 %";
