@@ -167,8 +167,9 @@ def calibrate(
     """
     from kgmlm.core.errors import ConfigError
     from kgmlm.core.progress import Bars
-    from kgmlm.prediction.classify import LACKING, MISSING, measure_probabilities
+    from kgmlm.prediction.calibration import LACKING, MISSING
     from kgmlm.prediction.classify import calibrate as job
+    from kgmlm.prediction.classify import measure_probabilities
 
     of_graph = {name: given.pop(name) for name in MEASURE}
     if report is None:

@@ -393,7 +393,11 @@ def _best(graph: KnowledgeGraph, found: Listed, because: Because | None) -> list
     some = found.found[np.arange(min(SHOWN, len(found)))]
     rows = []
     for (h, r, t), evidence, p in zip(some.triples.tolist(), some.evidence, found.probability, strict=False):
-        row = {"head": entities[h].label, "relation": relations[r].label, "tail": entities[t].label}
+        row: dict[str, Any] = {
+            "head": entities[h].label,
+            "relation": relations[r].label,
+            "tail": entities[t].label,
+        }
         row |= {"head_name": entities[h].surface, "relation_name": relations[r].name}
         row |= {"tail_name": entities[t].surface, "probability": float(p)}
         if because is not None:

@@ -89,7 +89,7 @@ def drawn(graph: KnowledgeGraph, askable: Askable, most: int = QUERIES, seed: in
     keys, weights = [first], [np.full(len(first), len(answered) / len(first))]
     for wanted, counts_S, of_side, each in (
         (most, np.array([len(x) for x in unanswered_S]), unanswered_S.__getitem__, 1.0),
-        (-(-most // 2), np.array([len(fitting(s)) for s in sides]), fitting, count / len(entities)),
+        (-(-most // 2), np.array([len(fitting(s)) for s in sides.tolist()]), fitting, count / len(entities)),
     ):
         for side, number in enumerate(_allotted(counts_S, hits_S, wanted).tolist()):
             if number:

@@ -394,7 +394,7 @@ class _Work:
             figures.reliability_chart(measured),
             figures.reliability_table(measured),
             drawn,
-            lists and figures.list_table(lists),
+            None if lists is None else figures.list_table(lists),
         )
 
     def _measured(self, calibration: Any, scorer: Ranker, sample: Any, split: str) -> Measured | None:

@@ -30,7 +30,7 @@ class Counting(PlainScorer):
         train = distinct_triples(graph.splits["train"])
         row_n = np.concatenate([2 * train[:, 1], 2 * train[:, 1] + 1])
         column_n = np.concatenate([train[:, 0], train[:, 2]])
-        shape = (2 * self.relations, self.entities)
+        shape = (2 * len(graph.relations), self.entities)
         self.counts = sp.csr_array((np.ones(len(row_n), np.float32), (row_n, column_n)), shape)
 
     def score(self, queries: Queries) -> torch.Tensor:
