@@ -132,18 +132,11 @@ MEASURE: Options = {
 @command(CALIBRATE, MEASURE)
 def calibrate(
     run: RunArgument,
-    missing: Annotated[
-        float,
-        typer.Option(
-            help="How many true triples neither training nor validation has, per validation triple; 0 calls "
-            "every corrupted triple false."
-        ),
-    ] = 1.0,
     lacking: Annotated[
         float,
         typer.Option(
-            help="How large the hidden set is of which a ranked answer's probability is the share, in times "
-            "of validation."
+            help="How many true triples neither training nor validation has, per validation triple: the hidden "
+            "set of which a ranked answer's probability is the share. 0 calls every corrupted triple false."
         ),
     ] = 1.0,
     report: Annotated[
@@ -167,7 +160,7 @@ def calibrate(
     """
     from kgmlm.core.errors import ConfigError
     from kgmlm.core.progress import Bars
-    from kgmlm.prediction.calibration import LACKING, MISSING
+    from kgmlm.prediction.calibration import LACKING
     from kgmlm.prediction.classify import calibrate as job
     from kgmlm.prediction.classify import measure_probabilities
 
@@ -175,13 +168,11 @@ def calibrate(
     if report is None:
         if any(of_graph.values()):
             raise ConfigError("--graph and what goes with it need --report, the name of a split of it")
-        figures = job(run, missing=missing, lacking=lacking, progress=Bars(quiet), **given)
+        figures = job(run, lacking=lacking, progress=Bars(quiet), **given)
         what = "validation triples"
     else:
-        if (missing, lacking) != (MISSING, LACKING):
-            raise ConfigError(
-                "--missing and --lacking are for fitting; --report measures the probabilities that there are"
-            )
+        if lacking != LACKING:
+            raise ConfigError("--lacking is for fitting; --report measures the probabilities that there are")
         figures = measure_probabilities(run, split=report, progress=Bars(quiet), **of_graph, **given)
         what = f"{report} triples of {figures['graph']}"
     if as_json:

@@ -329,8 +329,7 @@ def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -
 
 FILE = PROBABILITIES
 TRIPLES = 1000  # validation triples that are enough
-MISSING = 1.0  # true triples that nobody has, per validation triple: as many, as where test is kept back
-LACKING = 1.0  # the hidden set of which a list's probability is the share, in times of validation
+LACKING = 1.0  # true triples that nobody has, per validation triple: as many, as where test is kept back
 silent = Watcher()
 
 
@@ -417,7 +416,7 @@ def calibrate(
     graph: KnowledgeGraph,
     *,
     most: int = TRIPLES,
-    missing: float = MISSING,
+    lacking: float = LACKING,
     seed: int = 0,
     batch_size: int = 64,
     advance: Advance = silent,
@@ -427,7 +426,7 @@ def calibrate(
     Args:
         scorer: of the run's own graph; a reranker takes no part.
         most: so many validation triples; 0 is all.
-        missing: how many true triples neither training nor validation has, per validation triple.
+        lacking: how many true triples neither training nor validation has, per validation triple.
 
     Raises:
         RunError: when there are too few to fit anything.
@@ -443,14 +442,14 @@ def calibrate(
     )
     found = _features(scorer, sample, graph, batch_size, partial(advance, "scoring validation"))
     hit = ~sample.labels & FilterIndex(graph.splits["valid"], len(graph.entities)).has(sample.triples)
-    sample.weights[:] = _trusted(found, sample, hit, missing)
+    sample.weights[:] = _trusted(found, sample, hit, lacking)
     sample, found = sample[~hit], found[~hit]
     examples = Examples(found, sample.triples[:, 1], sample.labels, sample.weights, sample.halves)
     calibration, held = fit(examples, len(graph.relations), of={}, by={})
     return calibration, sample, held
 
 
-def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) -> FloatArray:
+def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, lacking: float) -> FloatArray:
     """The weights of negatives, given that some of them are true triples that nobody has.
 
     Negatives are drawn blind to validation. Some hit validation triples; the others hit missing triples as
@@ -464,7 +463,7 @@ def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) 
     from sklearn.linear_model import LogisticRegression
 
     weights, drawn = np.ones(len(hit)), ~sample.labels
-    if not hit.any() or not missing:
+    if not hit.any() or not lacking:
         return weights
     if hit[drawn].all():
         raise RunError("there are no false triples to learn from: each that was drawn is a validation triple")
@@ -472,12 +471,12 @@ def _trusted(found: FloatArray, sample: Sample, hit: BoolArray, missing: float) 
     columns = (columns - columns[drawn].mean(0)) / spreads(columns[drawn])
     model = LogisticRegression(max_iter=1000).fit(columns[drawn], hit[drawn])
     odds = np.exp(model.decision_function(columns[drawn]))
-    weights[drawn] = np.clip(1 - missing * odds, 0.0, 1.0)
+    weights[drawn] = np.clip(1 - lacking * odds, 0.0, 1.0)
     for kind in np.unique(sample.kinds[drawn]):
         own = drawn & ~hit & (sample.kinds == kind)
         weights[own] *= own.sum() / max(weights[own].sum(), 1.0)
     if not weights[drawn & ~hit].any():
-        raise RunError(f"no negative counts with {missing:g} missing triples per validation triple")
+        raise RunError(f"no negative counts with {lacking:g} missing triples per validation triple")
     return weights
 
 
@@ -550,7 +549,6 @@ def fitted(
     run: RunFolder,
     *,
     most: int = TRIPLES,
-    missing: float = MISSING,
     lacking: float = LACKING,
     seed: int = 0,
     precision: str = "fp32",
@@ -562,8 +560,7 @@ def fitted(
     """Fit probabilities to a run's validation triples; the calibration, and its figures there.
 
     Args:
-        most, missing, seed: as of :func:`calibrate`.
-        lacking: of :func:`~kgmlm.prediction.list_calibration.fit_lists`.
+        most, lacking, seed: as of :func:`calibrate`.
         precision: "fp32" or "bf16".
         lists: fit the probabilities of ranked answers, too.
 
@@ -580,10 +577,10 @@ def fitted(
     ranker.reduce(precision == "bf16")
     with watch:
         found, sample, held = calibrate(
-            ranker, run.graph, most=most, missing=missing, seed=seed, batch_size=batch_size, advance=watch
+            ranker, run.graph, most=most, lacking=lacking, seed=seed, batch_size=batch_size, advance=watch
         )
         found_lists: tuple[ListCalibration, ...] = ()
-        if lists:
+        if lists and lacking:
             found_lists = _lists(run, ranker, most, watch, lacking=lacking, seed=seed, batch_size=batch_size)
     valid = figures(found, sample, held)
     by = {
@@ -591,7 +588,6 @@ def fitted(
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "precision": precision,
         "seed": seed,
-        "missing": missing,
         "lacking": lacking,
         "valid": valid,
     }

@@ -22,7 +22,7 @@ from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
 from kgmlm.graphs.names import labeled_triples
-from kgmlm.prediction.calibration import LACKING, MISSING, SIDES, TRIPLES, Calibration
+from kgmlm.prediction.calibration import LACKING, SIDES, TRIPLES, Calibration
 from kgmlm.prediction.features import FEATURES, features
 from kgmlm.ranking.likely import temperature_of
 from kgmlm.ranking.ranker import Ranker
@@ -233,7 +233,6 @@ def calibrate(
     run: Run | str | Path,
     *,
     max_triples: int = TRIPLES,
-    missing: float = MISSING,
     lacking: float = LACKING,
     seed: int = 0,
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -250,10 +249,9 @@ def calibrate(
     Args:
         max_triples: a seeded sample of validation triples, and of queries that validation answers; 0 is all
             triples and 10,000 queries.
-        missing: how many true triples neither training nor validation has, per validation triple; 0 calls
-            every corrupted triple false.
-        lacking: how large the hidden set is of which a list's probability is the share, in times of
-            validation.
+        lacking: how many true triples neither training nor validation has, per validation triple: the hidden
+            set of which the probabilities of ranked answers are shares. 0 calls every corrupted triple false,
+            and gives ranked answers none.
         seed: of the sample, and of the negatives.
 
     Returns:
@@ -265,16 +263,14 @@ def calibrate(
         RunError: when there are too few validation triples.
     """
     check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
-    if not 0 <= missing < float("inf"):
-        raise ConfigError(f"--missing is a number from 0 on, not {missing:g}")
-    if not 0 < lacking < float("inf"):
-        raise ConfigError(f"--lacking is a number above 0, not {lacking:g}")
+    if not 0 <= lacking < float("inf"):
+        raise ConfigError(f"--lacking is a number from 0 on, not {lacking:g}")
     folder = open_folder(path_of(run))
     watch = watcher_of(progress)
     from kgmlm.prediction.calibration import fitted, save_calibration
 
     found, figures = fitted(
-        folder, most=max_triples, missing=missing, lacking=lacking, seed=seed, precision=precision,
+        folder, most=max_triples, lacking=lacking, seed=seed, precision=precision,
         batch_size=batch_size, device=device, watch=watch,
     )  # fmt: skip
     save_calibration(folder, found)

@@ -390,7 +390,7 @@ def test_known_negatives_are_read_used_and_kept(cli: Cli, run: Path, tmp_path: P
 
 
 def test_bad_input_is_one_sentence(cli: Cli, run: Path, tmp_path: Path) -> None:
-    refused(cli("calibrate", run, "--report", "test", "--missing", 0), "--missing is for fitting")
+    refused(cli("calibrate", run, "--report", "test", "--lacking", 0), "--lacking is for fitting")
     (head, relation, tail), *_ = new(run)
     asked = tmp_path / "asked.tsv"
     for row, *said in (

@@ -72,7 +72,7 @@ def test_a_triple_that_is_true_elsewhere_is_no_negative(more: KnowledgeGraph) ->
 def test_more_missing_triples_than_negatives_are_refused() -> None:
     graph = dense(0)
     with pytest.raises(RunError, match=r"no negative counts with 1e\+09 missing"):
-        calibrate(Knowing(graph), graph, missing=1e9)
+        calibrate(Knowing(graph), graph, lacking=1e9)
 
 
 def test_a_graph_whose_corruptions_are_all_true_is_refused() -> None:
@@ -89,7 +89,7 @@ def test_it_is_fitted_to_what_the_run_says_without_its_reranker(
     more: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True)).over(more.context)
-    calibration, sample, held = calibrate(ranker, more, missing=0)
+    calibration, sample, held = calibrate(ranker, more, lacking=0)
     assert (sample.weights == 1).all()
     answers = more.context.answers
     found = features(ranker, sample.triples, answers, temperature=temperature_of(ranker))
@@ -138,7 +138,7 @@ def test_missing_triples_among_negatives_are_told_by_what_hits_validation() -> N
     test = set(map(tuple, graph.splits["test"].tolist()))
     errors = {}
     for missing in (0.0, 1.0):
-        calibration, sample, _ = calibrate(scorer, graph, missing=missing)
+        calibration, sample, _ = calibrate(scorer, graph, lacking=missing)
         assert not FilterIndex(graph.splits["valid"], 40).has(sample.triples[~sample.labels]).any()
         hidden = np.array([tuple(t) in test for t in sample.triples.tolist()])
         assert hidden.sum() > 30, "there are some"
@@ -154,11 +154,11 @@ def test_missing_triples_among_negatives_are_told_by_what_hits_validation() -> N
 
 def test_a_scorer_that_knows_the_truth_is_believed(more: KnowledgeGraph) -> None:
     more = replace(more, splits={s: more.splits[s] for s in ("train", "valid")})  # all that is true is known
-    calibration, sample, held = calibrate(Knowing(more), more, missing=0)
+    calibration, sample, held = calibrate(Knowing(more), more, lacking=0)
     found = figures(calibration, sample, held)
     assert found["auc"] > 0.99
     assert found["accuracy"] > 0.9
-    unknowing, other, says = calibrate(FakeRanker(len(more.entities), "constant"), more, missing=0)
+    unknowing, other, says = calibrate(FakeRanker(len(more.entities), "constant"), more, lacking=0)
     assert figures(unknowing, other, says)["auc"] < 0.75
 
 
