@@ -135,8 +135,9 @@ def calibrate(
     lacking: Annotated[
         float,
         typer.Option(
-            help="How many true triples neither training nor validation has, per validation triple: the hidden "
-            "set of which a ranked answer's probability is the share. 0 calls every corrupted triple false."
+            help="How many true triples neither training nor validation has, per validation triple: the "
+            "hidden set of which a ranked answer's probability is the share. 0 calls every corrupted triple "
+            "false."
         ),
     ] = 1.0,
     report: Annotated[

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,13 +16,22 @@ import pytest
 import kgmlm
 from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import RunError
+from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, both_sides
 from kgmlm.prediction import list_calibration
 from kgmlm.prediction.list_calibration import drawn, fit_lists
 from kgmlm.ranking.likely import Truth
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.runs.folder import open_folder
+
+
+class Hears(Watcher):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
 
 
 def askable(graph: KnowledgeGraph, *which: int) -> list_calibration.Askable:
@@ -176,3 +186,33 @@ def test_an_entity_that_training_lacks_is_not_checked(calibrated: Path) -> None:
     ((_, answers),) = predictor.predict([query], 3)
     assert all(p.probability is not None and not p.checked for p in answers)
     assert answers[0].as_json()["checked"] is False
+
+
+def test_each_way_of_ranking_has_its_own_probabilities(
+    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
+    path = shutil.copytree(toy_run, tmp_path / "run")
+    folder = open_folder(path)
+    folder.save_tuned(replace(folder.tuned, reverse=Use(5, 1.0)))
+    figures = kgmlm.calibrate(path, progress=False)
+    assert [row["stages"] for row in figures["lists"]] == [[], ["reverse"]]
+
+    def found(**options: Any) -> Any:
+        return kgmlm.open_run(path, device="cpu", **options).predictor.lists
+
+    assert found().stages == {"reverse": (5, 1.0)}
+    assert found(rerank=0).stages == {}
+    assert found(rerank=3) is None, "nothing is fitted to that"
+    assert found(scores="likelihood") is None
+    folder = open_folder(path)
+    folder.save_tuned(replace(folder.tuned, reverse=Use(4, 1.0)))
+    assert found() is None
+    heard = Hears()
+    kgmlm.open_run(path, device="cpu").rank(head="France", relation="capital", k=1, progress=heard)
+    assert any("kgmlm calibrate" in line for line in heard.told)
+
+
+def test_where_nothing_is_lacking_no_answer_is_probable(calibrated: Path) -> None:
+    assert kgmlm.calibrate(calibrated, lacking=0, progress=False)["lists"] == []
+    assert open_folder(calibrated).lists == ()

@@ -102,6 +102,12 @@ def test_a_graph_without_validation_has_some_held_out(
     assert open_folder(run.path).lists, "probabilities are fitted"
     assert any(line.startswith(f"validation MRR of {held:,} triples") for line in heard.told)
     assert heard.told[-2].startswith(f"next: kgmlm rank {run.path} --head ")
+    file = run.path / "model" / "probabilities.json"
+    made = file.read_bytes()
+    file.unlink()  # as if it had been interrupted
+    kgmlm.train(alone, output=run.path, resume=True, progress=False)
+    assert file.exists()
+    assert len(file.read_bytes()) == pytest.approx(len(made), rel=0.2)
     bare = kgmlm.train(alone, "scratch", tmp_path / "bare", **given, holdout=False)
     assert not bare.graph.has("valid")
     assert bare.folder.record["recipe"]["stages"] == ["text"]
