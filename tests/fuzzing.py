@@ -144,7 +144,7 @@ class Fuzzer:
         features = rng.normal(size=(200, len(SIDES), len(FEATURES))) + labels[:, None, None]
         relations = rng.integers(0, len(opened.graph.relations), 200)
         examples = Examples(features, relations, labels, np.ones(200), np.arange(200) % 4 < 2)
-        of = calibration.fingerprint(opened)
+        of = opened.scored_by
         by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
         calibration.save_calibration(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
         ranker = open_folder(run).ranker("cpu")

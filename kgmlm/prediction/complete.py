@@ -299,10 +299,6 @@ def complete(
 
 def _check_replaced(target: Path) -> None:
     """Refuse to replace a file that is no list of new triples, and names of other formats."""
-    if target.suffix not in ("", ".parquet", *TABLES) and (target.is_file() or not target.exists()):
-        raise ConfigError(
-            f"{target} does not end in .parquet, .csv or .tsv; `kgmlm export` makes other formats of Parquet"
-        )
     if target.is_file() and target.stat().st_size:
         try:
             if target.suffix in TABLES:
@@ -313,6 +309,10 @@ def _check_replaced(target: Path) -> None:
             raise RunError(
                 f"{target} exists and is no list of new triples; choose another --output"
             ) from None
+    if target.suffix not in ("", ".parquet", *TABLES) and (target.is_file() or not target.exists()):
+        raise ConfigError(
+            f"{target} does not end in .parquet, .csv or .tsv; `kgmlm export` makes other formats of Parquet"
+        )
 
 
 def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:

@@ -62,11 +62,11 @@ class Prediction:
     name: str
     score: float
     known: bool
-    probability: float | None = None
-    checked: bool = True
     tokens: tuple[dict[str, Any], ...] | None = None
     parts: Mapping[str, WeighedScore] | None = None
     because: tuple[str, ...] = ()
+    probability: float | None = None
+    checked: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm rank --json`` prints."""
@@ -233,7 +233,9 @@ class Predictor:
         """A candidate with its label and name."""
         found = self.graph.entities[i]
         checked = all(x < len(self.seen_N) and bool(self.seen_N[x]) for x in (i, query.entity))
-        return Prediction(rank, i, found.label, found.surface, score, known, probability, checked)
+        return Prediction(
+            rank, i, found.label, found.surface, score, known, probability=probability, checked=checked
+        )
 
     def _probabilities(
         self, asked: Queries, ids: Sequence[Sequence[int]], scores_BN: Array | None

@@ -1,4 +1,4 @@
-"""What a training came to on validation: each signal alone, all together, counting; and what comes next."""
+"""The table at the end of a training: each signal, all and counting on validation; and what comes next."""
 
 from __future__ import annotations
 

@@ -46,8 +46,6 @@ def train(
     decay: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    holdout: bool = True,
-    calibrate: bool = True,
     progress: bool | Watcher | Advance = True,
     **settings: Any,
 ) -> Run:
@@ -66,14 +64,12 @@ def train(
         decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
         resume: continue an interrupted run, to the same losses.
         overwrite: replace an older run.
-        holdout: of a graph without validation triples, hold out a tenth of the training triples for a preset,
-            which chooses weights and fits probabilities on them.
-        calibrate: end a preset by fitting the probabilities of answers on validation; :func:`kgmlm.calibrate`
-            does it later.
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
             ``vector={"enabled": True}``; ``set_``: settings as a list of "KEY=VALUE". And, which are no
             settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
-            the first line of each of the dataset's files of triples.
+            the first line of each of the dataset's files of triples; ``holdout``: by default, a preset holds
+            out a tenth of the training triples of a graph without validation; ``calibrate``: by default, a
+            preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`).
 
     Raises:
         RunError: when the folder is taken, or options do not go together.
@@ -88,6 +84,7 @@ def train(
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
     tracker, skip_header = settings.pop("tracker", None), bool(settings.pop("skip_header", False))
+    holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
     if max_steps is not None:
         check_whole("--max-steps", max_steps, 1)
     with writing(path, "train") if main_process() else nullcontext():
@@ -112,7 +109,7 @@ def train(
             chosen = preset or (PLAIN if given.plain else "balanced")
             if holdout and chosen != PLAIN and not graph.has("valid"):
                 graph = _held_out(graph, given.settings.training.seed, watch)
-            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrate)
+            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrated)
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it

@@ -157,7 +157,7 @@ def test_an_explanation_is_readable_and_adds_up(
     found = [Prediction(1, 0, "tokyo", "Tokyo", -0.5, False, tokens, parts)]
 
     query = Query(0, 0, "tail")
-    print_predictions(toy, [query], {0: found}, as_json=False, as_csv=False, many=False)
+    print_predictions(toy, [query], {0: found}, as_json=False, as_csv=False, many=False, hidden="")
     printed = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
     for text in (
         "-2.500",

@@ -236,7 +236,9 @@ def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path:
     assert figures["negatives_by"] == ["uniform", "typed", "hard"]
     assert 0 <= figures["ece_95"][0] <= figures["ece_95"][1]
     kept = json.loads((run / FILE).read_text())
+    lists = figures.pop("lists")
     assert kept["chosen_by"]["valid"] == figures
+    assert [row["stages"] for row in lists] == [list(x["stages"]) for x in kept["lists"]]
     opened = open_folder(run)
     opened.save_tuned(opened.tuned)
     assert cli("classify", run, asked, "-q").returncode == 0, "the same weights again are the same"
@@ -349,7 +351,8 @@ def test_what_a_run_is_says_what_probabilities_it_has(cli: Cli, run: Path, tmp_p
     }
     assert told["method"] == figures["calibrator"]
     assert datetime.fromisoformat(told["fitted"]).tzinfo is not None
-    (line,) = kgmlm.info(run).lines()["probabilities"]
+    line, lists = kgmlm.info(run).lines()["probabilities"]
+    assert lists.startswith("of ranked answers, first stage: shares of a hidden set 1 times as large")
     assert f"to {figures['positives']} true and {figures['negatives']} false" in line
     # A file that says nothing sensible of itself is shown as far as it goes.
     found = json.loads((run / FILE).read_bytes())

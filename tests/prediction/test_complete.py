@@ -249,8 +249,8 @@ def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_
         shutil.rmtree(f"{new}.parts", ignore_errors=True)
     with pytest.raises(DataError, match="is a folder"):
         completed(toy_run, tmp_path)
-    with pytest.raises(ConfigError, match=r"new.csv does not end in .parquet; `kgmlm export`"):
-        completed(toy_run, tmp_path / "new.csv")
+    with pytest.raises(ConfigError, match=r"new.nt does not end in .parquet, .csv or .tsv; `kgmlm export`"):
+        completed(toy_run, tmp_path / "new.nt")
 
 
 def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_list_is_a_table_where_its_name_says_so(toy_run: Path, tmp_path: Path,
     made = completed(toy_run, target)
     completed(toy_run, tmp_path / "new.parquet")
     expected, _ = read_list(tmp_path / "new.parquet")
-    table = pd.read_csv(target, sep="\t" if suffix == ".tsv" else ",")
+    table = pd.read_csv(target, sep="\t" if suffix == ".tsv" else ",", keep_default_na=False)
     assert list(table.columns) == expected.column_names
     assert table["head"].tolist() == expected.column("head").to_pylist()
     assert table["probability"].to_numpy() == pytest.approx(expected.column("probability").to_numpy())

@@ -47,8 +47,8 @@ def plain(term: Any) -> str:
 
 def parsed(format: str, data: str) -> list[tuple[str, str, str, float | None]]:
     """Triples with their probabilities, where a format has them."""
-    if format == "csv":
-        read = csv.DictReader(io.StringIO(data, newline=""))
+    if format in ("csv", "tsv"):
+        read = csv.DictReader(io.StringIO(data, newline=""), delimiter="," if format == "csv" else "\t")
         return [(x["head"], x["relation"], x["tail"], float(x["probability"])) for x in read]
     if format == "jsonl":
         objects = [json.loads(line) for line in data.split("\n")[:-1]]

@@ -161,12 +161,6 @@ def test_probabilities_of_earlier_weights_are_not_shown(calibrated: Path) -> Non
     file.write_text(json.dumps(kept))
     with pytest.raises(RunError, match="is damaged"):
         open_folder(calibrated).lists  # noqa: B018
-    assert (
-        kgmlm.open_run(calibrated, device="cpu")
-        .rank(head="France", relation="capital", k=1)["probability"]
-        .isna()
-        .all()
-    )
 
 
 def test_how_many_queries_a_sample_stands_for_does_not_change_the_fit(

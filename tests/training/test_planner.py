@@ -265,8 +265,9 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     assert list(record["spent"])[:5] == ["planning", "types", "rules", "biencoder", "kge"]
     assert sum(record["spent"].values()) >= 1
     assert set(run.tuned.mixture.tables) >= {"types", "rules", "biencoder", "kge"}
-    assert watch.told[-2].endswith(f"of 0.3 minutes: {accounts(run)[0].partition(': ')[2]}")
-    assert watch.told[-1].startswith("more time: ")
+    assert watch.told[-4].endswith(f"of 0.3 minutes: {accounts(run)[0].partition(': ')[2]}")
+    assert watch.told[-3].startswith("more time: ")
+    assert watch.told[-2].startswith("next: kgmlm rank ")
     assert record["signals"]["kge"]["settings"]["seconds"] > 0
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=tmp_path / "run", resume=True, progress=False)

@@ -13,6 +13,7 @@ from trainings import TINY
 
 import kgmlm
 from kgmlm.core.config import Protocol
+from kgmlm.core.errors import RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -122,5 +123,6 @@ def test_probabilities_are_left_out_where_asked_and_fitted_when_resumed(
     kgmlm.train(output=run.path, resume=True, progress=False)
     assert file.exists()
     made = file.stat().st_mtime_ns
-    kgmlm.train(output=run.path, resume=True, progress=False)
-    assert file.stat().st_mtime_ns == made, "each stage is done once"
+    with pytest.raises(RunError, match="nothing to resume"):
+        kgmlm.train(output=run.path, resume=True, progress=False)
+    assert file.stat().st_mtime_ns == made

@@ -153,14 +153,17 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
-    assert (recipe["preset"], recipe["stages"]) == ("balanced", ["types", "rules", "kge", "text"])
+    assert (recipe["preset"], recipe["stages"]) == (
+        "balanced",
+        ["types", "rules", "kge", "text", "calibration"],
+    )
     assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
     assert config.startswith(
-        "# preset balanced: types, then rules, then kge, then text\n# training.samples: "
+        "# preset balanced: types, then rules, then kge, then text, then calibration\n# training.samples: "
     )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
     kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
