@@ -16,8 +16,9 @@ from kgmlm.evaluation.metrics import binned, reweighted
 from kgmlm.graphs.datasets import build_graph
 from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
 from kgmlm.graphs.queries import FilterIndex, Queries
-from kgmlm.prediction.calibration import Examples, Sample, calibrate, figures, fit, temperature_of
+from kgmlm.prediction.calibration import Examples, Sample, calibrate, figures, fit
 from kgmlm.prediction.features import KINDS_OF_NEGATIVES, features
+from kgmlm.ranking.likely import temperature_of
 from kgmlm.ranking.ranker import Ranker
 
 

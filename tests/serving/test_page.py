@@ -22,6 +22,7 @@ from kgmlm.serving import feedback
 from kgmlm.serving.app import FOLDER
 from kgmlm.serving.explore import Explorer
 from kgmlm.serving.serve import service
+from kgmlm.signals import SIGNALS
 
 HOME = "http://127.0.0.1"
 ASKED = {"head": "france", "relation": "capital"}
@@ -114,6 +115,15 @@ def test_an_explored_query_is_what_explain_says(client: TestClient, folder: Path
     mean = np.mean([row["parts"]["likelihood"]["adds"] for row in everybody])
     assert found["usual"]["likelihood"] == pytest.approx(mean, rel=1e-3)
     assert found["entity"]["of_graph"]
+
+
+def test_each_signal_has_a_name_and_a_color() -> None:
+    page = Path(kgmlm.__file__).parent / "serving" / "page"
+    words, style = ((page / name).read_text("utf-8") for name in ("words.js", "style.css"))
+    for name in (*SIGNALS, "reverse", "reranking"):
+        assert f'  {name}: "' in words
+        assert f".s-{name} {{ background: var(--s-{name}); }}" in style
+        assert style.count(f"--s-{name}: ") == 2, "a light one and a dark one"
 
 
 def test_a_new_entity_is_read_by_its_words(client: TestClient) -> None:

@@ -23,7 +23,7 @@ from kgmlm.text.encoder import TextEncoder
 from kgmlm.training import planner, stages
 from kgmlm.training.loop import Timed, train, validation_steps
 from kgmlm.training.planner import Clock, accounts
-from kgmlm.training.recipes import Given, as_assignments
+from kgmlm.training.recipes import Given, as_assignments, recipe_of
 from kgmlm.training.start import start_run
 
 SMALL = {key: value for key, value in TINY.items() if key != "preset"}
@@ -107,7 +107,7 @@ def test_the_masked_lm_is_trained_where_other_stages_end_early(
 
 
 def test_a_few_steps_tell_how_long_other_stages_take(toy: KnowledgeGraph, tiny_encoder: str) -> None:
-    recipe = stages.recipe_of("balanced", toy, False)
+    recipe = recipe_of("balanced", toy, False)
     found = planner._useful(recipe, toy, 16)
     assert found.keys() == {"biencoder", "kge"}
     assert all(0 < seconds < float("inf") for seconds in found.values())

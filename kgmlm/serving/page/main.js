@@ -11,6 +11,7 @@ import { go, now, onChange } from "./state.js";
 import { many } from "./words.js";
 import * as why from "./why.js";
 
+const LIKELY = 0.1; // the probability from which on a new answer is shown in the sentence
 const MOST = 1000; // answers that the service gives of a query
 const FILTERED = 200; // that are asked for first where filters leave some out
 const NEW = "new: "; // before the name of an entity that the graph has not: its label
@@ -103,7 +104,7 @@ function show(state) {
   byId("around").hidden = false;
   const left = answers.filtered(found.predictions, state);
   rows = left.slice((state.page - 1) * answers.SIZE, state.page * answers.SIZE);
-  const chosen = state.why ? among(found, state.why) : (rows.find((a) => !a.known) ?? rows[0]);
+  const chosen = state.why ? among(found, state.why) : (rows.find((a) => !a.known && (a.probability ?? 1) >= LIKELY) ?? rows[0]);
   const second = state.vs && state.vs !== chosen?.entity ? among(found, state.vs) : null;
   ask.show(state, found);
   ask.showText(found.reading);

@@ -6,6 +6,7 @@ export const SIGNALS = {
   kge: "graph embedding",
   rules: "rules",
   types: "types",
+  biencoder: "text encoder",
   reverse: "scored in reverse",
   reranking: "second reading",
 };
