@@ -28,6 +28,7 @@ from kgmlm.ranking.ranker import Ranker
 TOP = 20  # candidates of each query that are fitted to
 QUERIES = 1000  # of those that validation answers, and of those that training answers; of others half as many
 STRENGTH = 2.0  # of the regularization: there are fewer candidates than of a completion
+ALIKE = 20  # candidates of the average relation that join those of a relation where offsets are told
 ASKED = 100_000  # entities of a larger graph, by which the queries that nobody answers are counted
 Askable = Callable[[int, bool], BoolArray]  # of a relation, which entities can be asked for tails (or heads)
 
@@ -131,9 +132,10 @@ def fit_lists(
     count = len(asked.queries)
     examples, query_n = _examples(ranker, graph, asked, hidden, seed, batch_size, lambda n: advance(n, count))
     relations = len(graph.relations) + 1  # the last is the average one
+    in_all = replace(examples, weights=asked.each * examples.weights)
+    examples = replace(examples, weights=np.ones(len(examples.labels)), offsets=_offsets(examples))
     others = falling(by_others(examples, relations, truth, STRENGTH), query_n)
     stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    in_all = replace(examples, weights=asked.each * examples.weights)
     valid: dict[str, Any] = {
         "queries": count,
         "candidates": round(float(in_all.weights.sum())),
@@ -143,6 +145,26 @@ def fit_lists(
     }
     likely = fit_likely(examples, relations, truth.labeled, STRENGTH)
     return ListCalibration.of(likely, len(hidden), lacking, stages, reranker, valid)
+
+
+def _offsets(examples: Examples) -> FloatArray:
+    """How much rarer false candidates were drawn than true ones ``(n,)``, as logarithms.
+
+    Weighed by how many it stands for, a single query would speak louder than all validation for its relation.
+    So each candidate counts once, and log odds are moved by the mean weight of the false ones of its relation
+    and evidence, as in a case-control study (Prentice and Pyke, 1979); it is shrunk to that of the evidence.
+    """
+    cell_n = 3 * examples.relations + examples.evidence
+    false = ~examples.labels
+    weight, count = (
+        np.bincount(cell_n[false], of, cell_n.max() + 1) for of in (examples.weights[false], None)
+    )
+    of_evidence = np.array(
+        [examples.weights[false & (examples.evidence == kind)].sum() for kind in range(3)]
+    ) / np.maximum(1, np.bincount(examples.evidence[false], minlength=3))
+    average = np.maximum(of_evidence, 1.0)[np.arange(len(weight)) % 3]
+    found: FloatArray = np.log((weight + ALIKE * average) / (count + ALIKE))[cell_n]
+    return found
 
 
 def hidden_keys(graph: KnowledgeGraph) -> IntArray:
@@ -191,6 +213,14 @@ def _examples(
         of = at[rows]
         which.append(of)
         parts.append(
-            Examples(evidence, features, some.relation_B[rows], labels, asked.weight_B[of], fold_B[of])
+            Examples(
+                evidence,
+                features,
+                some.relation_B[rows],
+                labels,
+                asked.weight_B[of],
+                fold_B[of],
+                np.zeros(len(of)),
+            )
         )
     return Examples.joined(parts), np.concatenate(which)

@@ -12,7 +12,7 @@ Shapes: n triples, 2 sides (tail, head), F features of a side, S signals.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, Scale, Truth,
 
 EVIDENCE = ("both", "tail", "head")  # on which sides a triple is among the best
 LEAST = 20  # true triples that a fit needs; with fewer probabilities go by the softmax alone
+TINY = 1e-12  # what a probability is at least in a logarithm
 _ALIKE = 100  # candidates of the average relation that join those of a relation where scales are fitted
 MOST = 2_000_000  # triples that are fitted to: all true ones, and others at random
 REPORTED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -111,6 +112,8 @@ class Examples:
         labels: ``(n,)``.
         weights: ``(n,)`` how many triples each stands for.
         folds: ``(n,)`` in which of four parts each is, at random.
+        offsets: ``(n,)`` logarithms of how much rarer false ones were drawn than true ones, where they were;
+            weights are then 1.
     """
 
     evidence: IntArray
@@ -119,6 +122,7 @@ class Examples:
     labels: BoolArray
     weights: FloatArray
     folds: IntArray
+    offsets: FloatArray
 
     @classmethod
     def of(cls, found: Merged, labels: BoolArray, keys: IntArray, share: float) -> Examples:
@@ -128,7 +132,8 @@ class Examples:
         weights = np.where(labels, 1.0, 1 / share)
         folds = (draw * 2**20).astype(np.int64) % 4
         features = found.values[:, :, : len(FEATURES)]
-        return cls(found.evidence, features, found.triples[:, 1], labels, weights, folds)[kept]
+        offsets = np.zeros(len(labels))
+        return cls(found.evidence, features, found.triples[:, 1], labels, weights, folds, offsets)[kept]
 
     @classmethod
     def joined(cls, several: Sequence[Examples]) -> Examples:
@@ -241,11 +246,11 @@ def _effects(
         return Effects(x["sides"], x["better"] + x["better_of_relation"], intercepts)
 
     def loss(at: FloatArray) -> tuple[float, FloatArray]:
-        odds = effects(at)(sides, better, examples.evidence, relation)
-        true = expit(odds)
-        missed = 1 - labeled * true
-        likelihood = np.where(labels, -np.logaddexp(0, -odds), np.log(missed))
-        slope = weights * np.where(labels, 1 - true, -labeled * true * (1 - true) / missed)
+        true = expit(effects(at)(sides, better, examples.evidence, relation))
+        hit, missed = np.maximum(labeled * true, TINY), 1 - labeled * true
+        drawn = np.log(hit / missed) + examples.offsets  # log odds of a label, as they were drawn
+        likelihood = np.where(labels, -np.logaddexp(0, -drawn), -np.logaddexp(0, drawn))
+        slope = weights * (labels - expit(drawn)) * (1 - true) / missed
         of_both = np.bincount(cells, slope, relations * kinds).reshape(relations, kinds)
         of_sides = np.stack([sides[some].T @ slope[some] for some in rows])
         own = np.stack([np.bincount(relation, slope * column, relations) for column in better.T], axis=1)
@@ -263,7 +268,8 @@ def _effects(
         return -float(weights @ likelihood) + 0.5 * float(leaning @ at**2), leaning * at - gradient
 
     begin = np.zeros(ends[-1])
-    share = min(share_of(examples) / labeled, 0.9)
+    rare = np.where(labels, 1.0, np.exp(examples.offsets))
+    share = min(share_of(replace(examples, weights=weights * rare)) / labeled, 0.9)
     begin[0] = np.log(share / (1 - share))
     return effects(minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x)
 
@@ -274,8 +280,10 @@ def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled:
 
     weights = np.zeros(len(FEATURES))
     weights[FEATURES.index("log_softmax")] = 1.0
-    share, softmax = min(share_of(examples) / labeled, 0.9), better @ weights
-    counts = examples.weights / max(1.0, float(examples.weights.sum()))
+    softmax, each = better @ weights, np.where(examples.labels, 1.0, np.exp(examples.offsets))
+    of_all = replace(examples, weights=examples.weights * each)
+    share = min(share_of(of_all) / labeled, 0.9)
+    counts = of_all.weights / max(1.0, float(of_all.weights.sum()))
 
     def missing(intercept: float) -> float:
         return float((counts * expit(softmax + intercept)).sum()) - share

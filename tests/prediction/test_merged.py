@@ -85,7 +85,8 @@ def examples(count: int, seed: int, true: float = -3.0) -> tuple[Examples, np.nd
     odds = true + relations * 0.5 + 1.5 * np.nan_to_num(features[:, 0, 1]) + np.nan_to_num(features[:, 1, 1])
     probability = 1 / (1 + np.exp(-odds))
     labels = rng.random(count) < probability
-    whole = Examples(evidence, features, relations, labels, np.ones(count), rng.integers(0, 4, count))
+    folds, offsets = rng.integers(0, 4, count), np.zeros(count)
+    whole = Examples(evidence, features, relations, labels, np.ones(count), folds, offsets)
     return whole, probability
 
 
@@ -214,3 +215,13 @@ def test_what_is_held_out_is_about_as_expected() -> None:
     for row in held_out(half, by_others(half, 5, truth), truth):
         assert row["candidates"] >= row["validation"]
         assert row["validation"] == pytest.approx(row["expected"], rel=0.25, abs=5)
+
+
+def test_false_triples_of_which_few_were_drawn_count_as_the_many_that_they_stand_for() -> None:
+    whole, probability = examples(60_000, 9, true=-3.0)
+    rng = np.random.default_rng(3)
+    drawn = whole.labels | (rng.random(len(whole.labels)) < 0.05)
+    some = replace(whole[drawn], offsets=np.full(int(drawn.sum()), np.log(20.0)))
+    found = of(fit_likely(some, 5, 0.999), whole)
+    assert found.sum() == pytest.approx(whole.labels.sum(), rel=0.1)
+    assert abs(found - probability).mean() < 0.02
