@@ -5,8 +5,9 @@
 Asked is what `kgmlm calibrate` draws from, in full or a sample of it: all queries that training answers, and
 those that it does not where the types of the entity fit. Test is no part of how queries are drawn. Answers
 that training or validation has are left out, and the others counted: the 10, 50 and 200 most probable, and
-those with a probability of .5 or more. Intervals are of 95 % for all rows of a run together (Bonferroni), if
-triples were found independently. A run needs probabilities; rows replace those of the same run.
+those with a probability of .5 or more. A triple counts in each of its two lists that has it. Probabilities
+are scaled to the size of test. Intervals are of 95 % for all rows of a run together (Bonferroni), if triples
+were found independently. A run needs probabilities; rows replace those of the same run.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ K = 10  # answers of each query
 
 
 def answers(run: kgmlm.Run, most: int, seed: int) -> tuple[IntArray, np.ndarray[Any, Any], int]:
-    """The triples that a run lists ``(n, 3)``, each once, with its probability; and how many queries it had.
-
-    A triple that both of its queries list has the higher of their probabilities.
+    """The answers of a run's lists, as triples ``(n, 3)``, with their probabilities; and how many queries it
+    had.
     """
     graph = run.graph
     train, count, relations = graph.splits["train"], len(graph.entities), np.arange(len(graph.relations))
@@ -46,17 +46,15 @@ def answers(run: kgmlm.Run, most: int, seed: int) -> tuple[IntArray, np.ndarray[
         index.keys(asked_queries(train, count, relations, typed.askable, everyone=True)),
     ]
     queries = sampled(index.queries(np.unique(np.concatenate(keys))), most or count**2, seed)
-    asked, found = list(queries), dict[tuple[int, int, int], float]()
+    asked, triples, probabilities = list(queries), [], []
     for at, best in run.predictor.predict(asked, K):
         query = asked[at]
         for p in best:
-            h, t = (query.entity, p.id) if query.target == "tail" else (p.id, query.entity)
             if p.probability is not None:
-                triple = (h, query.relation, t)
-                found[triple] = max(found.get(triple, 0.0), p.probability)
-    triples = np.array([*found], np.int64).reshape(-1, 3)
-    new = ~FilterIndex(graph.splits["valid"], count).has(triples)
-    return triples[new], np.array([*found.values()])[new], len(asked)
+                h, t = (query.entity, p.id) if query.target == "tail" else (p.id, query.entity)
+                triples.append((h, query.relation, t))
+                probabilities.append(p.probability)
+    return np.array(triples, np.int64).reshape(-1, 3), np.array(probabilities), len(asked)
 
 
 def rows_of(path: Path, most: int, seed: int) -> list[dict[str, Any]]:
@@ -65,14 +63,20 @@ def rows_of(path: Path, most: int, seed: int) -> list[dict[str, Any]]:
     graph = run.graph
     triples, probability, asked = answers(run, most, seed)
     order = np.argsort(-probability, kind="stable")
-    keys = triple_keys(triples[order], len(graph.entities), len(graph.relations))
-    hit = np.isin(keys, triple_keys(graph.splits["test"], len(graph.entities), len(graph.relations)))
-    p = probability[order]
+    size = len(graph.entities), len(graph.relations)
+    keys, p = triple_keys(triples[order], *size), probability[order]
+    known = np.concatenate([triple_keys(graph.splits[split], *size) for split in ("train", "valid")])
+    new = np.setdiff1d(triple_keys(graph.splits["test"], *size), known)
+    hit = np.isin(keys, new)
+    valid = np.setdiff1d(triple_keys(graph.splits["valid"], *size), triple_keys(graph.splits["train"], *size))
+    p = np.minimum(1.0, p * len(new) / len(valid))  # of a hidden set of the size of test
     shown = {**{f"{n} best": n for n in BEST}, f"p >= {LEAST:g}": int((p >= LEAST).sum()), "all": len(p)}
     width = norm.ppf(1 - 0.025 / len(shown))
     rows = []
     for what, n in shown.items():
-        expected, half = p[:n].sum(), width * np.sqrt((p[:n] * (1 - p[:n])).sum())
+        spread = np.bincount(np.unique(keys[:n], return_inverse=True)[1], np.sqrt(p[:n] * (1 - p[:n])))
+        expected, half = float(p[:n].sum()), width * float(np.sqrt((spread**2).sum()))
+        found = int(hit[:n].sum())
         row = {
             "run": path.name,
             "graph": graph.name,
@@ -80,10 +84,8 @@ def rows_of(path: Path, most: int, seed: int) -> list[dict[str, Any]]:
             "what": what,
             "answers": min(n, len(p)),
         }
-        row |= {"expected": round(float(expected), 1), "found": int(hit[:n].sum())}
-        rows.append(
-            row | {"half": round(float(half), 1), "within": bool(abs(hit[:n].sum() - expected) <= half + 0.5)}
-        )
+        row |= {"expected": round(expected, 1), "found": found, "half": round(half, 1)}
+        rows.append(row | {"within": bool(abs(found - expected) <= half + 0.5)})
     return rows
 
 
