@@ -75,7 +75,7 @@ def rows_of(path: Path, most: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for what, n in shown.items():
         spread = np.bincount(np.unique(keys[:n], return_inverse=True)[1], np.sqrt(p[:n] * (1 - p[:n])))
-        expected, half = float(p[:n].sum()), width * float(np.sqrt((spread**2).sum()))
+        expected, half = float(p[:n].sum()), float(width * np.sqrt((spread**2).sum()))
         found = int(hit[:n].sum())
         row = {
             "run": path.name,
