@@ -1,6 +1,7 @@
 """Whether the probabilities of ranked answers come true: expected against found in test, which is hidden.
 
-    OMP_NUM_THREADS=1 python eval/answers.py RUN ... [--queries 20000] [--output eval/answers.json]
+    kgmlm train --dataset GRAPH --model MINILM --preset quick --output runs/quick-GRAPH
+    OMP_NUM_THREADS=1 python eval/answers.py runs/quick-GRAPH ... [--queries 20000] [--output FILE]
 
 Asked is what `kgmlm calibrate` draws from, in full or a sample of it: all queries that training answers, and
 those that it does not where the types of the entity fit. Test is no part of how queries are drawn. Answers

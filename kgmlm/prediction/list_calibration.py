@@ -101,7 +101,7 @@ def drawn(graph: KnowledgeGraph, askable: Askable, most: int = QUERIES, seed: in
 
 
 def _allotted(counts_S: IntArray, hits_S: IntArray, wanted: int) -> IntArray:
-    """How many queries of each relation and side are drawn; all where so many are wanted, or 0 are."""
+    """Numbers of queries to draw of each relation and side; all where so many are wanted, or 0 are."""
     if not wanted or wanted >= counts_S.sum():
         return counts_S
     shares_S = counts_S / counts_S.sum() + hits_S / hits_S.sum()
@@ -148,7 +148,7 @@ def fit_lists(
 
 
 def _offsets(examples: Examples) -> FloatArray:
-    """How much rarer false candidates were drawn than true ones ``(n,)``, as logarithms.
+    """Logarithms of the odds at which true candidates were drawn rather than false ones ``(n,)``.
 
     Weighed by how many it stands for, a single query would speak louder than all validation for its relation.
     So each candidate counts once, and log odds are moved by the mean weight of the false ones of its relation

@@ -305,7 +305,7 @@ class ListCalibration(StrictModel):
 
     @property
     def hidden(self) -> str:
-        """How large the hidden set is, in words."""
+        """The size of the hidden set, in words."""
         if self.lacking == 1:
             return "as large as validation"
         return f"{self.lacking:g} times as large as validation"

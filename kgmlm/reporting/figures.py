@@ -426,7 +426,7 @@ def reliability_table(found: Measured) -> Table:
 
 
 def list_table(found: ListCalibration) -> Table:
-    """How many ranked answers of validation were expected and found, from each probability on."""
+    """Counts of ranked answers of validation that were expected and found, from each probability on."""
     rows = [
         tuple(
             number(float(row[key]), digits)
