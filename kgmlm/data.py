@@ -9,6 +9,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from kgmlm.core.config import load_settings
@@ -91,6 +92,9 @@ class Check:
         return f"<p>{html.escape(self.values['dataset'])}</p><table>{rows}</table>"
 
 
+SHOWN = 20  # triples of an entity that people are shown
+
+
 @dataclass(frozen=True)
 class Shown:
     """A dataset, or one of its entities.
@@ -98,16 +102,18 @@ class Shown:
     Attributes:
         name: of the dataset.
         card: where it has one.
-        relations: their labels.
+        relations: their labels and names.
         entity: the one that was asked for, if one was.
-        triples: training triples: five, or all of the entity.
+        triples: training triples: five, or all of the entity; by their labels.
+        named: the same by their names.
     """
 
     name: str
     card: Card | None
-    relations: tuple[str, ...]
+    relations: Mapping[str, str]
     entity: Entity | None
     triples: tuple[Triple, ...]
+    named: tuple[Triple, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm data show --json`` prints."""
@@ -115,6 +121,22 @@ class Shown:
             return {**asdict(self.entity), "train": [*self.triples]}
         card = self.card.model_dump(exclude={"source", "splits", "texts", "example"}) if self.card else {}
         return {**card, "name": self.name, "relations": [*self.relations], "examples": [*self.triples]}
+
+    def lines(self) -> Mapping[str, Sequence[str]]:
+        """Lines for people, by heading."""
+        triples, more = [" | ".join(row) for row in self.named[:SHOWN]], len(self.named) - SHOWN
+        triples += [f"and {more:,} more"] if more > 0 else []
+        if (of := self.entity) is not None:
+            found = {"entity": of.surface, "name": of.name, "label": of.label, "description": of.description,
+                     "types": ", ".join(of.types)}  # fmt: skip
+            return {key: [value] for key, value in found.items() if value} | {"training": triples}
+        lines = {"dataset": [self.name]}
+        if self.card is not None:
+            counts = self.card.counts.model_dump()
+            lines["dataset"] = [f"{self.name}: {self.card.title}", *wrap(self.card.description, 70)]
+            lines["counts"] = [", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in counts.items())]
+            lines |= {"license": [self.card.license], "citation": wrap(self.card.citation, 70)}
+        return lines | {"relations": wrap(", ".join(self.relations.values()), 70), "triples": triples}
 
 
 @dataclass(frozen=True)
@@ -268,8 +290,9 @@ def show(
     else:
         at = Resolver(graph).entity(entity)
         found, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
-    relations = tuple(r.label for r in graph.relations)
-    return Shown(graph.name, _card_of(dataset), relations, found, tuple(graph.labeled(triples)))
+    relations = {r.label: r.name for r in graph.relations}
+    labeled, named = tuple(graph.labeled(triples)), tuple(graph.named(triples))
+    return Shown(graph.name, _card_of(dataset), relations, found, labeled, named)
 
 
 def split(

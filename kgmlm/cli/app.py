@@ -6,9 +6,11 @@ user's is one sentence and exit code 2.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from kgmlm.cli.data import data_app, data_import
 from kgmlm.cli.manage import config, feedback, info, onnx, pack, report, serve, unpack
@@ -16,41 +18,64 @@ from kgmlm.cli.predict import calibrate, classify, complete, export
 from kgmlm.cli.rank import compare, evaluate, linearize, rank, rules
 from kgmlm.cli.train import index, rerank, train, tune
 
+GROUPS: dict[str, dict[Callable[..., None], str]] = {
+    "Make": {
+        train: "Train a run on a graph",
+        tune: "Fit the weights of signals; add or drop a signal",
+        rerank: "Train a second model that reads the best candidates again",
+        calibrate: "Fit probabilities on validation",
+        index: "Index entity vectors, to score only a shortlist",
+    },
+    "Ask": {
+        rank: "Rank the entities that complete a triple",
+        complete: "List the triples that the graph lacks",
+        classify: "Say how probable given triples are",
+    },
+    "Look": {
+        info: "Show a run on one screen",
+        evaluate: "Report MRR and Hits@k on a split",
+        compare: "Compare two runs: is the difference more than chance?",
+        report: "Write a report of a run as one HTML file",
+        rules: "Show the rules that a run has mined",
+        linearize: "Print the text that the model reads of a query",
+    },
+    "Share": {
+        serve: "Serve a run as an API and as pages in a browser",
+        feedback: "Write the answers that people accepted and rejected",
+        export: "Write a list of new triples as RDF, CSV or for Neo4j",
+        pack: "Pack a run into one file",
+        unpack: "Make a run folder of a pack",
+        onnx: "Make a run ready for ONNX Runtime",
+    },
+}
+DATA = "List, fetch, check, show, split and import datasets"
+
+
+class Grouped(TyperGroup):
+    """Lists the commands in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups of `kgmlm --help`."""
+        width = max(map(len, self.commands))
+        groups = {name: {c.__name__: text for c, text in of.items()} for name, of in GROUPS.items()}
+        for name, of in (groups | {"Data": {"data": DATA, "config": "Print all settings"}}).items():
+            with formatter.section(name):
+                formatter.write_dl([(f"{command:<{width}}", text) for command, text in of.items()])
+
+
 app = typer.Typer(
+    cls=Grouped,
     help="Link prediction on knowledge graphs with masked language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 data_app.command("import")(data_import)
-
+for group in GROUPS.values():
+    for command in group:
+        app.command()(command)
+app.command()(config)
 app.add_typer(data_app, name="data")
-
-
-for command in (
-    train,
-    evaluate,
-    rank,
-    classify,
-    rerank,
-    tune,
-    calibrate,
-    index,
-    info,
-    compare,
-    report,
-    linearize,
-    rules,
-    complete,
-    export,
-    serve,
-    feedback,
-    config,
-    pack,
-    unpack,
-    onnx,
-):
-    app.command()(command)  # in the order of `kgmlm --help`
 
 
 @app.callback(invoke_without_command=True)

@@ -1,18 +1,17 @@
-"""Shared parts of the commands: options, progress bars, tables, and one sentence per error.
+"""Shared parts of the commands: how one runs, the options that several have, one sentence per error.
 
-Results go to stdout, everything else to stderr. Heavy imports live inside the functions.
+Heavy imports live inside the functions.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
-import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import wraps
 from inspect import Parameter
@@ -22,14 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console
-
-    from kgmlm.evaluation.compare import Difference
-    from kgmlm.evaluation.evaluator import Evaluation
-    from kgmlm.graphs.graph import KnowledgeGraph
-    from kgmlm.prediction.classify import Classified
-    from kgmlm.ranking.predictor import Prediction
+    pass
 
 
 def say(message: str) -> None:
@@ -82,6 +74,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+MOST = 2**32 - 1  # of any number of a command
 INPUT = "a file that is read"  # marks options that may be -, a pipe or a device
 
 
@@ -215,6 +208,9 @@ def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str])
             print(f"kgmlm: `kgmlm {name}` runs in one process (in several: {several})", file=sys.stderr)
             raise typer.Exit(2)
         return
+    for option, value in given.items():
+        if isinstance(value, int | float) and abs(value) > MOST:
+            fail(f"{option.replace('_', '-')}: {value} is not a number up to {MOST:,}")
     try:
         silent = nullcontext() if main_process() else redirect_stdout(io.StringIO())
         with _terminable(), silent, _files_of(inputs, given) as options:
@@ -246,274 +242,6 @@ def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str])
         raise typer.Exit(128 + number) from None
 
 
-def print_json(value: Any, indent: int | None = 2) -> None:
-    """JSON on stdout; where that is not UTF-8, letters beyond ASCII are escaped."""
-    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(value, indent=indent, ensure_ascii=not utf8))
-
-
-def tell(message: str) -> None:
-    """A line on stderr."""
-    print(message, file=sys.stderr)
-
-
-def stdout() -> Console:
-    """Return the console for tables; wide enough for names where no terminal sets the width."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
-    return Console(width=width, emoji=False, highlight=False)
-
-
-def print_metrics(evaluation: Evaluation) -> None:
-    """The metrics of an evaluation as a table for people."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    report = evaluation.report
-    wanted = {
-        "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
-        "Hits@10": "hits_at_10", "MR": "arithmetic_mean_rank", "ranks": "count",
-    }  # fmt: skip
-
-    def cells(metrics: dict[str, float], prefix: str) -> list[str]:
-        values = [metrics.get(prefix + key) for key in wanted.values()]
-        return [
-            "-"
-            if v is None
-            else f"{v:.0f}"
-            if name == "ranks"
-            else f"{v:.1f}"
-            if name == "MR"
-            else f"{v:.4f}"
-            for name, v in zip(wanted, values, strict=True)
-        ]
-
-    texts = report["candidates"]
-    what = {"all": "all entities", "graph": "the graph's entities", "split": "the split's entities",
-            "train": "training entities"}[texts["set"]]  # fmt: skip
-    kind = "realistic"
-    if "negatives" in texts:
-        how = texts["negatives"]["by"]
-        drawn = {"drawing": "drawn ", "grail": "", "expectation": "expected "}[how]
-        what = f"{texts['negatives']['count']} {drawn}negatives of {what}"
-        what += ", drawn as GraIL does" if how == "grail" else ""
-        kind = "expected" if how == "expectation" else "realistic"
-    own = ", own entity excluded" if report["own_entity"]["excluded"] else ""
-    own += "".join(f", {name}" for name in report.get("constraints", {}))
-    table = Table(title=escape(f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"))
-    table.add_column("queries")
-    for name in wanted:
-        table.add_column(name, justify="right", overflow="fold")
-    for side in ("tail", "head", "both"):
-        table.add_row(side, *cells(report["metrics"], f"{side}.{kind}."))
-    position = report["breakdown"]["unseen_position"]
-    if position["any"]["count"]:
-        table.add_row("both, seen only", *cells(position["neither"], ""))
-        table.add_row("both, unseen", *cells(position["any"], ""))
-    comparable = report.get("pykeen_comparable", {"metrics": {}})["metrics"]
-    plain = report["own_entity"]["excluded"]
-    if (plain or position["any"]["count"]) and comparable.get("both.realistic.count"):
-        table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
-    stdout().print(table)
-    for name, of in report.get("constraints", {}).items():
-        lost = f"forbids {of['answers_forbidden']:,} of {of['ranks']:,} answers, which rank last"
-        print(f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; {lost}")
-    if "retrieval" in report:
-        found = report["retrieval"]
-        print(
-            f"shortlists of {found['k']:,} by the index hold {found['recall']['both']:.2%} "
-            f"of the answers; MRR {found['exact']['mrr']:.4f} by exact ranking, {found['mrr_lost']:.4f} lost"
-        )
-
-
-def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
-    """Two runs side by side, a line per metric."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    names = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10"}
-    table = Table(title=escape(f"A: {a}, B: {b}"))
-    for column in ("queries", "metric", "A", "B", "B - A", "95 % interval", "p"):
-        table.add_column(
-            column, justify="left" if column in ("queries", "metric") else "right", overflow="fold"
-        )
-    for d in differences:
-        interval = f"{d.low:+.4f} to {d.high:+.4f}"
-        figures = (f"{d.a:.4f}", f"{d.b:.4f}", f"{d.difference:+.4f}", interval, f"{d.p:.4f}")
-        table.add_row(d.side, names[d.metric], *figures)
-    stdout().print(table)
-
-
-def print_predictions(
-    graph: KnowledgeGraph,
-    asked: Sequence[Any],
-    results: dict[int, list[Prediction]],
-    *,
-    as_json: bool,
-    as_csv: bool,
-    many: bool,
-    hidden: str,
-) -> None:
-    """Ranked candidates as tables, JSON lines or CSV.
-
-    Args:
-        many: add the query to each line.
-        hidden: how large the hidden set is that probabilities are of.
-    """
-
-    def query_of(position: int) -> dict[str, str]:
-        query = asked[position]
-        known = "head" if query.target == "tail" else "tail"
-        return {
-            known: graph.entities[query.entity].label,
-            "relation": graph.relations[query.relation].label,
-        }
-
-    if as_json:
-        for position in range(len(asked)):
-            for p in results[position]:
-                print_json((query_of(position) if many else {}) | p.as_json(), indent=None)
-        return
-    if as_csv:
-        import csv
-
-        from kgmlm.core.tables import CsvFile
-
-        writer = csv.writer(CsvFile(sys.stdout))
-        writer.writerow(
-            [
-                *(("head", "relation", "tail") if many else ()),
-                *("rank", "entity", "name", "probability", "score", "known"),
-            ]
-        )
-        for position in range(len(asked)):
-            q = query_of(position)
-            lead = [q.get("head", ""), q["relation"], q.get("tail", "")] if many else []
-            for p in results[position]:
-                probability = "" if p.probability is None else f"{p.probability:.6f}"
-                values = (p.rank, p.label, p.name, probability, f"{p.score:.6f}", str(p.known).lower())
-                writer.writerow([*lead, *values])
-        return
-    from rich.markup import escape
-    from rich.table import Table
-
-    from kgmlm.core.errors import printable
-
-    probable = any(p.probability is not None for found in results.values() for p in found)
-    for position in range(len(asked)):
-        query = asked[position]
-        name = graph.entities[query.entity].surface
-        relation = graph.relations[query.relation].name
-        title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
-        table = Table(title=escape(title))
-        columns = ["rank", "entity", "name", *(["probability"] if probable else []), "score", "known"]
-        explained = any(p.tokens is not None for p in results[position])
-        for column in columns + (["parts of the score"] if explained else []):
-            table.add_column(
-                column,
-                justify="right" if column in ("rank", "probability", "score") else "left",
-                overflow="fold",
-            )
-        for p in results[position]:
-            parts = []
-            for part, (weight, value) in (p.parts or {}).items():
-                pieces = ", ".join(f"{t['text'].strip()} {t['log_likelihood']:.2f}" for t in p.tokens or ())
-                of = f": {pieces}" if part == "likelihood" else ""
-                parts.append(f"{part} {weight * value:+.3f} ({weight:.3g} × {value:.3f}{of})")
-            parts += [f"because {reason}" for reason in p.because]
-            shown = [percent(p.probability, p.checked)] if probable else []
-            cells = [str(p.rank), p.label, p.name, *shown, f"{p.score:.3f}", "yes" if p.known else "new"]
-            table.add_row(*(escape(printable(c)) for c in cells + (["; ".join(parts)] if explained else [])))
-        stdout().print(table)
-    if probable:
-        tell(f"probability: the share of such answers in a further hidden set {hidden}")
-    if any(p.probability is not None and not p.checked for found in results.values() for p in found):
-        tell("?: not checked, since training has nothing of one of the entities")
-
-
-def percent(probability: float | None, checked: bool = True) -> str:
-    """A probability; with a question mark where it could not be checked."""
-    if probability is None:
-        return ""
-    whole, mark = 100 * probability, "" if checked else "?"
-    return "< 0.1 %" + mark if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %{mark}"
-
-
-def print_table(title: str, rows: pd.DataFrame) -> None:
-    """A table with a title; numbers stand to the right."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from kgmlm.core.errors import printable
-
-    table = Table(title=escape(title))
-    for column in rows.columns:
-        justify: Literal["left", "right"] = "right" if rows[column].dtype.kind in "if" else "left"
-        table.add_column(column, justify=justify, overflow="fold")
-    for row in rows.itertuples(index=False):
-        table.add_row(*(escape(f"{x:,}" if isinstance(x, int) else printable(str(x))) for x in row))
-    stdout().print(table)
-
-
-def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain: bool) -> None:
-    """Triples with their probabilities as a table, JSON lines or CSV."""
-    rows = found.as_json(explain)
-    if as_json:
-        for row in rows:
-            print_json(row, indent=None)
-        return
-    if as_csv:
-        import csv
-
-        from kgmlm.core.tables import CsvFile
-
-        columns = ["head", "relation", "tail", "probability", "true", "known"]
-        columns += ["label"] if found.labels is not None else []
-        writer = csv.DictWriter(CsvFile(sys.stdout), columns, extrasaction="ignore")
-        writer.writeheader()
-        for row in rows:
-            probability = "" if row["known"] else f"{row['probability']:.6f}"
-            writer.writerow(row | {"probability": probability})
-        return
-    from rich.markup import escape
-    from rich.table import Table
-
-    from kgmlm.core.errors import printable
-
-    table = Table(title=f"where {found.prior:.4g} of the triples that are asked about are true")
-    labeled = found.labels is not None
-    columns = ["head", "relation", "tail", "probability", "true", *(["label"] if labeled else [])]
-    for column in columns + (["parts of the log odds"] if explain else []):
-        table.add_column(column, justify="right" if column == "probability" else "left", overflow="fold")
-    for row in rows:
-        probability = "known" if row["known"] else f"{row['probability']:.4f}"
-        cells = [row["head"], row["relation"], row["tail"], probability, "yes" if row["true"] else "no"]
-        cells += ["yes" if row["label"] else "no"] if labeled else []
-        if explain:
-            parts = row.get("parts") or {}
-            told = [
-                f"{side} {of['adds']:+.2f} (rank {of['rank']:g}, softmax {of['softmax']:.3f}, "
-                f"margin {of['margin']:+.2f})"
-                for side, of in parts.items()
-                if side in ("tail", "head")
-            ]
-            cells.append("; ".join([*told, f"relation {parts['relation']['adds']:+.2f}"]) if parts else "")
-        table.add_row(*(escape(printable(cell)) for cell in cells))
-    stdout().print(table)
-
-
-def print_lines(lines: Mapping[str, Sequence[str]], indent: str = "") -> None:
-    """Lines for people, beside their headings."""
-    from kgmlm.core.errors import printable
-
-    width = max(map(len, lines))
-    for heading, values in lines.items():
-        for number, line in enumerate(values):
-            print(f"{indent}{'' if number else heading:<{width}}  {printable(line)}")
-
-
-MOST = 2**32 - 1  # of any number of a command
 RunArgument = Annotated[
     Path, typer.Argument(help="A run folder, made by `kgmlm train`, or a pack.", show_default=False)
 ]
@@ -548,19 +276,17 @@ Retrieve = Annotated[
     int | None,
     typer.Option(
         min=0,
-        max=MOST,
         help="Score only this many entities per query, found by the index (`kgmlm index`); 0 scores all.",
     ),
 ]
 Effort = Annotated[
     int | None,
-    typer.Option(min=1, max=MOST, help="How hard the index searches; by default as hard as its build chose."),
+    typer.Option(min=1, help="How hard the index searches; by default as hard as its build chose."),
 ]
 Rerank = Annotated[
     int | None,
     typer.Option(
         min=0,
-        max=MOST,
         help="How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`) and "
         "reranked (`kgmlm rerank`), in runs that do so; by default as many as validation chose, 0 for none.",
     ),
@@ -569,7 +295,6 @@ Candidates = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=MOST,
         help="Score in reverse or rerank at most this many candidates; by default reranking.candidates.",
         show_default=False,
     ),
@@ -578,7 +303,6 @@ ChosenOn = Annotated[
     int | None,
     typer.Option(
         min=0,
-        max=MOST,
         help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but "
         "training.eval_triples for reverse scoring and reranking.",
         show_default=False,
@@ -604,9 +328,7 @@ EntityTriples = Annotated[
     ),
     INPUT,
 ]
-BatchSize = Annotated[
-    int, typer.Option(min=1, max=MOST, help="Queries, or candidates to rerank, per forward pass.")
-]
+BatchSize = Annotated[int, typer.Option(min=1, help="Queries, or candidates to rerank, per forward pass.")]
 Prior = Annotated[
     float,
     typer.Option(help="The share of true triples among those that are asked about; above 0 and below 1."),
@@ -665,7 +387,7 @@ Decay = Annotated[
 ]
 MaxSteps = Annotated[
     int | None,
-    typer.Option(min=1, max=MOST, help="Stop each stage after this many steps, as for a smoke test."),
+    typer.Option(min=1, help="Stop each stage after this many steps, as for a smoke test."),
 ]
 WorkerCount = Annotated[
     int, typer.Option(min=1, max=1024, help="Processes that score, each with the model in memory.")
@@ -688,7 +410,7 @@ Address = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and notes.")]
 SkipHeader = Annotated[
     bool,
     typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),

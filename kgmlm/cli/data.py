@@ -8,17 +8,13 @@ from typing import Annotated
 import typer
 
 from kgmlm.cli.common import (
-    MOST,
     Json,
     Quiet,
     SkipHeader,
     command,
     fail,
-    print_json,
-    print_lines,
-    stdout,
-    tell,
 )
+from kgmlm.cli.printing import plain_table, print_json, print_lines, stdout, tell
 
 data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
 
@@ -33,14 +29,10 @@ def data_list(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    from rich.table import Table
-
-    table = Table()
-    columns = ("name", "entities", "relations", "train", "valid", "test", "unseen")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "name" else "right", overflow="fold")
+    counts = ("entities", "relations", "train", "valid", "test", "unseen")
+    table = plain_table("", "name", *counts, right=counts)
     for row in rows:
-        table.add_row(row["name"], *(f"{row[column]:,}" for column in columns[1:]))
+        table.add_row(row["name"], *(f"{row[count]:,}" for count in counts))
     stdout().print(table)
 
 
@@ -92,22 +84,13 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
-    from kgmlm.core.errors import printable
     from kgmlm.data import show as job
 
-    shown = job(dataset, entity=entity, skip_header=skip_header).as_json()
+    shown = job(dataset, entity=entity, skip_header=skip_header)
     if as_json:
-        print_json(shown)
-        return
-    for key, value in shown.items():
-        if isinstance(value, list):
-            print(f"{key}:")
-            for row in value[:20]:
-                print("  " + printable(row if isinstance(row, str) else " | ".join(row)))
-            if len(value) > 20:
-                print(f"  and {len(value) - 20:,} more")
-        else:
-            print(printable(f"{key}: {value}"))
+        print_json(shown.as_json())
+    else:
+        print_lines(shown.lines())
 
 
 @data_app.command("split")
@@ -129,7 +112,7 @@ def data_split(
     test: Annotated[
         float | None, typer.Option(help="With --random: share of the triples for test, by default 0.1.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST)] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     skip_header: SkipHeader = False,
     as_json: Json = False,
 ) -> None:
@@ -198,7 +181,7 @@ def data_import(
         bool,
         typer.Option("--split", help="Also draw a tenth of the triples each for validation and for test."),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of --split.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of --split.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -12,7 +12,6 @@ import typer
 
 from kgmlm.cli.common import (
     INPUT,
-    MOST,
     RANKING,
     BatchSize,
     Device,
@@ -26,10 +25,8 @@ from kgmlm.cli.common import (
     command,
     flag,
     option,
-    print_json,
-    print_lines,
-    tell,
 )
+from kgmlm.cli.printing import print_json, print_lines, tell
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -186,7 +183,7 @@ SERVE: Options = {
     "window": option(
         float, 5.0, "Milliseconds that the first query of a batch waits for others.", min=0, max=1000
     ),
-    "queue": option(int, 1024, "Queries that may wait; more are answered 503.", min=1, max=MOST),
+    "queue": option(int, 1024, "Queries that may wait; more are answered 503.", min=1),
     "log": flag("--log", "Print each request."),
 }
 
@@ -282,7 +279,7 @@ def report(
         typer.Option(help="Whose triples to ask; by default test, else valid.", show_default=False),
     ] = None,
     max_triples: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Ask only this many triples, a seeded sample.")
+        int | None, typer.Option(min=1, help="Ask only this many triples, a seeded sample.")
     ] = None,
     compare: Annotated[
         Path | None, typer.Option(help="Another run on the same graph, shown beside it.", show_default=False)

@@ -10,7 +10,6 @@ import typer
 
 from kgmlm.cli.common import (
     INPUT,
-    MOST,
     OTHER_GRAPH,
     WORKERS,
     BatchSize,
@@ -31,10 +30,8 @@ from kgmlm.cli.common import (
     command,
     flag,
     option,
-    print_classified,
-    print_json,
-    tell,
 )
+from kgmlm.cli.printing import cell, percent, plain_table, print_classified, print_json, stdout, tell
 
 CLASSIFY: Options = {
     "graph": option(
@@ -112,9 +109,9 @@ def classify(
 
 CALIBRATE: Options = {
     "max_triples": option(
-        int, 1000, "A seeded sample of validation triples, or of --report; 0 is all.", min=0, max=MOST
+        int, 1000, "A seeded sample of validation triples, or of --report; 0 is all.", min=0
     ),
-    "seed": option(int, 0, "Of the sample and the negatives.", min=0, max=MOST),
+    "seed": option(int, 0, "Of the sample and the negatives.", min=0),
     "precision": (Precision, "fp32"),
     "batch_size": (BatchSize, 64),
     "device": (Device, None),
@@ -214,7 +211,7 @@ COMPLETE: Options = {
     "relations": option(
         list[str] | None, None, "Ask about these alone, by label or name; may be given again."
     ),
-    "top": option(int, 10, "Answers kept per query.", min=1, max=MOST),
+    "top": option(int, 10, "Answers kept per query.", min=1),
     "typed": (Typed, False),
     "functional": (Functional, False),
     "known": option(
@@ -232,14 +229,13 @@ COMPLETE: Options = {
     "precision": (Precision, "fp32"),
     "device": (Device, None),
     "batch_size": (BatchSize, 64),
-    "part_size": option(int, 1024, "Queries of a part.", min=1, max=MOST),
+    "part_size": option(int, 1024, "Queries of a part.", min=1),
     "sample": option(
         int,
         0,
         "Ask only so many queries, a seeded sample by relation and side, to see speed and precision first; "
         "0 is all.",
         min=0,
-        max=MOST,
     ),
     **WORKERS,
     "shard": option(
@@ -317,42 +313,29 @@ def _below(probability: float) -> float:
 
 def _print_best(rows: list[dict[str, Any]]) -> None:
     """The most probable triples by their names."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from kgmlm.cli.common import percent, stdout
-    from kgmlm.core.errors import printable
-
     if not rows:
         return
     reasons = any(row.get("because") for row in rows)
-    table = Table(title=f"the {len(rows):,} most probable")
-    for column in ("head", "relation", "tail", "probability", *(["because"] if reasons else [])):
-        table.add_column(column, justify="right" if column == "probability" else "left", overflow="fold")
+    columns = ("head", "relation", "tail", "probability", *(["because"] if reasons else []))
+    table = plain_table(f"the {len(rows):,} most probable", *columns, right=("probability",))
     for row in rows:
         cells = [row["head_name"], row["relation_name"], row["tail_name"], percent(row["probability"])]
         cells += [row["because"].split("; ")[0]] if reasons else []
-        table.add_row(*(escape(printable(cell)) for cell in cells))
+        table.add_row(*map(cell, cells))
     stdout().print(table)
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from kgmlm.cli.common import stdout
-    from kgmlm.core.errors import printable
-
-    table = Table(title=f"in {report['split']} ({report['found']:,} of {report['triples']:,}): a lower bound")
-    for column in ("listed", "triples", "true", "precision", "expected"):
-        table.add_column(column, justify="right", overflow="fold")
+    title = f"in {report['split']} ({report['found']:,} of {report['triples']:,}): a lower bound"
+    figures = ("triples", "true", "precision", "expected")
+    table = plain_table(title, "listed", *figures, right=figures)
     rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"]]
     rows += [(f"best {row['listed']:,}", row) for row in report["best"]]
     most = sorted(report["by relation"], key=lambda row: -row["listed"])[:10]
     rows += [(row["relation"], row) for row in most]
     for name, row in rows:
         shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected")]
-        table.add_row(escape(printable(name)), f"{row['listed']:,}", f"{row['true']:,}", *shares)
+        table.add_row(cell(name), f"{row['listed']:,}", f"{row['true']:,}", *shares)
     stdout().print(table)
 
 

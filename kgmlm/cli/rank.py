@@ -10,7 +10,6 @@ import typer
 
 from kgmlm.cli.common import (
     INPUT,
-    MOST,
     OTHER_GRAPH,
     RANKING,
     WORKERS,
@@ -31,6 +30,8 @@ from kgmlm.cli.common import (
     command,
     flag,
     option,
+)
+from kgmlm.cli.printing import (
     print_classified,
     print_comparison,
     print_json,
@@ -71,12 +72,14 @@ RANK: Options = {
 @command(RANK, RANKING, {"device": (Device, None), "runtime": (RuntimeOption, "auto")}, WORKERS)
 def rank(
     run: RunArgument,
-    k: Annotated[int, typer.Option("-k", "--top", min=1, max=MOST, help="Candidates per query.")] = 10,
+    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates per query.")] = 10,
     prior: RelationsPrior = None,
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what each score is made of, token by token.")
+        bool,
+        typer.Option("--explain", help="Show why: what each signal adds to a score, and the best rules."),
     ] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Explain each token of the names, too.")] = False,
     batch_size: BatchSize = 64,
     verify: Verify = False,
     as_json: JsonLines = False,
@@ -95,6 +98,7 @@ def rank(
     from kgmlm.prediction.classify import rank_relations
     from kgmlm.runs.run import open_run, predicted
 
+    explain = explain or tokens
     workers = Workers(**{name: given.pop(name) for name in WORKERS})
     head, relation, tail, queries, entities, entity_triples = (given.pop(name) for name in RANK)
     _check((relation, head, tail), queries is not None, explain, as_json, as_csv, workers)
@@ -126,8 +130,8 @@ def rank(
             found = [best for _, best in one]
     lists = opened.lists
     print_predictions(
-        opened.graph, asked, dict(enumerate(found)), as_json=as_json, as_csv=as_csv, many=many,
-        hidden=lists.hidden if lists else "",
+        opened.graph, asked, found, as_json=as_json, as_csv=as_csv, many=many,
+        hidden=lists.hidden if lists else "", tokens=tokens,
     )  # fmt: skip
 
 
@@ -152,7 +156,7 @@ def _check(
     if as_json and as_csv:
         raise QueryError("--json and --csv exclude each other")
     if explain and as_csv:
-        raise QueryError("--explain goes with a table or --json, not with --csv")
+        raise QueryError("--explain and --tokens go with a table or --json, not with --csv")
     if not many and not workers.here:
         raise QueryError("--workers and --engine go with --queries; a single query is asked by one process")
     if many and one != (None, None, None):
@@ -251,9 +255,7 @@ EVALUATE: Options = {
     **OTHER_GRAPH,
     "output": option(Path | None, None, "Write the report there as JSON."),
     "ranks": option(Path | None, None, "Per-query ranks, Parquet; else in RUN/ranks."),
-    "max_triples": option(
-        int | None, None, "Evaluate only this many triples, a seeded sample.", min=1, max=MOST
-    ),
+    "max_triples": option(int | None, None, "Evaluate only this many triples, a seeded sample.", min=1),
     "by_relation": flag("--by-relation", "Report each relation, too."),
     **RANKING,
     "batch_size": (BatchSize, 64),
@@ -289,8 +291,8 @@ def compare(
     ],
     b: Annotated[Path, typer.Argument(help="Another one.", show_default=False), INPUT],
     split: Annotated[str, typer.Option(help="Whose ranks of the run folders.")] = "test",
-    draws: Annotated[int, typer.Option(min=100, max=MOST, help="Resamplings and random swaps.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, max=MOST)] = 0,
+    draws: Annotated[int, typer.Option(min=100, help="Resamplings and random swaps.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Say whether two runs rank the same triples differently by more than chance.
@@ -313,7 +315,7 @@ def rules(
     relation: Annotated[
         str | None, typer.Option(help="Only rules that predict this relation; a label or a name.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, max=MOST, help="How many are shown, best first.")] = 20,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many are shown, best first.")] = 20,
     output: Annotated[
         Path | None, typer.Option(help="Write all of them there, in AnyBURL's format (tab-separated).")
     ] = None,
@@ -335,4 +337,5 @@ def rules(
         print_json(found.head(k).to_dict("records"))
     else:
         title = f"the {min(k, len(found)):,} most confident of {len(found):,} rules"
-        print_table(title, found.head(k).assign(confidence=found["confidence"].map("{:.3f}".format)))
+        shown = found.head(k).assign(confidence=found["confidence"].map("{:.3f}".format))
+        print_table(title, shown[["predicted", "correct", "confidence", "words"]])

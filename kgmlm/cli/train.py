@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kgmlm.cli.common import (
-    MOST,
     BatchSize,
     Candidates,
     ChosenOn,
@@ -25,9 +24,8 @@ from kgmlm.cli.common import (
     command,
     flag,
     option,
-    print_json,
-    tell,
 )
+from kgmlm.cli.printing import print_json, tell
 
 TRAIN: Options = {
     "dataset": (Dataset, None),
@@ -49,7 +47,6 @@ TRAIN: Options = {
         None,
         "Time for all stages; a few steps are timed first, and epochs chosen to fit.",
         min=0.1,
-        max=MOST,
     ),
     "config": option(Path | None, None, "Settings as TOML.", read=True),
     "set_": option(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,6 +62,10 @@ class Watcher(AbstractContextManager["Watcher"]):
     def tell(self, message: str) -> None:
         """Say something that is worth knowing."""
 
+    def note(self, message: str) -> None:
+        """Say how work goes, to those who did not ask for quiet."""
+        self.tell(message)
+
     def start(self, total: int, done: int) -> None:
         """Training begins at step ``done`` of ``total``."""
 
@@ -104,7 +109,7 @@ class Bars(Watcher):
     """Rich bars on stderr, with time left; a log file gets a line per validation and one per minute instead.
 
     Args:
-        quiet: no bars, but what is worth knowing is said.
+        quiet: no bars and no notes, but what is worth knowing is said.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -179,6 +184,11 @@ class Bars(Watcher):
         """A line on stderr."""
         print(message, file=sys.stderr)
 
+    def note(self, message: str) -> None:
+        """A line on stderr, unless it is to be quiet."""
+        if not self.quiet:
+            self.tell(message)
+
     def start(self, total: int, done: int) -> None:
         """Lay the bar of training."""
         self._average, self._loss, self._mrr = None, "-", ""
@@ -222,7 +232,7 @@ class Bars(Watcher):
 
 
 class NotebookBars(Watcher):
-    """tqdm's bars for notebooks, one per phase."""
+    """tqdm's bars for notebooks, one per phase: widgets, or text where ipywidgets is not installed."""
 
     def __init__(self) -> None:
         self._bars: dict[str, Any] = {}
@@ -236,7 +246,10 @@ class NotebookBars(Watcher):
         self._bars = {}
 
     def _bar(self, what: str, total: int, done: int = 0) -> Any:
-        from tqdm.notebook import tqdm  # type: ignore[import-untyped]
+        if find_spec("ipywidgets"):
+            from tqdm.notebook import tqdm  # type: ignore[import-untyped]
+        else:
+            from tqdm import tqdm  # type: ignore[import-untyped]
 
         if what not in self._bars:
             self._bars[what] = tqdm(desc=what, total=total, initial=done)

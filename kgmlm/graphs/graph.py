@@ -413,6 +413,12 @@ class KnowledgeGraph:
         columns = (column.to_pylist() for column in self.labels(triples).columns)
         return list(zip(*columns, strict=True))
 
+    def named(self, triples: IntArray) -> list[tuple[str, str, str]]:
+        """Ids to (head, relation, tail) names, as people read them."""
+        entities, relations = self.entities, self.relations
+        rows = np.reshape(triples, (-1, 3)).tolist()
+        return [(entities[h].surface, relations[r].name, entities[t].surface) for h, r, t in rows]
+
     def labels(self, triples: IntArray) -> pa.Table:
         """Triples by label, as Arrow columns ``head``, ``relation``, ``tail``."""
         h, r, t = (pa.array(np.ascontiguousarray(ids)) for ids in np.reshape(triples, (-1, 3)).T)

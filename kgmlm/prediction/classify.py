@@ -115,6 +115,7 @@ class Classified:
     def as_json(self, explain: bool = False) -> list[dict[str, Any]]:
         """The objects that ``kgmlm classify --json`` prints."""
         parts = self.explained() if explain else [None] * len(self)
+        names = self.graph.named(self.triples)
         rows = []
         for n, (head, relation, tail) in enumerate(self.graph.labeled(self.triples)):
             known = bool(self.known[n])
@@ -125,6 +126,9 @@ class Classified:
                 "probability": None if known else float(self.probabilities[n]),
                 "true": bool(self.decided[n]),
                 "known": known,
+                "head_name": names[n][0],
+                "relation_name": names[n][1],
+                "tail_name": names[n][2],
             }
             if self.labels is not None:
                 row["label"] = bool(self.labels[n])

@@ -20,6 +20,7 @@ from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers
 from kgmlm.core.files import as_path, locked
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
@@ -389,19 +390,15 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
 
 def _best(graph: KnowledgeGraph, found: Listed, because: Because | None) -> list[dict[str, Any]]:
     """The most probable triples, with names and reasons."""
-    entities, relations = graph.entities, graph.relations
     some = found.found[np.arange(min(SHOWN, len(found)))]
     rows = []
-    for (h, r, t), evidence, p in zip(some.triples.tolist(), some.evidence, found.probability, strict=False):
-        row: dict[str, Any] = {
-            "head": entities[h].label,
-            "relation": relations[r].label,
-            "tail": entities[t].label,
-        }
-        row |= {"head_name": entities[h].surface, "relation_name": relations[r].name}
-        row |= {"tail_name": entities[t].surface, "probability": float(p)}
+    texts = zip(graph.labeled(some.triples), graph.named(some.triples), strict=True)
+    for n, (labels, names) in enumerate(texts):
+        row: dict[str, Any] = dict(zip(ENDS, labels, strict=True))
+        row |= {f"{end}_name": name for end, name in zip(ENDS, names, strict=True)}
+        row["probability"] = float(found.probability[n])
         if because is not None:
-            row["because"] = because(np.array([h, r, t]), side_of(int(evidence)))
+            row["because"] = because(some.triples[n], side_of(int(some.evidence[n])))
         rows.append(row)
     return rows
 

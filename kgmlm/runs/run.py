@@ -424,7 +424,7 @@ class Run:
 
         Returns:
             AnyBURL's columns: ``predicted`` and ``correct`` (how often on training triples), ``confidence``
-            (the second by the first) and ``rule``.
+            (the second by the first) and ``rule``; then the rule in ``words``.
 
         Raises:
             RunError: when the run has no rules.

@@ -60,11 +60,12 @@ class Info:
         lines = {
             "graph": [f"{g['name']}: {g['entities']:,} entities, {g['relations']:,} relations; "
                       + ", ".join(f"{split} {n:,}" for split, n in g["triples"].items())],
-            "model": [f"{m['began_with']}, span of {m['span_length']} tokens, objective {m['objective']}, "
-                      f"{m['neighbors']} neighbors"],
+            "model": [f"{m['began_with']}, " + (
+                f"span of {m['span_length']} tokens, objective {m['objective']}, {m['neighbors']} neighbors"
+                if m["trained"] else "as it came; the masked LM is not trained")],
             "signals": [f"{name}: weight {of['weight']:.3g}" for name, of in self.signals.items()],
-            "trained": [f"{t['status']} at step {t['step']:,} after {t['minutes']:.1f} minutes",
-                        t["command"]],
+            "trained": [f"{t['status']}, {t['minutes']:.1f} minutes"
+                        + (f", {t['step']:,} steps of the masked LM" if m["trained"] else ""), t["command"]],
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
         for what, use in (("scored in reverse", self.reverse), ("reranker", self.reranking)):
@@ -131,7 +132,7 @@ def info(run: Run | str | Path) -> Info:
         name: {"weight": of["average"], "by_relation": of["weights"] is not None} | {"made": made.get(name)}
         for name, of in chosen["signals"].items()
     }
-    keys = ("dataset", "model", "command", "minutes")
+    keys, spent = ("dataset", "model", "command", "minutes"), record.get("spent", {})
     return Info(
         path=str(path),
         graph={
@@ -142,6 +143,7 @@ def info(run: Run | str | Path) -> Info:
         },
         model={
             "began_with": record["model"],
+            "trained": settings.trains_text,
             "span_length": record["span_length"],
             "objective": settings.training.objective,
             "neighbors": settings.text.neighbors,
@@ -152,7 +154,7 @@ def info(run: Run | str | Path) -> Info:
         trained={
             **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},
             "step": record.get("step", 0),
-            "minutes": record.get("minutes", 0),
+            "minutes": sum(spent.values()) / 60 if spent else record.get("minutes", 0),
             "earlier": [{key: older.get(key) for key in keys} for _, older in ancestors(record)],
         },
         validation={

@@ -214,6 +214,8 @@ class RuleFile:
         DataError: of every method, for what is no such line.
     """
 
+    follows = " <= "  # between what a rule predicts and its body
+
     def __init__(self, entities: EntityTable, relations: RelationTable) -> None:
         self.entities = entities
         self.relations = relations
@@ -340,14 +342,14 @@ class RuleFile:
         steps = [s for s in body if s != NONE]
         names = ["X", *"ABCDEF"[: len(steps) - 1], "Y"]
         atoms = [self._written(s, names[i], names[i + 1]) for i, s in enumerate(steps)]
-        return f"{self._written(2 * relation, 'X', 'Y')} <= {', '.join(atoms)}"
+        return f"{self._written(2 * relation, 'X', 'Y')}{self.follows}{', '.join(atoms)}"
 
     def constant_text(self, asked: int, answer: int, relation: int, value: int) -> str:
         """A rule with a constant."""
         variable = "Y" if asked % 2 else "X"
         head = self._written(asked, variable, self._labels[answer])
         other = "A" if value == NONE else self._labels[value]
-        return f"{head} <= {self._written(relation, variable, other)}"
+        return f"{head}{self.follows}{self._written(relation, variable, other)}"
 
     @cached_property
     def _labels(self) -> list[str]:
@@ -363,7 +365,8 @@ class RuleFile:
         yield from ("\t".join(row) + "\n" for row in as_rows(self.table(rules)))
 
     def table(self, rules: RuleSet, relation: int | None = None) -> pd.DataFrame:
-        """Rules with what they predicted, how much of it was right, and the share; the most confident first.
+        """Rules with what they predicted, how much of it was right, the share, and the rule as a line of a
+        file and in words; the most confident first.
 
         Args:
             relation: only those that predict this one.
@@ -373,15 +376,33 @@ class RuleFile:
         p, c = rules
         if relation is not None:
             p, c = p.take(p.relation == relation), c.take(c.asked // 2 == relation)
-        texts = [self.text(*row) for row in zip(p.relation.tolist(), p.body.tolist(), strict=True)]
+        paths = [*zip(p.relation.tolist(), p.body.tolist(), strict=True)]
         columns = (c.asked, c.answer, c.relation, c.value)
-        texts += [self.constant_text(*row) for row in zip(*(x.tolist() for x in columns), strict=True)]
+        constants = [*zip(*(x.tolist() for x in columns), strict=True)]
+        texts, words = (
+            [writer.text(*row) for row in paths] + [writer.constant_text(*row) for row in constants]
+            for writer in (self, _Words(self.entities, self.relations))
+        )
         predicted = np.concatenate([p.predicted, c.predicted])
         correct = np.concatenate([p.correct, c.correct])
         order = np.argsort(-confidence(predicted, correct), kind="stable")
         share = correct / np.maximum(1, predicted)
         columns_of = {"predicted": predicted, "correct": correct, "confidence": share, "rule": texts}
-        return pd.DataFrame(columns_of).iloc[order].reset_index(drop=True)
+        return pd.DataFrame(columns_of | {"words": words}).iloc[order].reset_index(drop=True)
+
+
+class _Words(RuleFile):
+    """Writes rules by names, for people: X member of Y if X reports to A, A member of Y."""
+
+    follows = " if "
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        return self.entities.column("surface")
+
+    def _written(self, directed: int, start: str, end: str) -> str:
+        left, right = (end, start) if directed % 2 else (start, end)
+        return f"{left} {self.relations[directed // 2].name} {right}"
 
 
 def as_rows(table: pd.DataFrame) -> list[list[str]]:

@@ -23,6 +23,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
+SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
 HEAD_STEPS = {"quick": 600, "balanced": 2000, "best": 6000, "zero-shot": 2000}  # of the bi-encoder at most
@@ -111,6 +112,14 @@ class Recipe:
             "usual": dict(self.usual),
             "text_from": self.text_from,
         }
+
+    def lines(self) -> list[str]:
+        """The stages for people, and why some are left out or cut."""
+        stages = ", ".join(SPOKEN.get(stage, stage) for stage in self.stages)
+        reasons = {key: why for key, why in self.reasons.items() if "." not in key}
+        if not self.settings.trains_text and (why := self.reasons.get("training.epochs")):
+            reasons["masked LM"] = f"none: {why}"
+        return [f"preset {self.preset}: {stages}", *(f"  {stage}: {why}" for stage, why in reasons.items())]
 
     def notes(self) -> list[str]:
         """Comments for ``config.toml``."""

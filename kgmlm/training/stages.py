@@ -79,11 +79,8 @@ def choose_recipe(
         Types.check(graph, recipe.settings.types)
     if "rules" in recipe.stages:
         Rules.check(graph, recipe.settings.rules)
-    watch.tell(f"preset {preset}: {', then '.join(recipe.stages)}")
-    for key, why in recipe.reasons.items():
-        section, _, name = key.partition(".")
-        value = getattr(getattr(recipe.settings, section, None), name, None)
-        watch.tell(f"  {key}{'' if value is None else f' = {value}'}: {why}")
+    for line in recipe.lines():
+        watch.note(line)
     return recipe
 
 
@@ -219,7 +216,7 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
         triples = chosen.get("triples", len(run.graph.splits["valid"]))
         lines = [*summary(chosen["valid"], triples, counted(run.graph, triples)), *lines, *following(run)]
     for line in lines:
-        watch.tell(line)
+        watch.note(line)
 
 
 def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: Watcher) -> None:
@@ -242,7 +239,6 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
     taken = time.monotonic() - began
     if seconds is not None and (more := min(most, int(first * (seconds - taken) / taken))) > first:
         fit(more)
-    watch.tell("probabilities fitted on validation: `kgmlm rank` and the explorer show them")
 
 
 def _chosen(

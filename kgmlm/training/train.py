@@ -104,8 +104,7 @@ def train(
             assert dataset is not None
             check_dataset(dataset, TRAINING, watch.tell)
             graph = load_graph(dataset, skip_header=skip_header)
-            if odd := odd_columns(graph):
-                watch.tell(odd)
+            _tell_graph(graph, watch)
             chosen = preset or (PLAIN if given.plain else "balanced")
             if holdout and chosen != PLAIN and not graph.has("valid"):
                 graph = _held_out(graph, given.settings.training.seed, watch)
@@ -266,26 +265,31 @@ def _start(
 
     settings = settings if recipe is None else recipe.settings
     run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, recipe=recipe)
-    _tell_start(run, ranker, watch)
+    _tell_unknown(run, ranker, watch)
     return run, ranker
 
 
-def _tell_start(run: RunFolder, ranker: Ranker, watch: Watcher) -> None:
-    """Say what a new run is about, and what is odd about its names and triples."""
+def _tell_graph(graph: KnowledgeGraph, watch: Watcher) -> None:
+    """Say what a graph has, and what is odd about its tables and triples."""
     from kgmlm.graphs.queries import repeated
 
-    graph, read = run.graph, run.settings.trains_text
-    watch.tell(
-        f"{graph.name}: {counted(len(graph.entities), 'entity')}, "
+    if odd := odd_columns(graph):
+        watch.tell(odd)
+    described = len(graph.entities) - graph.entities.undescribed
+    watch.note(
+        f"{graph.name}: {counted(len(graph.entities), 'entity')}, {described:,} with a description, "
         f"{counted(len(graph.relations), 'relation')}, "
         f"{counted(len(graph.splits['train']), 'training triple')}"
-        + (f"; span of {counted(ranker.reader.vocabulary.span_length, 'token')}" if read else "")
     )
     if twice := repeated(graph.splits["train"]):
         watch.tell(f"{counted(twice, 'duplicate training triple')} count{'s' * (twice == 1)} once")
+
+
+def _tell_unknown(run: RunFolder, ranker: Ranker, watch: Watcher) -> None:
+    """Say which names have characters that the model cannot read."""
     unknown = ranker.reader.tokenizer.unknown(ranker.reader.names)
-    if read and len(unknown):
-        example = graph.entities[int(unknown[0])].surface
+    if run.settings.trains_text and len(unknown):
+        example = run.graph.entities[int(unknown[0])].surface
         watch.tell(
             f"{len(unknown):,} of {len(ranker.reader.names):,} names have something that the model has "
             f"no token for, such as '{example}'; names that differ in it alone are alike to the model"

@@ -38,7 +38,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("rerank", "run", "--max-steps", "1", "--max-triples", "2"): "reranking: validation MRR",
     ("tune", "run"): "text: validation MRR",
     ("index", "vectors"): "index of 31 entities",
-    ("info", "run"): "finished at step",
+    ("info", "run"): "steps of the masked LM",
     ("compare", "run", "run"): "95 % interval",
     ("report", "run", "--max-triples", "2"): "the report is in report.html",
     ("linearize", "run", *ASK): "France. country in western Europe",

@@ -12,13 +12,13 @@ import pytest
 import torch
 import typer
 
-from kgmlm.cli.common import command, print_lines, print_metrics, print_predictions, print_table
+from kgmlm.cli.common import command
+from kgmlm.cli.printing import print_lines, print_metrics, print_table
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import Queries, Query
-from kgmlm.ranking.predictor import Prediction, WeighedScore
+from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import PlainScorer
 
 
@@ -138,33 +138,3 @@ def test_a_name_with_brackets_is_no_markup(toy: KnowledgeGraph, capsys: pytest.C
     for name in ("[/x]", "[red]graph"):
         print_metrics(evaluate(constant(toy), replace(toy, name=name), Protocol()))
         assert f"{name} test" in capsys.readouterr().out
-
-
-def test_an_explanation_is_readable_and_adds_up(
-    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokens = tuple(
-        {"token": raw, "text": text, "id": i, "position": i, "log_likelihood": -1.0 - i}
-        for i, (raw, text) in enumerate(
-            (("\u0120Tok", " Tok"), ("yo", "yo"), ("\u0120[x", " [x"), ("\u00c3", ""))
-        )
-    )
-    parts = {
-        "likelihood": WeighedScore(1.0, -2.5),
-        "vector": WeighedScore(4.0, 0.5),
-        "kge": WeighedScore(0.0, 3.0),
-    }
-    found = [Prediction(1, 0, "tokyo", "Tokyo", -0.5, False, tokens, parts)]
-
-    query = Query(0, 0, "tail")
-    print_predictions(toy, [query], {0: found}, as_json=False, as_csv=False, many=False, hidden="")
-    printed = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
-    for text in (
-        "-2.500",
-        "1 \u00d7",
-        "Tok -1.00",
-        "[x -3.00",
-        "+2.000 (4 \u00d7 0.500)",
-        "+0.000 (0 \u00d7 3.000)",
-    ):
-        assert text in printed, printed

@@ -84,7 +84,7 @@ def test_triples_get_probabilities_which_are_fitted_when_first_asked(
         assert rare["probability"] < row["probability"]
     assert "known" in cli("classify", run, asked, "--explain").stdout
     csv = cli("classify", run, asked, "--csv").stdout.splitlines()
-    assert csv[0] == "head,relation,tail,probability,true,known"
+    assert csv[0] == "head,relation,tail,probability,true,known,head_name,relation_name,tail_name"
     assert len(csv) == 5
     open_folder(run, verify=True)
 

@@ -59,7 +59,9 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
     base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
     (row, *_) = [json.loads(x) for x in cli(*base, "--explain").stdout.splitlines()]
     assert {"vector", "kge"} <= row["parts"].keys()
-    assert "; kge " in cli(*base[:-3], "--explain").stdout
+    explained = cli(*base[:-3], "--explain", COLUMNS="80").stdout.splitlines()
+    assert explained[1].split()[:3] == ["rank", "name", "score"]
+    assert "kge" in explained[1]
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)
     done = cli("tune", other, "--add", "kge", "--from", run)

@@ -79,6 +79,7 @@ def test_quiet_bars_only_say_what_is_worth_knowing(capsys: pytest.CaptureFixture
     watch = Bars(quiet=True)
     with watch:
         watch("reading entities", 3, 3)
+    watch.note("three of three")
     watch.tell("done")
     assert capsys.readouterr().err == "done\n"
 
@@ -122,7 +123,8 @@ def test_a_phase_that_is_done_again_starts_again() -> None:
         assert watch._progress.tasks[0].completed == 8, "nothing more was done"
 
 
-def test_a_notebook_has_bars_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "widgets"), [("tqdm.notebook.tqdm", True), ("tqdm.tqdm", None)])
+def test_a_notebook_has_bars_of_its_own(monkeypatch: pytest.MonkeyPatch, place: str, widgets: object) -> None:
     class ZMQInteractiveShell:
         pass
 
@@ -146,7 +148,8 @@ def test_a_notebook_has_bars_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "IPython", shell)
     watch = watcher_of(True)
     assert isinstance(watch, NotebookBars)
-    monkeypatch.setattr("tqdm.notebook.tqdm", Bar)
+    monkeypatch.setattr(place, Bar)
+    monkeypatch.setattr("kgmlm.core.progress.find_spec", lambda name: widgets)
     work(watch)
     assert [(bar.desc, bar.n, bar.closed) for bar in bars] == [
         ("reading entities", 3, True), ("training", 4, True), ("validating", 8, True),

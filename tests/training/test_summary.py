@@ -98,7 +98,7 @@ def test_a_graph_without_validation_has_some_held_out(
     held = len(run.graph.splits["valid"])
     assert held == round(0.1 * len(toy.splits["train"]))
     assert (
-        f"no validation triples: {held:,} of {len(alone.splits['train']):,} training triples" in heard.told[0]
+        f"no validation triples: {held:,} of {len(alone.splits['train']):,} training triples" in heard.told[1]
     )
     assert open_folder(run.path).lists, "probabilities are fitted"
     assert any(line.startswith(f"validation MRR of {held:,} triples") for line in heard.told)

@@ -1,0 +1,389 @@
+"""Results on stdout: tables, bars and lines for people, JSON and CSV for programs.
+
+People read names; labels are in JSON, CSV and files. Lines that are no result go to stderr.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from kgmlm.evaluation.compare import Difference
+    from kgmlm.evaluation.evaluator import Evaluation
+    from kgmlm.graphs.graph import KnowledgeGraph
+    from kgmlm.graphs.queries import Query
+    from kgmlm.prediction.classify import Classified
+    from kgmlm.ranking.predictor import Prediction
+
+WIDTH = 120  # of what no terminal shows
+KNOWN, NEW, YES, NO = "cyan", "green", "green", "red"  # colors
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """JSON on stdout; where that is not UTF-8, letters beyond ASCII are escaped."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, indent=indent, ensure_ascii=not utf8))
+
+
+def tell(message: str) -> None:
+    """A line on stderr."""
+    print(message, file=sys.stderr)
+
+
+def stdout() -> Console:
+    """Return the console for tables; wide enough for names where no terminal sets the width."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
+    return Console(width=width, emoji=False, highlight=False)
+
+
+def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without frames, which can be copied.
+
+    Args:
+        right: the columns whose values stand to the right.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold",
+                  box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
+    for column in columns:
+        table.add_column(Text(column), justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Text as it is: no markup, and nothing that a terminal obeys."""
+    from rich.text import Text
+
+    from kgmlm.core.errors import printable
+
+    return Text(printable(text), style)
+
+
+def print_table(title: str, rows: pd.DataFrame) -> None:
+    """A table with a title; numbers stand to the right."""
+    numbers = [str(c) for c in rows.columns if rows[c].dtype.kind in "if"]
+    table = plain_table(title, *map(str, rows.columns), right=numbers)
+    for row in rows.itertuples(index=False):
+        table.add_row(*(cell(f"{x:,}" if isinstance(x, int) else str(x)) for x in row))
+    stdout().print(table)
+
+
+def print_lines(lines: Mapping[str, Sequence[str]], indent: str = "") -> None:
+    """Lines for people, beside their headings."""
+    from kgmlm.core.errors import printable
+
+    width = max(map(len, lines))
+    for heading, values in lines.items():
+        for number, line in enumerate(values):
+            print(f"{indent}{'' if number else heading:<{width}}  {printable(line)}")
+
+
+def print_metrics(evaluation: Evaluation) -> None:
+    """The metrics of an evaluation as a table for people."""
+    report = evaluation.report
+    wanted = {
+        "MRR": "inverse_harmonic_mean_rank", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3",
+        "Hits@10": "hits_at_10", "MR": "arithmetic_mean_rank", "ranks": "count",
+    }  # fmt: skip
+    digits = {"ranks": 0, "MR": 1}
+
+    def cells(metrics: dict[str, float], prefix: str) -> list[str]:
+        values = {name: metrics.get(prefix + key) for name, key in wanted.items()}
+        return ["-" if v is None else f"{v:.{digits.get(name, 4)}f}" for name, v in values.items()]
+
+    texts = report["candidates"]
+    what = {"all": "all entities", "graph": "the graph's entities", "split": "the split's entities",
+            "train": "training entities"}[texts["set"]]  # fmt: skip
+    kind = "realistic"
+    if "negatives" in texts:
+        how = texts["negatives"]["by"]
+        drawn = {"drawing": "drawn ", "grail": "", "expectation": "expected "}[how]
+        what = f"{texts['negatives']['count']} {drawn}negatives of {what}"
+        what += ", drawn as GraIL does" if how == "grail" else ""
+        kind = "expected" if how == "expectation" else "realistic"
+    own = ", own entity excluded" if report["own_entity"]["excluded"] else ""
+    own += "".join(f", {name}" for name in report.get("constraints", {}))
+    title = f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"
+    table = plain_table(title, "queries", *wanted, right=list(wanted))
+    for side in ("tail", "head", "both"):
+        table.add_row(side, *cells(report["metrics"], f"{side}.{kind}."))
+    position = report["breakdown"]["unseen_position"]
+    if position["any"]["count"]:
+        table.add_row("both, seen only", *cells(position["neither"], ""))
+        table.add_row("both, unseen", *cells(position["any"], ""))
+    comparable = report.get("pykeen_comparable", {"metrics": {}})["metrics"]
+    plain = report["own_entity"]["excluded"]
+    if (plain or position["any"]["count"]) and comparable.get("both.realistic.count"):
+        table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
+    stdout().print(table)
+    for name, of in report.get("constraints", {}).items():
+        lost = f"forbids {of['answers_forbidden']:,} of {of['ranks']:,} answers, which rank last"
+        print(f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; {lost}")
+    if "retrieval" in report:
+        found = report["retrieval"]
+        print(
+            f"shortlists of {found['k']:,} by the index hold {found['recall']['both']:.2%} "
+            f"of the answers; MRR {found['exact']['mrr']:.4f} by exact ranking, {found['mrr_lost']:.4f} lost"
+        )
+
+
+def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
+    """Two runs side by side, a line per metric."""
+    names = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10"}
+    figures = ("A", "B", "B - A", "95 % interval", "p")
+    table = plain_table(f"A: {a}, B: {b}", "queries", "metric", *figures, right=figures)
+    for d in differences:
+        interval = f"{d.low:+.4f} to {d.high:+.4f}"
+        shown = (f"{d.a:.4f}", f"{d.b:.4f}", f"{d.difference:+.4f}", interval, f"{d.p:.4f}")
+        table.add_row(d.side, names[d.metric], *shown)
+    stdout().print(table)
+
+
+def percent(probability: float | None, checked: bool = True) -> str:
+    """A probability; with a question mark where it could not be checked."""
+    if probability is None:
+        return ""
+    whole, mark = 100 * probability, "" if checked else "?"
+    return "< 0.1 %" + mark if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %{mark}"
+
+
+def print_predictions(
+    graph: KnowledgeGraph,
+    asked: Sequence[Query],
+    results: Sequence[Sequence[Prediction]],
+    *,
+    as_json: bool,
+    as_csv: bool,
+    many: bool,
+    hidden: str,
+    tokens: bool = False,
+) -> None:
+    """Ranked candidates for people, as JSON lines or as CSV.
+
+    Args:
+        many: add the query to each line of JSON and CSV.
+        hidden: how large the hidden set is that probabilities are of.
+        tokens: with explanations, each token's log-likelihood.
+    """
+    if as_json or as_csv:
+        _predictions_as_data(graph, asked, results, as_json=as_json, many=many)
+        return
+    for query, found in zip(asked, results, strict=True):
+        name, relation = graph.entities[query.entity].surface, graph.relations[query.relation].name
+        title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
+        stdout().print(cell(title, "bold"), soft_wrap=True)
+        if any(p.parts is not None for p in found):
+            _print_explained(found, tokens)
+        else:
+            _print_ranked(found)
+    of_all = [p for found in results for p in found if p.probability is not None]
+    if of_all:
+        tell(f"probability: the share of such answers in a further hidden set {hidden}")
+    if any(not p.checked for p in of_all):
+        tell("?: not checked, since training has nothing of one of the entities")
+
+
+def _predictions_as_data(
+    graph: KnowledgeGraph,
+    asked: Sequence[Query],
+    results: Sequence[Sequence[Prediction]],
+    *,
+    as_json: bool,
+    many: bool,
+) -> None:
+    from kgmlm.core.tables import CsvFile
+
+    columns = ["rank", "entity", "name", "probability", "score", "known"]
+    table = None if as_json else csv.writer(CsvFile(sys.stdout))
+    if table is not None:
+        table.writerow([*(("head", "relation", "tail") if many else ()), *columns])
+    for query, found in zip(asked, results, strict=True):
+        entity, relation = graph.entities[query.entity].label, graph.relations[query.relation].label
+        ends = (entity, relation, "") if query.target == "tail" else ("", relation, entity)
+        lead = dict(zip(("head", "relation", "tail"), ends, strict=True)) if many else {}
+        for p in found:
+            if table is None:
+                print_json({k: v for k, v in lead.items() if v} | p.as_json(), indent=None)
+                continue
+            probability = "" if p.probability is None else f"{p.probability:.6f}"
+            values = (p.rank, p.label, p.name, probability, f"{p.score:.6f}", str(p.known).lower())
+            table.writerow([*lead.values(), *values])
+
+
+def _names(found: Sequence[Prediction]) -> list[str]:
+    """The names of answers, with the label of those that share one."""
+    from kgmlm.core.errors import printable
+
+    times = Counter(p.name for p in found)
+    return [printable(p.name if times[p.name] == 1 else f"{p.name} ({p.label})") for p in found]
+
+
+def _sureness(p: Prediction, probable: bool) -> str:
+    """How sure an answer is; a score only where no answer has a probability."""
+    return percent(p.probability, p.checked) if probable else f"{p.score:.3f}"
+
+
+def _told(known: bool) -> Text:
+    return cell("known", KNOWN) if known else cell("new", NEW)
+
+
+def _print_ranked(found: Sequence[Prediction]) -> None:
+    probable = any(p.probability is not None for p in found)
+    sure = "probability" if probable else "score"
+    table = plain_table("", "rank", "name", sure, "", right=("rank", sure))
+    for p, name in zip(found, _names(found), strict=True):
+        table.add_row(str(p.rank), cell(name), _sureness(p, probable), _told(p.known))
+    stdout().print(table)
+
+
+def _print_explained(found: Sequence[Prediction], tokens: bool) -> None:
+    """Per answer a line with a bar for each signal, and under it the reasons."""
+    from rich.text import Text
+
+    console, probable = stdout(), any(p.probability is not None for p in found)
+    gains = _gains(found)
+    names, sure = _names(found), [_sureness(p, probable) for p in found]
+    header = "probability" if probable else "score"
+    fixed = len("rank  ") + len(header) + len("  known  ")
+    longest = max(_width(name) for name in names)
+    room = (console.width - fixed - min(longest, 24) - 2) // max(1, len(gains)) - 1
+    bar = min(10, max(5, room))
+    width = max(10, min(longest, console.width - fixed - 2 - (bar + 1) * len(gains)))
+    heads = [f"{name if len(name) <= bar else name[: bar - 1] + '.':<{bar}}" for name in gains]
+    first = f"{'rank':>4}  {'name':<{width}}  {header}         {' '.join(heads)}"
+    console.print(Text(first.rstrip(), "dim"), no_wrap=True, overflow="crop", crop=False)
+    for n, p in enumerate(found):
+        line = Text(f"{p.rank:>4}  {_cut(names[n], width)}  {sure[n]:>{len(header)}}  ")
+        line.append_text(_told(p.known)).append(" " * (7 - len("known" if p.known else "new")))
+        for of in gains.values():
+            share, ascii_only = of[n], console.options.ascii_only
+            line.append(_bar(share, bar, ascii_only), "blue" if share >= 0 else NO).append(" ")
+        line.rstrip()
+        console.print(line, no_wrap=True, overflow="crop", crop=False)
+        told = [f"because {'; '.join(p.because)}"] if p.because else []
+        if tokens and p.tokens:
+            pieces = (f"{t['text'].strip() or t['token']} {t['log_likelihood']:.2f}" for t in p.tokens)
+            told.append(f"tokens: {', '.join(pieces)}")
+        for sentence in told:
+            for row in _wrapped(sentence, console.width):
+                console.print(cell(row), no_wrap=True, overflow="crop", crop=False)
+    if gains:
+        tell("bars: how much a signal adds to the score, beyond the least that it adds to an answer here")
+
+
+def _gains(found: Sequence[Prediction]) -> dict[str, list[float]]:
+    """Return what each signal adds to each answer beyond the least of these answers, by the largest of all;
+    none of signals that do not tell the answers apart.
+    """
+    signals = dict.fromkeys(name for p in found for name in p.parts or {})
+    added = {
+        name: [x.weight * x.value if (x := (p.parts or {}).get(name)) else 0.0 for p in found]
+        for name in signals
+    }
+    beyond = {name: [x - min(of) for x in of] for name, of in added.items()}
+    largest = max((max(of) for of in beyond.values()), default=0.0)
+    return {name: [x / largest for x in of] for name, of in beyond.items() if max(of) > 0.005 * largest}
+
+
+def _bar(share: float, width: int, ascii_only: bool) -> str:
+    """A bar of eighths of characters.
+
+    >>> _bar(0.5, 5, False), _bar(1.0, 3, True)
+    ('██▌  ', '###')
+    """
+    eighths = round(8 * width * share)
+    if ascii_only:
+        return ("#" * round(eighths / 8)).ljust(width)
+    return ("█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()).ljust(width)
+
+
+def _width(text: str) -> int:
+    """The columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _cut(text: str, width: int) -> str:
+    """A text in so many columns."""
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width) if _width(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _wrapped(sentence: str, width: int) -> list[str]:
+    """The lines of a sentence, indented under the name of an answer."""
+    from rich.text import Text
+
+    from kgmlm.core.errors import printable
+
+    room = max(20, width - 6)
+    lines = Text(printable(sentence)).wrap(stdout(), room)
+    return [" " * 6 + line.plain.rstrip() for line in lines]
+
+
+def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain: bool) -> None:
+    """Triples with their probabilities for people, as JSON lines or as CSV."""
+    rows = found.as_json(explain)
+    if as_json:
+        for row in rows:
+            print_json(row, indent=None)
+        return
+    labeled = ["label"] if found.labels is not None else []
+    if as_csv:
+        from kgmlm.core.tables import CsvFile
+
+        names = ("head_name", "relation_name", "tail_name")
+        columns = ["head", "relation", "tail", "probability", "true", "known", *labeled, *names]
+        writer = csv.DictWriter(CsvFile(sys.stdout), columns, extrasaction="ignore")
+        writer.writeheader()
+        for row in rows:
+            probability = "" if row["known"] else f"{row['probability']:.6f}"
+            writer.writerow(row | {"probability": probability})
+        return
+
+    def answer(yes: bool) -> Text:
+        return cell("yes", YES) if yes else cell("no", NO)
+
+    table = plain_table(
+        f"where {found.prior:.4g} of the triples that are asked about are true",
+        *("head", "relation", "tail", "probability", "true", *labeled),
+        right=("probability",),
+    )
+    for row in rows:
+        sure = cell("known", KNOWN) if row["known"] else cell(percent(row["probability"]))
+        ends = [cell(row[f"{end}_name"]) for end in ("head", "relation", "tail")]
+        label = [answer(row["label"])] if labeled else []
+        table.add_row(*ends, sure, answer(row["true"]), *label)
+    stdout().print(table)
+    for row in rows if explain else ():
+        if parts := row.get("parts"):
+            print_lines({"": [" ".join(row[f"{end}_name"] for end in ("head", "relation", "tail"))]})
+            told = {
+                f"as {side}": [
+                    f"{of['adds']:+.2f}: rank {of['rank']:g}, softmax {of['softmax']:.3f}, "
+                    f"margin {of['margin']:+.2f}"
+                ]
+                for side, of in parts.items()
+                if side in ("tail", "head")
+            }
+            print_lines(told | {"relation": [f"{parts['relation']['adds']:+.2f}"]}, indent="    ")
+    if explain:
+        tell("the numbers are log odds: their sum, calibrated, is the probability")
