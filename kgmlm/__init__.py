@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from kgmlm.serving.feedback import feedback
     from kgmlm.serving.serve import serve
     from kgmlm.sharing.info import Info, info
-    from kgmlm.sharing.onnx import onnx
     from kgmlm.sharing.pack import pack, unpack
     from kgmlm.training.index import index
+    from kgmlm.training.onnx import onnx
     from kgmlm.training.train import train
     from kgmlm.training.tune import rerank, tune
 
@@ -70,7 +70,7 @@ _HOMES = {
     "linearize": "kgmlm.data",
     "load_graph": "kgmlm.graphs.datasets",
     "measure_probabilities": "kgmlm.prediction.classify",
-    "onnx": "kgmlm.sharing.onnx",
+    "onnx": "kgmlm.training.onnx",
     "pack": "kgmlm.sharing.pack",
     "unpack": "kgmlm.sharing.pack",
     "open_run": "kgmlm.runs.run",

@@ -212,7 +212,7 @@ def command(forker: Forker) -> Cli:
 
 
 TINY_SETTINGS = (
-    "--preset", "plain",
+    "--preset", "plain", "--no-onnx",
     "--set", "scratch.hidden_size=32", "--set", "scratch.heads=2", "--set", "training.batch_size=16",
     "--set", "scratch.vocabulary=400",
 )  # fmt: skip

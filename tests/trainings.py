@@ -20,7 +20,8 @@ BASE = [
 
 # Arguments of kgmlm.train for the same.
 TINY: dict[str, Any] = {
-    "preset": "plain", "batch_size": 16, "scratch": {"hidden_size": 32, "heads": 2, "vocabulary": 400},
+    "preset": "plain", "onnx": False, "batch_size": 16,
+    "scratch": {"hidden_size": 32, "heads": 2, "vocabulary": 400},
 }  # fmt: skip
 
 VECTORS = ("vector.enabled=true", "vector.max_length=24", "vector.memory=12")

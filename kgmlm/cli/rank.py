@@ -95,7 +95,6 @@ def rank(
     from kgmlm.core.processes import main_process
     from kgmlm.core.progress import Bars, watcher_of
     from kgmlm.core.workers import Workers
-    from kgmlm.prediction.classify import rank_relations
     from kgmlm.runs.run import open_run, predicted
 
     explain = explain or tokens
@@ -110,6 +109,8 @@ def rank(
     if entities is not None:
         opened = opened.with_entities(entities, entity_triples or ())
     if relation is None and head is not None and tail is not None and queries is None:
+        from kgmlm.prediction.classify import rank_relations
+
         _check_relations(opened)
         relations = rank_relations(
             opened, head, tail, k=k, novel=novel, prior=0.5 if prior is None else prior,

@@ -66,6 +66,9 @@ TRAIN: Options = {
     "calibrate": option(
         bool, True, "End by fitting the probabilities of answers on validation.", "--calibrate/--no-calibrate"
     ),
+    "onnx": option(
+        bool, True, "Make the run ready for ONNX Runtime, by which it ranks sooner.", "--onnx/--no-onnx"
+    ),
     "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
     "skip_header": (SkipHeader, False),
 }

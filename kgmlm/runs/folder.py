@@ -122,15 +122,19 @@ def open_text(
     record = read_record(run)
     if record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
-    model: TextModel = OnnxModel.open(folder) if device == ONNX else _loaded(folder, device)
-    tokens = vocabulary.softmax_tokens
+    settings, tokens = read_settings(run), vocabulary.softmax_tokens
+    model: TextModel
+    if device == ONNX:  # a masked LM that was not trained is not read
+        model = OnnxModel.open(folder, later=not settings.trains_text)
+    else:
+        model = _loaded(folder, device)
     if tokens is not None and tokens[-1] >= len(model.decoder[0]):
         raise RunError(
             f"{run / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
             f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
         )
     tokenizer = load_tokenizer(folder)
-    ranker = Ranker.fresh(graph.context, tokenizer, model, read_settings(run), vocabulary)
+    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
     check_vocabulary(model, tokenizer, folder)
     count, span = len(graph.entities), vocabulary.span_length
     names = load_names(run / NAMES, count, span, len(tokenizer.tokenizer))

@@ -13,7 +13,7 @@ from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
 from kgmlm.runs.run import Run, open_run, path_of
-from kgmlm.sharing.onnx import structures_of
+from kgmlm.training.onnx import structures_of
 
 
 def pack(

@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-from scipy.special import expit
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
@@ -324,7 +323,7 @@ class Biencoder:
         kind_BM = kinds_KM[kind_B]
         z_BW = z_BW * (1 + self._linear("scale", kind_BM)) + self._linear("shift", kind_BM)
         inner = self._linear("inner", z_BW)
-        z_BW += self._linear("outer", inner * expit(inner))
+        z_BW += self._linear("outer", inner / (1 + np.exp(-np.maximum(inner, -80))))
         return _unit(z_BW)
 
     def candidate_vectors(self, ids: IntArray) -> Floats:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,36 @@ class Facts(StrictModel):
     tokens: int
 
 
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Say of what goes wrong inside which file it is of, and what helps."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # the runtime's own have no common base
+        why = first_line(error)
+        raise ModelError(
+            f"{path} cannot be used: {why}; `kgmlm onnx` makes it again, and --runtime torch does without"
+        ) from None
+
+
+def facts_of(path: Path, data: bytes, config: str) -> Facts:
+    """The facts of a file's structure.
+
+    Args:
+        config: SHA-256 of the configuration that it must be of.
+
+    Raises:
+        ModelError: when it is damaged or of another model.
+    """
+    with _said(path):
+        facts = read_facts(data)
+        if facts.config != config:
+            raise ValueError("it is the structure of another model")
+    return facts
+
+
 class Structure:
     """A model's structure with its weights, computed by ONNX Runtime.
 
@@ -80,11 +111,9 @@ class Structure:
         options.log_severity_level = 4  # what goes wrong is raised
         if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
             options.intra_op_num_threads = int(threads)
-        with self._said():
-            data = path.read_bytes()
-            self.facts = read_facts(data)
-            if self.facts.config != config:
-                raise ValueError("it is the structure of another model")
+        data = path.read_bytes()
+        self.facts = facts_of(path, data, config)
+        with _said(path):
             names = self.facts.weights
             values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in names]
             options.add_external_initializers(names, values)
@@ -95,20 +124,6 @@ class Structure:
 
             self._make, self._process, self._session = make, os.getpid(), make()
 
-    @contextmanager
-    def _said(self) -> Iterator[None]:
-        """Say of what goes wrong inside which file it is of, and what helps."""
-        try:
-            yield
-        except OSError:
-            raise
-        except Exception as error:  # the runtime's own have no common base
-            why = first_line(error)
-            raise ModelError(
-                f"{self.path} cannot be used: {why}; `kgmlm onnx` makes it again, and --runtime torch does "
-                "without"
-            ) from None
-
     @property
     def session(self) -> Any:
         """The session of this process: a fork has none of the threads that its parent's works with."""
@@ -118,7 +133,7 @@ class Structure:
 
     def states(self, **given: IntArray) -> Floats:
         """The states of some texts."""
-        with self._said():
+        with _said(self.path):
             (found,) = self.session.run(None, given)
         states: Floats = found
         return states
@@ -132,7 +147,7 @@ class Structure:
         mask_BT = np.ones((2, 6), np.int64)
         mask_BT[1, 4:] = 0
         states = self.states(input_ids=np.ones((2, 6), np.int64), attention_mask=mask_BT, **more)
-        with self._said():
+        with _said(self.path):
             if states.dtype != np.float32 or states.shape[::2] != (2, width) or not np.isfinite(states).all():
                 raise ValueError("it does not give the states of a text model")
 
@@ -141,25 +156,25 @@ class OnnxModel:
     """A masked LM that answers at the span only, as :class:`~kgmlm.text.torch_model.SpanModel` does.
 
     Args:
-        structure: with its weights.
-        decoder: weight (V, D) and bias (V,).
+        folder: the model's.
+        path: its structure.
     """
 
     device = None  # its arrays are NumPy's
 
-    def __init__(self, structure: Structure, decoder: tuple[Floats, Floats]) -> None:
-        self._structure = structure
-        self.path = structure.path
-        self.decoder = decoder
-        self.positions = structure.facts.positions
-        self.tokens = structure.facts.tokens
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.folder, self.path = folder, path
+        self._config = files.sha256(folder / "config.json")
+        facts = facts_of(path, path.read_bytes(), self._config)
+        self.positions, self.tokens = facts.positions, facts.tokens
 
     @classmethod
-    def open(cls, folder: Path, file: Path | None = None) -> OnnxModel:
+    def open(cls, folder: Path, file: Path | None = None, *, later: bool = False) -> OnnxModel:
         """The model of a folder that has a structure.
 
         Args:
             file: another structure than the folder's own.
+            later: read the weights when a text is first to be read, which may be never.
 
         Raises:
             ModelError: when ONNX Runtime is not installed, or the file is damaged or not of this model.
@@ -167,20 +182,33 @@ class OnnxModel:
         path = file or folder / ONNX_FILE
         if not installed("onnxruntime"):
             raise ModelError(f"{path} needs ONNX Runtime, which is not installed: pip install onnxruntime")
+        model = cls(folder, path)
+        if not later:
+            _ = model.decoder
+        return model
+
+    @cached_property
+    def _opened(self) -> tuple[Structure, tuple[Floats, Floats]]:
+        """The structure with its weights, and the decoder's weight (V, D) and bias (V,)."""
         from safetensors.numpy import load_file
 
-        tensors = load_file(folder / WEIGHTS)
-        structure = Structure(path, files.sha256(folder / "config.json"), tensors)
-        with structure._said():
+        tensors = load_file(self.folder / WEIGHTS)
+        structure = Structure(self.path, self._config, tensors)
+        with _said(self.path):
             decoder = _decoder(tensors, structure.facts)
         structure.try_out(decoder[0].shape[1], columns=np.array([[1, 2], [1, 2]], np.int64))
-        return cls(structure, decoder)
+        return structure, decoder
+
+    @property
+    def decoder(self) -> tuple[Floats, Floats]:
+        """Return the decoder's weight (V, D) and bias (V,)."""
+        return self._opened[1]
 
     def __call__(self, batch: MaskedBatch) -> SpanOutput:
         """Encode a batch; one pass for all queries."""
         steps = np.arange(batch.span_length + batch.vector)
         columns_BS: IntArray = batch.span_start_B[:, None] + steps
-        states_BSD = self._structure.states(
+        states_BSD = self._opened[0].states(
             input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, columns=columns_BS
         )
         if not batch.vector:

@@ -49,6 +49,7 @@ FRAME = 12  # tokens of a query's text beside those of entities: the relation, t
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
 TRIED = 2  # times
+ENDING = 5.0  # seconds at most that are kept for the structure for ONNX Runtime
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
 
 
@@ -79,7 +80,8 @@ class Clock:
         """Seconds that are left; infinite where no time was given."""
         if self.seconds is None:
             return math.inf
-        return self.seconds - sum(self.spent.values()) - (time.monotonic() - self._since)
+        ending = 0.0 if "onnx" in self.spent else min(ENDING, 0.05 * self.seconds)
+        return self.seconds - ending - sum(self.spent.values()) - (time.monotonic() - self._since)
 
     def share(self, stage: str, among: Sequence[str]) -> float | None:
         """Seconds for a stage, of what is left for it and others; None where it does not end by the clock.

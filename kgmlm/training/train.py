@@ -24,6 +24,7 @@ from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
 from kgmlm.training.loop import Interrupted, train_watched
+from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import Clock
 from kgmlm.training.recipes import PLAIN, Given, Preset, Recipe, as_assignments, check_end
 from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_seconds
@@ -69,7 +70,8 @@ def train(
             settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
             the first line of each of the dataset's files of triples; ``holdout``: by default, a preset holds
             out a tenth of the training triples of a graph without validation; ``calibrate``: by default, a
-            preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`).
+            preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`); ``onnx``: by
+            default, the run is made ready to rank by ONNX Runtime (:func:`kgmlm.onnx`).
 
     Raises:
         RunError: when the folder is taken, or options do not go together.
@@ -85,6 +87,7 @@ def train(
     path = as_path(output, "the output")
     tracker, skip_header = settings.pop("tracker", None), bool(settings.pop("skip_header", False))
     holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
+    ready = bool(settings.pop("onnx", True))
     if max_steps is not None:
         check_whole("--max-steps", max_steps, 1)
     with writing(path, "train") if main_process() else nullcontext():
@@ -130,6 +133,9 @@ def train(
             release_memory()
             if main_process():
                 complete_text(path, watch)
+                if ready:
+                    with clock.stage("onnx"):
+                        made_ready(path, watch)
                 last_stages(path, max_steps, _continuing(path), clock, watch)
         return Run(open_folder(path))
 

@@ -21,7 +21,7 @@ from kgmlm.core import digests, files
 from kgmlm.core.arrays import numpy
 from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.machine import installed
-from kgmlm.core.progress import quiet_transformers
+from kgmlm.core.progress import Watcher, quiet_transformers
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.run import Run, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
@@ -281,8 +281,9 @@ CHECKED = 8  # queries that are ranked by both
 def onnx(run: Run | str | Path) -> Path:
     """Write what ONNX Runtime needs to read texts for a run: then it ranks and is served without torch.
 
-    It is the structure of the model alone, some 100 kB, and of the encoder of a bi-encoder; weights stay
-    where they are. It is kept when both give the same scores, to 1e-4. Training the run further removes it.
+    Training ends with it; this is for a run that was tuned or made without. It is the structure of the model
+    alone, some 100 kB, and of the encoder of a bi-encoder; weights stay where they are. It is kept when both
+    give the same scores, to 1e-4. Training the run further removes it.
 
     Returns:
         The file.
@@ -291,9 +292,26 @@ def onnx(run: Run | str | Path) -> Path:
         RunError: when training has left no model yet, or scores differ.
         ModelError: when a model is of a family that cannot be exported. The structure of the run's model is
             kept even where that of its bi-encoder's encoder cannot be made.
-        ConfigError: when `pip install 'kgmlm[onnx-export]'` was not done.
+        ConfigError: when onnx or onnxruntime is not installed.
     """
-    folder = open_folder(path_of(run))
+    return make_ready(open_folder(path_of(run)))
+
+
+def made_ready(path: Path, watch: Watcher) -> None:
+    """Make a run that was just trained ready for ONNX Runtime, or say why torch will read its texts."""
+    folder = open_folder(path)
+    structures = [path / "model" / ONNX_FILE]
+    structures += [path / Biencoder.structure] if folder.has_signal(Biencoder.name) else []
+    if all(file.is_file() for file in structures):
+        return
+    try:
+        make_ready(folder)
+    except (ConfigError, ModelError, RunError) as error:
+        watch.tell(f"torch will read the texts of {path}: {error}")
+
+
+def make_ready(folder: RunFolder) -> Path:
+    """Write the structures of a run's text models; errors as of :func:`onnx`."""
     model = folder.model_folder
     if not (model / "config.json").is_file():
         raise RunError(f"{folder.path} has no trained model yet")

@@ -6,14 +6,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from conftest import Cli
 from families import FAMILIES, build
+from test_app import loaded_by
+from trainings import TINY
 from transformers import BertConfig, ElectraConfig, RobertaConfig, XLMRobertaConfig
 
+import kgmlm
 from kgmlm.core.errors import ConfigError, ModelError
-from kgmlm.sharing import onnx
-from kgmlm.sharing.onnx import TOLERANCE, export
+from kgmlm.core.progress import Watcher
 from kgmlm.text.onnx_model import ONNX_FILE
 from kgmlm.text.torch_model import SpanModel
+from kgmlm.training import onnx
+from kgmlm.training.onnx import TOLERANCE, export
 
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
          "max_position_embeddings": 80}  # fmt: skip
@@ -60,3 +65,40 @@ def test_what_cannot_be_exported_says_so(
     monkeypatch.setattr(onnx, "TOLERANCE", -1.0)
     with pytest.raises(ModelError, match="other states than torch"):
         export(tiny_model, folder, tmp_path / ONNX_FILE)
+
+
+def test_training_ends_by_making_the_run_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Hears(Watcher):
+        def tell(self, message: str) -> None:
+            told.append(message)
+
+    def trained(name: str, **more: object) -> Path:
+        given = TINY | {"epochs": 1, "progress": Hears(), "onnx": True} | more
+        return kgmlm.train("toy", "scratch", tmp_path / name, **given).path
+
+    run = trained("ready")
+    assert (run / "model" / ONNX_FILE).is_file()
+    assert kgmlm.open_run(run, runtime="onnx").rank(head="France", relation="capital").shape[0] == 10
+    assert not (trained("bare", onnx=False) / "model" / ONNX_FILE).exists()
+
+    def odd(folder: object) -> None:
+        raise ModelError("OddForMaskedLM cannot be exported")
+
+    monkeypatch.setattr(onnx, "make_ready", odd)
+    torch_alone = trained("odd")
+    assert f"torch will read the texts of {torch_alone}: OddForMaskedLM cannot be exported" in told
+    assert kgmlm.open_run(torch_alone).rank(head="France", relation="capital").shape[0] == 10
+
+
+@pytest.mark.slow
+def test_a_fresh_run_is_asked_without_torch(cli: Cli, tmp_path: Path, tiny_encoder: str) -> None:
+    few = ("--set", "biencoder.steps=4", "--set", f"biencoder.encoder={tiny_encoder}",
+           "--set", "training.epochs=1")  # fmt: skip
+    done = cli("train", "--dataset", "toy", "--model", "scratch", "--preset", "quick", "--output",
+               tmp_path / "run", *few)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    asked = ("rank", str(tmp_path / "run"), "--head", "France", "--relation", "capital", "--explain")
+    loaded = loaded_by([asked, asked], ("torch", "transformers", "pandas", "sklearn"))
+    assert loaded == [[], []]
