@@ -198,6 +198,8 @@ def serve(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
 
     /docs describes it. Queries that come at the same time share forward passes.
     """
+    if not quiet:
+        tell(f"opening {run} ...")  # before what takes a second is imported
     from kgmlm.core.progress import Bars
     from kgmlm.runs.run import open_run
     from kgmlm.serving.serve import serve as job
