@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kgmlm.evaluation.compare import Comparison, compare
     from kgmlm.evaluation.evaluate import Report, evaluate
     from kgmlm.graphs.datasets import load_graph
-    from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+    from kgmlm.graphs.entities import EntityTable
+    from kgmlm.graphs.graph import KnowledgeGraph
     from kgmlm.graphs.importing import import_graph
     from kgmlm.prediction.classify import (
         Classified,

@@ -19,7 +19,8 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.graphs.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.graphs.checks import LISTED, check_graph, lines_of
 from kgmlm.graphs.datasets import load_graph, unread_files, write_folder
-from kgmlm.graphs.graph import Entity
+from kgmlm.graphs.entities import Entity
+from kgmlm.graphs.graph import Dataset
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import SPLITS, Queries, repeated
 from kgmlm.graphs.splits import describe_split, split_notes, split_random, split_unseen
@@ -214,9 +215,7 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     return found
 
 
-def check(
-    dataset: KnowledgeGraph | str | Path, *, model: str | Path | None = None, skip_header: bool = False
-) -> Check:
+def check(dataset: Dataset, *, model: str | Path | None = None, skip_header: bool = False) -> Check:
     """Count what a dataset has, and what is wrong, odd or leaky about it.
 
     Args:
@@ -243,7 +242,7 @@ def check(
     return Check(report)
 
 
-def _card_of(dataset: KnowledgeGraph | str | Path) -> Card | None:
+def _card_of(dataset: Dataset) -> Card | None:
     """The card of a dataset, if it has one; a graph has none."""
     return find_card(dataset) if isinstance(dataset, str | Path) else None
 
@@ -270,9 +269,7 @@ def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, A
     }
 
 
-def show(
-    dataset: KnowledgeGraph | str | Path, *, entity: str | None = None, skip_header: bool = False
-) -> Shown:
+def show(dataset: Dataset, *, entity: str | None = None, skip_header: bool = False) -> Shown:
     """A dataset's card and a few triples, or one entity with its training triples.
 
     Args:
@@ -296,7 +293,7 @@ def show(
 
 
 def split(
-    dataset: KnowledgeGraph | str | Path,
+    dataset: Dataset,
     output: str | Path,
     *,
     random: bool = False,

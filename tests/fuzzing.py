@@ -46,7 +46,8 @@ from kgmlm.core.digests import Digest
 from kgmlm.core.errors import LONGEST, KgmlmError, readable
 from kgmlm.evaluation import compare, metrics
 from kgmlm.graphs.datasets import load_graph, read_entities, write_folder
-from kgmlm.graphs.graph import TEXT_COLUMNS, KnowledgeGraph
+from kgmlm.graphs.entities import TEXT_COLUMNS
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.importing import import_graph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query

@@ -40,10 +40,7 @@ def test_tests_mirror_the_packages() -> None:
 
 def test_what_is_installed_without_torch_is_all_but_what_trains() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    needed = {
-        re.split(r"[\[>=]", name)[0]
-        for name in PROJECT["project"]["dependencies"] + extras["serve"]
-    }
+    needed = {re.split(r"[\[>=]", name)[0] for name in PROJECT["project"]["dependencies"] + extras["serve"]}
     lines = (ROOT / "docker" / "requirements.txt").read_text("utf-8").splitlines()
     listed = {line for line in lines if not line.startswith("#")}
     left_out = {"accelerate", "jinja2", "onnx", "pandas", "pykeen", "scikit-learn", "torch", "transformers"}

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kgmlm
-from kgmlm.graphs.graph import EntityTable
+from kgmlm.graphs.entities import EntityTable
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.evaluation.evaluator import Ranking
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import OpenedRun, computed_by, open_run_model, read_vectors
@@ -226,7 +226,7 @@ class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):
 def evaluate(
     run: Run | str | Path,
     *,
-    graph: KnowledgeGraph | str | Path | None = None,
+    graph: Dataset | None = None,
     protocol: str | Path | None = None,
     options: RankingOptions | None = None,
     workers: Workers | int = 1,
@@ -316,7 +316,7 @@ class _Asked:
     def of(
         cls,
         run: Run | str | Path,
-        graph: KnowledgeGraph | str | Path | None,
+        graph: Dataset | None,
         protocol: str | Path | None,
         options: RankingOptions | None,
         workers: Workers | int,

@@ -1,4 +1,4 @@
-"""PyKEEN in (factories, datasets) and out (metric results, a model for its predict functions).
+"""Conversions for PyKEEN: factories, metric results, a model for its predict functions.
 
 PyKEEN takes seconds to import, so it is imported inside these functions only.
 """
@@ -11,70 +11,17 @@ import numpy as np
 import torch
 
 from kgmlm.core.arrays import BoolArray, numpy
-from kgmlm.core.errors import DataError, QueryError
+from kgmlm.core.errors import QueryError
 from kgmlm.evaluation.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import KnowledgeGraph, humanize
-from kgmlm.graphs.names import is_missing
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pandas as pd
     from pykeen.evaluation import RankBasedMetricResults
     from pykeen.models import Model
     from pykeen.triples import TriplesFactory
 
     from kgmlm.ranking.predictor import Predictor
-
-
-def from_pykeen(
-    source: Any, name: str = "pykeen", names: Mapping[str, str] | pd.Series | None = None
-) -> KnowledgeGraph:
-    """A graph from a PyKEEN ``TriplesFactory`` (training only) or ``Dataset`` (all splits).
-
-    Args:
-        names: entity label to name, a mapping or a Series; others are named by their labels.
-
-    Raises:
-        DataError: when triples have no labels, or names are none.
-    """
-    if not hasattr(source, "mapped_triples") and not hasattr(source, "training"):
-        raise DataError(
-            f"from_pykeen takes a TriplesFactory or a Dataset of PyKEEN, not {type(source).__name__}"
-        )
-    known = _names(names)
-    parts = {
-        split: getattr(source, attribute)
-        for split, attribute in (("train", "training"), ("valid", "validation"), ("test", "testing"))
-        if getattr(source, attribute, None) is not None
-    } or {"train": source}
-    splits = {}
-    for split, factory in parts.items():
-        if not hasattr(factory, "label_triples"):
-            raise DataError("the triples factory has no labels; kgmlm needs text")
-        splits[split] = factory.label_triples(factory.mapped_triples).tolist()
-    labels = {x for rows in splits.values() for h, _, t in rows for x in (h, t)}
-    relations = {r for rows in splits.values() for _, r, _ in rows}
-    texts = TextColumns(
-        names={x: known.get(x) or humanize(x) for x in labels},
-        relations={r: humanize(r) for r in relations},
-    )
-    return build_graph(name, splits, texts)
-
-
-def _names(given: Any) -> dict[str, str]:
-    """Names by label, without those that are missing."""
-    if given is None:
-        return {}
-    if not hasattr(given, "items"):
-        raise DataError(f"names are a mapping from label to name, not {type(given).__name__}")
-    found = {label: name for label, name in given.items() if not is_missing(name)}
-    for label, name in found.items():
-        if not isinstance(name, str):
-            raise DataError(f"the name of '{label}' is {name!r:.80}, which is no text")
-    return found
 
 
 def to_factory(graph: KnowledgeGraph, split: str) -> TriplesFactory:

@@ -10,7 +10,7 @@ import numpy as np
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import Protocol, is_expected
 from kgmlm.evaluation.metrics import HITS_AT, Ranks, expected_hits, flat_metrics, headline, sides, summarize
-from kgmlm.graphs.graph import EntityTable, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Possible
 from kgmlm.ranking.ranker import MAX_SCORES

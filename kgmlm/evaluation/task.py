@@ -24,7 +24,8 @@ from kgmlm.core.config import Protocol, is_expected
 from kgmlm.core.errors import ConfigError, DataError, counted
 from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.metrics import Ranks, rank_answers
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, Columns, FilterIndex, Groups, Queries, both_sides
 from kgmlm.ranking.ranker import MAX_SCORES
 

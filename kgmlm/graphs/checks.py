@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.graphs.cards import Counts
-from kgmlm.graphs.graph import TYPES, KnowledgeGraph, by_python, split_types
+from kgmlm.graphs.entities import TYPES, by_python, split_types
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, both_sides, distinct_triples, repeated
 
 LISTED = 100  # examples of what is counted; people are shown five

@@ -1,16 +1,18 @@
-"""A knowledge graph: tables of entities and relations, triples of splits, what a template may see.
+"""A knowledge graph: entities, relations, triples of splits, what a template may see; made of labels.
+
+Labels are sorted and coded as numbers, and texts joined to them, by columns; nothing is done row by row.
 
 Shapes: N entities, n triples, E training triples of an entity.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,15 @@ import pyarrow.compute as pc
 
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.errors import DataError
+from kgmlm.core.tables import CODED, triples_of
+from kgmlm.graphs.entities import (
+    TYPES,
+    EntityTable,
+    RelationTable,
+    completed,
+    humanize,
+)
+from kgmlm.graphs.given import Triples, is_pykeens, labeled_entities, labeled_triples, texts_by_label
 from kgmlm.graphs.queries import (
     SPLITS,
     FilterIndex,
@@ -29,277 +40,13 @@ from kgmlm.graphs.queries import (
     both_sides,
 )
 
-TextColumn = Literal["label", "name", "description", "surface"]
-TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
-TYPES = "types"  # the column of entities' types, in tables that have any
-_ODD = 10_000  # labels that are Python strings at one time
+if TYPE_CHECKING:
+    import pandas as pd
+    from pykeen.datasets import Dataset as PykeenDataset
+    from pykeen.triples import TriplesFactory
 
-
-def humanize(label: str) -> str:
-    """A label as words: ``body_part`` to "body part".
-
-    >>> humanize("co-occurs_with")
-    'co-occurs with'
-    """
-    return " ".join(label.replace("_", " ").split()) or label
-
-
-def humanized(labels: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of labels as words; see :func:`humanize`."""
-    odd = pc.invert(pc.match_substring_regex(labels, "^[!-~]+$"))  # Python knows what else is a blank
-    words = pc.utf8_trim(pc.replace_substring_regex(labels, "_+", " "), " ")
-    words = pc.if_else(pc.equal(words, ""), labels, words)
-    parts = [column.combine_chunks() for column in (words, labels, odd)]
-    return pa.chunked_array([by_python(parts[0], parts[1], parts[2], humanize)])
-
-
-def tidy(text: str) -> str:
-    """A text in Unicode's composed form (NFC), with single blanks between its words.
-
-    >>> tidy(" New\u00a0York  City ")
-    'New York City'
-    """
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def folded(text: str) -> str:
-    """A text by which names are looked up: whatever the case, the Unicode form (NFKC), blanks, underscores.
-
-    >>> folded(" Zu\u0308rich_West") == folded("z\u00fcrich west")
-    True
-    """
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
-    return " ".join(text.casefold().replace("_", " ").split())
-
-
-def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
-    """``found``, but for the odd ones of some texts, which a function of Python's changes."""
-    at = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
-    if not len(at):
-        return found
-    parts = [texts.take(pa.array(at[start : start + _ODD])) for start in range(0, len(at), _ODD)]
-    changed = [pa.array([change(x) for x in part.to_pylist()], texts.type) for part in parts]
-    return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
-
-
-def split_types(cell: str) -> tuple[str, ...]:
-    """The types of one entity, as tables have them, each once.
-
-    >>> split_types("city | capital|city")
-    ('city', 'capital')
-    """
-    return tuple(dict.fromkeys(part for x in cell.split("|") if (part := x.strip())))
-
-
-def _with_types(table: pa.Table) -> pa.Table:
-    """A table of entities with a column of types, empty where it had none."""
-    if TYPES in table.column_names:
-        return table
-    return table.append_column(TYPES, pa.array([""] * len(table), pa.large_string()))
-
-
-@dataclass(frozen=True)
-class Entity:
-    """A view of one row of an :class:`EntityTable`.
-
-    ``surface`` is the form that is read and predicted: the name, or a disambiguated name
-    where the dataset has one (WN18RR: lemma, part of speech, sense number).
-    """
-
-    label: str
-    name: str
-    description: str
-    surface: str
-    types: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Relation:
-    """A relation's label (as in the files) and its name (as in the text)."""
-
-    label: str
-    name: str
-
-
-class EntityTable:
-    """The texts of N entities as Arrow columns; a row is its id.
-
-    Args:
-        labels: unique identifiers, byte for byte as in the files.
-        names: what people call them; an empty name falls back on the label.
-        descriptions: free text, empty where there is none.
-        surfaces: the form to predict; ``None`` stands for the names.
-        types: what each is, several types with ``|`` between them, empty where unknown; a table in which
-            none is known has no such column.
-
-    Raises:
-        DataError: when labels repeat or the columns differ in length.
-    """
-
-    def __init__(
-        self,
-        labels: Sequence[str],
-        names: Sequence[str] | None = None,
-        descriptions: Sequence[str] | None = None,
-        surfaces: Sequence[str] | None = None,
-        types: Sequence[str] | None = None,
-    ) -> None:
-        given = (names, descriptions, surfaces, types)
-        if any(len(column) != len(labels) for column in given if column is not None):
-            raise DataError("the entity columns differ in length")
-        names = labels if names is None else [n or x for n, x in zip(names, labels, strict=True)]
-        surfaces = names if surfaces is None else [s or n for s, n in zip(surfaces, names, strict=True)]
-        descriptions = [""] * len(labels) if descriptions is None else descriptions
-        columns = {"label": labels, "name": names, "description": descriptions, "surface": surfaces}
-        if types is not None and any(types):
-            columns[TYPES] = types
-        self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
-        self._check()
-
-    def _check(self) -> None:
-        labels = self.table.column("label")
-        if len(labels) > pc.count_distinct(labels).as_py():
-            raise DataError("an entity label occurs twice in the entity table")
-
-    @classmethod
-    def of(cls, table: pa.Table, *, check: bool = True) -> EntityTable:
-        """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are, and
-        ``types``, if there are any.
-
-        Args:
-            check: see that labels do not repeat; False where they are known not to.
-
-        Raises:
-            DataError: when labels repeat.
-        """
-        made = cls.__new__(cls)
-        typed = TYPES in table.column_names and pc.any(pc.not_equal(table.column(TYPES), "")).as_py()
-        made.table = table.select([*TEXT_COLUMNS, *([TYPES] if typed else [])])
-        if check:
-            made._check()
-        return made
-
-    @property
-    def unnamed(self) -> int:
-        """Return how many have no name but their label, as it is or as words."""
-        label, name = self.table.column("label"), self.table.column("name")
-        return int(pc.sum(pc.or_(pc.equal(name, label), pc.equal(name, humanized(label)))).as_py() or 0)
-
-    @property
-    def undescribed(self) -> int:
-        """Return how many have no description."""
-        return int(pc.sum(pc.equal(self.table.column("description"), "")).as_py() or 0)
-
-    def extended(self, more: EntityTable) -> EntityTable:
-        """This table with other entities below it; ids of this one are kept.
-
-        Raises:
-            DataError: when a label is in both.
-        """
-        labels = more.table.column("label")
-        shared = pc.index(pc.is_in(labels, self.table.column("label").combine_chunks()), True).as_py()
-        if shared >= 0:
-            raise DataError(f"the entity label '{labels[shared]}' exists already")
-        parts = [self.table, more.table]
-        if any(TYPES in part.column_names for part in parts):
-            parts = [_with_types(part) for part in parts]
-        joined = EntityTable.__new__(EntityTable)
-        joined.table = pa.concat_tables(parts)
-        return joined
-
-    def rows_in(self, other: EntityTable) -> IntArray:
-        """Find each entity in another table, by label, surface and description; -1 where it is not there."""
-        found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
-        rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-        for column in ("surface", "description"):
-            there = np.flatnonzero(rows_N >= 0)
-            mine = self.table.column(column).take(pa.array(there))
-            theirs = other.table.column(column).take(pa.array(rows_N[there]))
-            same = pc.equal(mine, theirs).to_numpy()
-            rows_N[there[~same]] = -1
-        return rows_N
-
-    def take(self, ids: IntArray) -> EntityTable:
-        """Take some of the entities, renumbered in the order asked for."""
-        return EntityTable.of(self.table.take(pa.array(ids)))
-
-    def among(self, ids: IntArray) -> EntityTable:
-        """Take some of the entities, all different and in order; a copy only where some are left out."""
-        return self if len(ids) == len(self) else self.take(ids)
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __getitem__(self, entity: int) -> Entity:
-        row = {k: self.table.column(k)[int(entity)].as_py() for k in self.table.column_names}
-        return Entity(**row | ({TYPES: split_types(row[TYPES])} if TYPES in row else {}))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that there are, in order."""
-        return tuple(self.table.column_names)
-
-    @cached_property
-    def types(self) -> list[tuple[str, ...]] | None:
-        """The types of each entity; None where none is known."""
-        if TYPES not in self.table.column_names:
-            return None
-        return [split_types(cell) for cell in self.table.column(TYPES).to_pylist()]
-
-    def column(self, name: TextColumn) -> list[str]:
-        """One column as a list of N strings."""
-        values: list[str] = self.table.column(name).to_pylist()
-        return values
-
-    @cached_property
-    def index(self) -> dict[str, int]:
-        """Label to id."""
-        return {label: i for i, label in enumerate(self.column("label"))}
-
-    def find(self, label: str) -> int | None:
-        """The id of a label, or None; without a dictionary of all."""
-        labels = self.table.column("label")
-        sought = label.encode(errors="surrogatepass")
-        place = bisect_left(range(len(labels)), sought, key=lambda i: _utf8(labels[i]))
-        if place < len(labels) and _utf8(labels[place]) == sought:  # datasets have their labels in order
-            return place
-        found = int(pc.index(labels, text_scalar(label)).as_py())
-        return found if found >= 0 else None
-
-
-def _utf8(text: pa.Scalar) -> bytes:
-    found: bytes = text.as_buffer().to_pybytes()
-    return found
-
-
-def text_scalar(text: str) -> pa.Scalar:
-    """A text for Arrow, which imports pandas to make one of a Python object."""
-    data = text.encode(errors="surrogatepass")
-    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
-    return pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(data))[0]
-
-
-class RelationTable:
-    """The labels and names of the relations; a row is its id."""
-
-    def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
-        names = labels if names is None else names
-        self._rows = [Relation(x, n or x) for x, n in zip(labels, names, strict=True)]
-        self.index: dict[str, int] = {r.label: i for i, r in enumerate(self._rows)}
-        if len(self.index) != len(self._rows):
-            raise DataError("a relation label occurs twice in the relation table")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, relation: int) -> Relation:
-        return self._rows[int(relation)]
-
-    def __iter__(self) -> Iterator[Relation]:
-        return iter(self._rows)
-
+# What makes a graph: a name, a folder, or triples in memory.
+Dataset: TypeAlias = "str | Path | KnowledgeGraph | Triples | TriplesFactory | PykeenDataset"
 
 HUB = 32  # triples of an entity from which on their order is kept
 HUBS = 1 << 16  # of which the order is kept
@@ -326,6 +73,80 @@ class KnowledgeGraph:
     notes: Mapping[str, int] = field(default_factory=dict)
     negatives: Mapping[str, IntArray] = field(default_factory=dict)
     links: Links | None = None
+
+    @classmethod
+    def from_triples(
+        cls,
+        train: Triples,
+        *,
+        valid: Triples = (),
+        test: Triples = (),
+        names: Mapping[str, str] | pd.Series | None = None,
+        descriptions: Mapping[str, str] | pd.Series | None = None,
+        entities: pd.DataFrame | None = None,
+        relation_names: Mapping[str, str] | pd.Series | None = None,
+        name: str = "graph",
+    ) -> KnowledgeGraph:
+        """A graph of triples in memory.
+
+        Args:
+            train, valid, test: (head, relation, tail) by label: a list, an array or a DataFrame.
+            names, descriptions: of entities, by label; what has no name is called by its label, as words.
+            entities: instead, a table with the column label and, if you like, name, description, surface and
+                types; entities that no triple has are candidates, too.
+            relation_names: by label.
+
+        Raises:
+            DataError: without training triples, or where a text is none.
+            QueryError: naming the first triple that is none.
+
+        Example:
+            >>> triples = [("france", "capital", "paris"), ("spain", "capital", "madrid")]
+            >>> graph = KnowledgeGraph.from_triples(triples, descriptions={"paris": "a city on the Seine"})
+            >>> graph.entities[2].name, graph.entities[2].description
+            ('paris', 'a city on the Seine')
+        """
+        given = {"train": train, "valid": valid, "test": test}
+        splits = {split: rows for split, of in given.items() if (rows := labeled_triples(of))}
+        if entities is not None and (names is not None or descriptions is not None):
+            raise DataError("give either a table of entities, or names and descriptions")
+        texts = TextColumns(relations=texts_by_label(relation_names, "relation_names"))
+        extra: pa.ChunkedArray | tuple[()] = ()
+        if entities is not None:
+            texts.columns = labeled_entities(entities).table
+            extra = texts.columns.column("label")
+        else:
+            texts.names = texts_by_label(names, "names")
+            texts.descriptions = texts_by_label(descriptions, "descriptions")
+        return build_graph(name, splits, texts, extra_entities=extra, humanize_labels=True)
+
+    @classmethod
+    def from_pykeen(
+        cls, source: Any, name: str = "pykeen", names: Mapping[str, str] | pd.Series | None = None
+    ) -> KnowledgeGraph:
+        """A graph from a PyKEEN ``TriplesFactory`` (training only) or ``Dataset`` (all splits).
+
+        Args:
+            names: entity label to name, a mapping or a Series; others are named by their labels, as words.
+
+        Raises:
+            DataError: when triples have no labels, or names are none.
+        """
+        if not is_pykeens(source):
+            raise DataError(
+                f"from_pykeen takes a TriplesFactory or a Dataset of PyKEEN, not {type(source).__name__}"
+            )
+        parts = {
+            split: getattr(source, attribute)
+            for split, attribute in (("train", "training"), ("valid", "validation"), ("test", "testing"))
+            if getattr(source, attribute, None) is not None
+        } or {"train": source}
+        splits = {}
+        for split, factory in parts.items():
+            if not hasattr(factory, "label_triples"):
+                raise DataError("the triples factory has no labels; kgmlm needs text")
+            splits[split] = factory.label_triples(factory.mapped_triples).tolist()
+        return build_graph(name, splits, TextColumns(texts_by_label(names, "names")), humanize_labels=True)
 
     def triples(self, split: str) -> IntArray:
         """The triples of one split.
@@ -539,3 +360,140 @@ class ContextGraph:
     def _hubs(self) -> dict[int, Telling]:
         """The sorted triples of entities that have many of them."""
         return {}
+
+
+# --- made of labels -----------------------------------------------------------------------------------------
+
+LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
+MOST = 2**31 - 1  # entities, or bytes of all labels: Arrow's dictionaries and files of neighbors have 32 bits
+_TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfaces"), (TYPES, "types"))
+
+
+@dataclass
+class TextColumns:
+    """Texts by label, as a reader found them; ``notes`` are counts worth reporting.
+
+    Those of entities may be ``columns`` instead: label, name, description, surface and, if any, types.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
+    surfaces: dict[str, str] = field(default_factory=dict)
+    relations: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+    columns: pa.Table | None = None
+
+    def table(self) -> pa.Table:
+        """The texts of entities as Arrow columns."""
+        if self.columns is not None:
+            return self.columns
+        of = {column: getattr(self, attribute) for column, attribute in _TEXTS}
+        labels = list(dict.fromkeys(chain.from_iterable(of.values())))
+        columns = {column: [texts.get(x, "") for x in labels] for column, texts in of.items()}
+        schema = pa.schema([(column, pa.large_string()) for column in ("label", *of)])
+        return pa.table({"label": labels, **columns}, schema)
+
+
+def build_graph(
+    name: str,
+    splits: LabeledSplits,
+    texts: TextColumns | None = None,
+    *,
+    extra_entities: Iterable[str] | pa.ChunkedArray = (),
+    humanize_labels: bool = False,
+    sources: Mapping[str, str] | None = None,
+    negatives: LabeledSplits | None = None,
+) -> KnowledgeGraph:
+    """A graph from labeled triples; ids follow the sorted labels, every label is kept.
+
+    Args:
+        splits: split name to (head, relation, tail) labels, as rows or as Arrow columns; duplicates stay.
+        texts: by label.
+        extra_entities: labels that are candidates though no triple has them.
+        humanize_labels: names that are missing are labels as words, instead of the labels.
+        negatives: likewise triples that are known to be false.
+
+    Raises:
+        DataError: when there is no training split, or there are more than :data:`MOST` entities.
+    """
+    if "train" not in splits:
+        raise DataError(f"'{name}' has no training triples")
+    texts = texts or TextColumns()
+    found = [
+        (of, split, _coded(rows))
+        for of, each in enumerate((splits, negatives or {}))
+        for split, rows in each.items()
+    ]
+    parts = [part for _, _, part in found]
+    if not isinstance(extra_entities, pa.ChunkedArray):
+        extra_entities = pa.chunked_array([pa.array(extra_entities, pa.string())])
+    ends = [column for part in parts for column in (part.column("head"), part.column("tail"))]
+    labels, ids = _numbered([*ends, extra_entities.cast(pa.string()).dictionary_encode()])
+    relation_labels, relation_ids = _numbered([part.column("relation") for part in parts])
+    triples = [np.stack(x, axis=1) for x in zip(ids[:-1:2], relation_ids, ids[1:-1:2], strict=True)]
+    by_split = [
+        {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
+    ]
+    table = _named(labels, texts.table(), humanize_labels)
+    relations = relation_labels.to_pylist()
+    given = {x: name for x, name in texts.relations.items() if name.strip()}
+    names = [given.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
+    graph_relations = RelationTable(relations, names)
+    return KnowledgeGraph(
+        name,
+        EntityTable.of(table, check=False),  # labels are distinct by now
+        graph_relations,
+        by_split[0],
+        dict(sources or {}),
+        texts.notes,
+        by_split[1],
+    )
+
+
+def _coded(rows: Iterable[Sequence[str]] | pa.Table) -> pa.Table:
+    return rows if isinstance(rows, pa.Table) else triples_of(rows)
+
+
+def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArray]]:
+    """The distinct labels of coded columns, sorted, and each column as numbers of them."""
+    coded = pa.chunked_array(list(chain.from_iterable(c.chunks for c in columns)), CODED)
+    if not coded.num_chunks:
+        return pa.array([], pa.large_string()), [np.zeros(0, np.int64) for _ in columns]
+    try:
+        coded = coded.unify_dictionaries()
+    except pa.ArrowCapacityError:
+        raise _too_large() from None
+    every = coded.chunk(0).dictionary
+    if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MOST:
+        raise _too_large()
+    used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
+    for chunk in coded.chunks:
+        used[chunk.indices.to_numpy()] = True
+    kept = np.flatnonzero(used)
+    order = kept[pc.sort_indices(every.take(pa.array(kept))).to_numpy()]
+    number = np.empty(len(every), np.int64)
+    number[order] = np.arange(len(order))
+    ids, at = [], 0
+    for column in columns:
+        chunks = coded.chunks[at : at + column.num_chunks]
+        at += column.num_chunks
+        ids.append(np.concatenate([np.zeros(0, np.int64), *(number[x.indices.to_numpy()] for x in chunks)]))
+    return every.take(pa.array(order)).cast(pa.large_string()), ids
+
+
+def _too_large() -> DataError:
+    return DataError(
+        f"the graph has more than {MOST:,} entities, or labels of as many bytes together: shorten the labels "
+        "(numbers do), or train on a part of the graph"
+    )
+
+
+def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table:
+    """The texts of entities with these labels; what has none has its label for a name, and nothing else."""
+    rows = pc.index_in(labels, texts.column("label").combine_chunks())
+    found = {"label": pa.chunked_array([labels])}
+    for column in ("name", "description", "surface", TYPES):
+        if column in texts.column_names:
+            found[column] = pc.fill_null(texts.column(column).take(rows), "")
+    return completed(pa.table(found), humanize_labels)

@@ -23,7 +23,8 @@ from kgmlm.core.errors import DataError, RunError, first_line
 from kgmlm.core.machine import MEMORY, memory
 from kgmlm.core.tables import find_table
 from kgmlm.graphs.cards import find_card
-from kgmlm.graphs.graph import TEXT_COLUMNS, TYPES, EntityTable, KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import TEXT_COLUMNS, TYPES, EntityTable, RelationTable
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, Links
 
 IDS = ("head", "relation", "tail")
@@ -254,7 +255,7 @@ CHECKING = Peak(0.3 * GIB, 5.0)
 ASKING = Peak(1.3 * GIB, 1.4)  # without pages of mapped files, which the system takes back
 
 
-def check_dataset(dataset: KnowledgeGraph | str | Path, peak: Peak, tell: Callable[[str], None]) -> None:
+def check_dataset(dataset: Dataset, peak: Peak, tell: Callable[[str], None]) -> None:
     """See, before a dataset is read, that there is memory for it and for what is done with it.
 
     Of what is in memory nothing is said.

@@ -20,8 +20,9 @@ from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.datasets import load_graph
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
-from kgmlm.graphs.names import labeled_triples
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.given import labeled_triples
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.prediction.calibration import LACKING, SIDES, TRIPLES, Calibration
 from kgmlm.prediction.features import FEATURES, features
 from kgmlm.ranking.likely import temperature_of
@@ -35,7 +36,7 @@ from kgmlm.runs.run import Run, open_run, path_of, writes_run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kgmlm.graphs.names import Triples
+    from kgmlm.graphs.given import Triples
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +286,7 @@ def measure_probabilities(
     run: Run | str | Path,
     *,
     split: str = "test",
-    graph: KnowledgeGraph | str | Path | None = None,
+    graph: Dataset | None = None,
     allow_seen_entities: bool = False,
     allow_new_relations: bool = False,
     skip_header: bool = False,
@@ -343,7 +344,7 @@ def classify(
     run: Run | str | Path,
     triples: Triples | str | Path,
     *,
-    graph: KnowledgeGraph | str | Path | None = None,
+    graph: Dataset | None = None,
     entities: EntityTable | pd.DataFrame | str | Path | None = None,
     entity_triples: Triples | str | Path = (),
     allow_new_relations: bool = False,
@@ -399,7 +400,7 @@ def classify(
     )
 
 
-def _other(graph: KnowledgeGraph | str | Path, skip_header: bool) -> KnowledgeGraph:
+def _other(graph: Dataset, skip_header: bool) -> KnowledgeGraph:
     """Another graph; a built-in one has no headers."""
     return load_graph(graph, skip_header=skip_header and str(graph) not in card_names())
 
@@ -428,7 +429,7 @@ def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) 
 
 def _unseen(
     folder: RunFolder,
-    graph: KnowledgeGraph | str | Path,
+    graph: Dataset,
     split: str,
     skip_header: bool,
     allowed: dict[str, bool],

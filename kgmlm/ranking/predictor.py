@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kgmlm.core.arrays import Array, BoolArray, IntArray, numpy, put, top
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
@@ -365,8 +366,8 @@ class Predictor:
         """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
 
         Returns:
-            A table with PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (``head_...`` for heads),
-            then the name, the rank, whether the triple is known, and its probability, best first.
+            A table, best first: the name, the probability, whether the triple is known, score and rank. Last
+            come PyKEEN's ``tail_label`` and ``tail_id`` (``head_...`` for heads).
 
         Raises:
             QueryError: for an unknown or ambiguous entity or relation.
@@ -378,13 +379,13 @@ class Predictor:
         side = query.target
         return pd.DataFrame(
             {
-                f"{side}_id": [p.id for p in predictions],
-                "score": [p.score for p in predictions],
-                f"{side}_label": [p.label for p in predictions],
                 f"{side}_name": [p.name for p in predictions],
-                "rank": [p.rank for p in predictions],
-                "known": [p.known for p in predictions],
                 "probability": [p.probability for p in predictions],
+                "known": [p.known for p in predictions],
+                "score": [p.score for p in predictions],
+                "rank": [p.rank for p in predictions],
+                f"{side}_label": [p.label for p in predictions],
+                f"{side}_id": [p.id for p in predictions],
             }
         ).astype({"probability": float})
 

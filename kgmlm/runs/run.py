@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 
+import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Settings
 from kgmlm.core.errors import QueryError, RunError, check_whole
@@ -26,8 +27,9 @@ from kgmlm.core.processes import join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Engine, Make, Tick, Workers, piece_size
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
-from kgmlm.graphs.names import labeled_entities, labeled_queries, labeled_triples
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.given import labeled_entities, labeled_queries, labeled_triples
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
 from kgmlm.runs.opened import open_run_model, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
@@ -37,7 +39,7 @@ from kgmlm.runs.record import RERANKER, writing
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kgmlm.graphs.names import AskedQueries, Triples
+    from kgmlm.graphs.given import AskedQueries, Triples
     from kgmlm.graphs.queries import Query
     from kgmlm.ranking.likely import ListCalibration
     from kgmlm.ranking.predictor import Prediction, Predictor
@@ -196,7 +198,7 @@ def predicted(
 
 Labeled = tuple[str, str, str]  # head, relation, tail
 _OPENING = threading.RLock()  # one model is opened at a time, whichever threads ask for it
-_COLUMNS = ("rank", "entity", "name", "score", "known", "probability")
+_COLUMNS = ("name", "probability", "known", "score", "rank", "entity")
 
 
 class Run:
@@ -297,12 +299,12 @@ class Run:
 
     def rank(
         self,
-        queries: AskedQueries | None = None,
-        *,
-        head: str | None = None,
+        head: str | AskedQueries | None = None,
         relation: str = "",
         tail: str | None = None,
         k: int = 10,
+        *,
+        queries: AskedQueries | None = None,
         novel: bool = False,
         workers: Workers | int = 1,
         engine: Engine = "local",
@@ -312,18 +314,22 @@ class Run:
         """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
 
         Args:
-            queries: many at once, each (head, relation, tail) with None for what is asked; labels or names. A
-                list, or a DataFrame with these columns.
+            head, relation, tail: labels or names; the head or the tail is asked for.
+            queries: many at once, each (head, relation, tail) with None for what is asked: a list, or a
+                DataFrame with these columns. They may come first, in place of the head.
                 Several processes (``torchrun``) share them; each must ask, and gets the whole table.
             novel: leave out triples that the graph has.
             workers, engine, address: who ranks many queries, as of :class:`~kgmlm.core.workers.Workers`.
 
         Returns:
-            A table, best first. Of one query PyKEEN's columns ``tail_id``, ``score``, ``tail_label`` (or
-            ``head_...``), then name, rank and whether the triple is known. Of many, the query's ``head``,
-            ``relation`` and ``tail``, then ``rank``, ``entity``, ``name``, ``score`` and ``known``. Last
-            comes the ``probability`` of finding the triple in a further hidden set as large as validation
-            (:func:`kgmlm.calibrate`); NaN where none was fitted, and where training has the triple.
+            A table, best first: the ``name``, the ``probability`` of finding the triple in a further hidden
+            set as large as validation (:func:`kgmlm.calibrate`; NaN where none was fitted, and where training
+            has the triple), whether it is ``known``, ``score`` and ``rank``. Of one query, the name is
+            ``tail_name`` (or ``head_name``), and PyKEEN's ``tail_label`` and ``tail_id`` come last; of many,
+            the query's ``head``, ``relation`` and ``tail`` come first, and the label, ``entity``, last.
+
+        Example:
+            >>> run.rank("France", "has the capital", k=3)  # doctest: +SKIP
 
         Raises:
             QueryError: for an unknown or ambiguous entity or relation.
@@ -333,6 +339,7 @@ class Run:
         crew = Workers.of(workers, engine, address)
         with watcher_of(progress) as watch:
             check_whole("k", k, 1)
+            head, queries = _one_or_many(head, queries)
             if queries is None:
                 self.resolver.query(
                     relation, head, tail
@@ -348,12 +355,12 @@ class Run:
 
     def explain(
         self,
-        queries: AskedQueries | None = None,
-        *,
-        head: str | None = None,
+        head: str | AskedQueries | None = None,
         relation: str = "",
         tail: str | None = None,
         k: int = 10,
+        *,
+        queries: AskedQueries | None = None,
         novel: bool = False,
         workers: Workers | int = 1,
         engine: Engine = "local",
@@ -371,6 +378,9 @@ class Run:
         import pandas as pd
 
         crew = Workers.of(workers, engine, address)
+        head, queries = _one_or_many(head, queries)
+        if queries is not None and (head, relation, tail) != (None, "", None):
+            raise QueryError("give either queries or one query, not both")
         given = [(head, relation, tail)] if queries is None else labeled_queries(queries)
         find, rows = self.resolver.query, []
         asked = [find(r, h, t) for h, r, t in given]
@@ -441,6 +451,38 @@ class Run:
         only = None if relation is None else self.resolver.relation(relation)
         return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(found, only)
 
+    def evaluate(self, **options: Any) -> Any:
+        """Evaluate the run on a split; see :func:`kgmlm.evaluate`."""
+        return kgmlm.evaluate(self, **options)
+
+    def complete(self, output: str | Path, **options: Any) -> Any:
+        """List the triples that the graph lacks; see :func:`kgmlm.complete`."""
+        return kgmlm.complete(self, output, **options)
+
+    def classify(self, triples: Triples | str | Path, **options: Any) -> Any:
+        """Say how probable triples are; see :func:`kgmlm.classify`."""
+        return kgmlm.classify(self, triples, **options)
+
+    def report(self, output: str | Path = "report.html", **options: Any) -> Any:
+        """Write a report as one HTML file; see :func:`kgmlm.report`."""
+        return kgmlm.report(self, output, **options)
+
+    def info(self) -> Any:
+        """Describe the run: graph, signals, training, figures; see :func:`kgmlm.info`."""
+        return kgmlm.info(self)
+
+    def serve(self, **options: Any) -> None:
+        """Serve the run as an API and as pages in a browser; see :func:`kgmlm.serve`."""
+        kgmlm.serve(self, **options)
+
+    def __dir__(self) -> list[str]:
+        return [*SHOWN]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.further is not None:
+            raise TypeError("a run with further entities is not pickled; open it and add them there")
+        return _reopened, (str(self.path.absolute()), self.options)
+
     @cached_property
     def resolver(self) -> Any:
         """Names, as people type them, to ids."""
@@ -461,6 +503,25 @@ class Run:
         return f"<code>{html.escape(repr(self))}</code>"
 
 
+# Of a run, what people ask for; the rest is for the package.
+SHOWN = ("classify", "complete", "evaluate", "explain", "graph", "info", "options", "path", "rank", "report",
+         "rules", "score", "serve", "settings", "with_entities")  # fmt: skip
+
+
+def _reopened(path: str, options: RankingOptions) -> Run:
+    """Open a run again that was pickled."""
+    return open_run(path, options)
+
+
+def _one_or_many(head: Any, queries: Any) -> tuple[str | None, Any]:
+    """The head of one query, and many queries, which may be in the head's place."""
+    if head is None or isinstance(head, str):
+        return head, queries
+    if queries is not None:
+        raise QueryError("queries are given twice")
+    return None, head
+
+
 def _columns(graph: KnowledgeGraph, query: Query) -> dict[str, str | None]:
     known: dict[str, str | None] = dict.fromkeys(ENDS)
     known["head" if query.target == "tail" else "tail"] = graph.entities[query.entity].label
@@ -470,7 +531,7 @@ def _columns(graph: KnowledgeGraph, query: Query) -> dict[str, str | None]:
 
 def _row(p: Prediction) -> dict[str, Any]:
     probability = float("nan") if p.probability is None else p.probability
-    return dict(zip(_COLUMNS, (p.rank, p.label, p.name, p.score, p.known, probability), strict=True))
+    return dict(zip(_COLUMNS, (p.name, probability, p.known, p.score, p.rank, p.label), strict=True))
 
 
 def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> IntArray:

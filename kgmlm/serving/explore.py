@@ -22,7 +22,8 @@ from rapidfuzz import fuzz
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import QueryError
 from kgmlm.graphs.cards import card_names, read_card
-from kgmlm.graphs.graph import Edge, EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import Edge, KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, Query, distinct_triples
 from kgmlm.ranking.constraints import MISSED

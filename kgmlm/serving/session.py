@@ -19,7 +19,8 @@ import numpy as np
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import KgmlmError, QueryError, RunError
 from kgmlm.core.progress import Watcher
-from kgmlm.graphs.graph import Edge, EntityTable, KnowledgeGraph, folded
+from kgmlm.graphs.entities import EntityTable, folded
+from kgmlm.graphs.graph import Edge, KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
 from kgmlm.prediction.calibration import Calibration

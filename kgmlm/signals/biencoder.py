@@ -31,7 +31,8 @@ from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like
 from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import LateError, ModelError, RunError, first_line
 from kgmlm.core.progress import expected
-from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import Pool
 from kgmlm.signals.vector import EntityVectors

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.errors import DataError
-from kgmlm.graphs.graph import EntityTable, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,8 @@ from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.machine import bound_memory
 from kgmlm.core.processes import sharing
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.text.reader import Reader, Reading
 

@@ -11,6 +11,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +24,10 @@ from kgmlm.graphs.graph import KnowledgeGraph
 Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
+OPTIONS = (
+    "dataset", "model", "output", "preset", "minutes", "config", "max_steps", "resume", "overwrite",
+    "progress", "tracker", "holdout", "calibrate", "onnx",
+)  # fmt: skip
 SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
@@ -364,6 +369,8 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
     ['vector.enabled=true', 'training.epochs=5']
     """
     given = settings.get("set_") or ()
+    for name, value in settings.items():
+        _check_keyword(name, value)
     settings = {k: v for k, v in settings.items() if k != "set_"}
     sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
     plain = {k: v for k, v in settings.items() if k not in sections}
@@ -377,6 +384,20 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
             if value is not None
         ),  # as by default
     ]
+
+
+def _check_keyword(name: str, value: Any) -> None:
+    """Refuse what is no setting, and say which one may have been meant."""
+    training, sections = type(Settings().training).model_fields, Settings.model_fields
+    if name == "set_" or name in training or (name in sections and isinstance(value, Mapping)):
+        return
+    if name in sections:
+        raise ConfigError(f"{name} takes settings by name, such as {name}={{...}}, not {value!r:.80}")
+    alike = get_close_matches(name, [*training, *sections, *OPTIONS], 1, 0.6)
+    elsewhere = [section for section, of in Settings() if name in type(of).model_fields]
+    meant = f"did you mean {alike[0]}?" if alike else ""
+    meant = f'did you mean {elsewhere[0]}={{"{name}": ...}}?' if elsewhere else meant
+    raise ConfigError(f"there is no argument {name}" + (f"; {meant}" if meant else ""))
 
 
 def _plain(value: Any) -> Any:

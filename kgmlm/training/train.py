@@ -17,7 +17,7 @@ from kgmlm.core.processes import in_several_processes, join, main_process, share
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
 from kgmlm.graphs.datasets import load_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.splits import with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    dataset: KnowledgeGraph | str | Path | None = None,
+    dataset: Dataset | None = None,
     model: str | Path | None = None,
     output: str | Path | None = None,
     *,
@@ -179,9 +179,7 @@ def _continued(path: Path, watch: Watcher) -> Iterator[None]:
         raise
 
 
-def _check_start(
-    output: Path, dataset: KnowledgeGraph | str | Path | None, model: str | Path | None, overwrite: bool
-) -> None:
+def _check_start(output: Path, dataset: Dataset | None, model: str | Path | None, overwrite: bool) -> None:
     """Refuse a new run that has nothing to begin with, or no place."""
     if main_process():
         check_output(output, overwrite)
@@ -219,7 +217,7 @@ def _check_tracker(name: str) -> None:
 
 def _resume(
     output: Path,
-    dataset: KnowledgeGraph | str | Path | None,
+    dataset: Dataset | None,
     model: str | Path | None,
     given: Given,
     preset: str | None,

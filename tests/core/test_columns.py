@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kgmlm.core import tables
 from kgmlm.core.errors import DataError
-from kgmlm.graphs.datasets import build_graph
+from kgmlm.graphs.graph import build_graph
 
 STRANGE = [
     "NA",

@@ -19,7 +19,8 @@ from kgmlm.core.workers import Make, Tick, Workers
 from kgmlm.evaluation.evaluate import EvaluationWork
 from kgmlm.evaluation.evaluator import Found
 from kgmlm.graphs.datasets import write_folder
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.options import RankingOptions
 
 MARK = "KGMLM_TEST_MARK"  # a file that is there when a worker has ended

@@ -21,8 +21,7 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.metrics import MADE_BY, read_ranks
 from kgmlm.evaluation.pykeen import to_factory, to_pykeen
 from kgmlm.evaluation.task import Part, RankingTask, Scope, View, _Drawn
-from kgmlm.graphs.datasets import build_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import Queries, Target
 from kgmlm.ranking.constraints import MISSED, Possible
 from kgmlm.ranking.ranker import Ranker

@@ -8,13 +8,14 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
+from trainings import TINY
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol, RuleSettings, TextSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.evaluation.pykeen import from_pykeen, to_factory, to_pykeen_model
+from kgmlm.evaluation.pykeen import to_factory, to_pykeen_model
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Functional, Possible
@@ -33,7 +34,7 @@ def test_a_pykeen_dataset_becomes_the_same_graph(real: object) -> None:
 
     from kgmlm.graphs.datasets import load_graph
 
-    theirs, ours = from_pykeen(UMLS(), "umls"), load_graph("umls")
+    theirs, ours = KnowledgeGraph.from_pykeen(UMLS(), "umls"), load_graph("umls")
     for split in ("train", "valid", "test"):
         assert sorted(theirs.labeled(theirs.splits[split])) == sorted(ours.labeled(ours.splits[split]))
     assert theirs.entities.column("name") == ours.entities.column("name")
@@ -44,7 +45,7 @@ def test_a_factory_becomes_a_training_split() -> None:
 
     rows = np.array([["NA", "r", "00001740"], ['"x', "r", "NA"]])
     factory = TriplesFactory.from_labeled_triples(rows, filter_out_candidate_inverse_relations=False)
-    graph = from_pykeen(factory, names={"NA": "sodium"})
+    graph = KnowledgeGraph.from_pykeen(factory, names={"NA": "sodium"})
     assert list(graph.splits) == ["train"]
     assert graph.entities.column("label") == ['"x', "00001740", "NA"]
     assert graph.entities.column("name") == ['"x', "00001740", "sodium"]
@@ -55,7 +56,7 @@ def test_a_factory_without_labels_is_refused() -> None:
     from pykeen.triples import CoreTriplesFactory
 
     with pytest.raises(DataError, match="needs text"):
-        from_pykeen(CoreTriplesFactory.create(torch.tensor([[0, 0, 1]])))
+        KnowledgeGraph.from_pykeen(CoreTriplesFactory.create(torch.tensor([[0, 0, 1]])))
 
 
 @pytest.mark.parametrize("kind", ["dict", "series"])
@@ -64,7 +65,7 @@ def test_names_may_be_missing(kind: str) -> None:
 
     given = {"a": float("nan"), "b": None, "c": "Gamma", "elsewhere": "E"}
     factory = TriplesFactory.from_labeled_triples(np.array([["a", "r", "b"], ["b", "r", "c"]]))
-    graph = from_pykeen(factory, names=pd.Series(given) if kind == "series" else given)  # type: ignore[arg-type]
+    graph = KnowledgeGraph.from_pykeen(factory, names=pd.Series(given) if kind == "series" else given)  # type: ignore[arg-type]
     assert graph.entities.column("name") == ["a", "b", "Gamma"]
 
 
@@ -74,15 +75,23 @@ def test_what_is_no_factory_and_no_name_is_one_sentence() -> None:
     factory = TriplesFactory.from_labeled_triples(np.array([["a", "r", "b"]]))
     for source in ([("a", "r", "b")], pd.DataFrame([["a", "r", "b"]]), "x.tsv", None):
         with pytest.raises(DataError, match=r"takes a TriplesFactory or a Dataset of PyKEEN, not \w+"):
-            from_pykeen(source)
-    with pytest.raises(DataError, match=r"the name of 'a' is 3, which is no text"):
-        from_pykeen(factory, names={"a": 3})  # type: ignore[dict-item]
-    with pytest.raises(DataError, match="names are a mapping from label to name, not list"):
-        from_pykeen(factory, names=["a"])  # type: ignore[arg-type]
-    with pytest.raises(
-        DataError, match=r"not TriplesFactory; kgmlm\.evaluation\.pykeen\.from_pykeen makes a graph"
-    ):
-        kgmlm.train(factory, model="scratch", output="nowhere")  # type: ignore[arg-type]
+            KnowledgeGraph.from_pykeen(source)
+    with pytest.raises(DataError, match=r"names: 'a' has 3, which is no text"):
+        KnowledgeGraph.from_pykeen(factory, names={"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="names are a mapping from label to text, not list"):
+        KnowledgeGraph.from_pykeen(factory, names=["a"])  # type: ignore[arg-type]
+
+
+def test_a_factory_is_a_dataset(tmp_path: Path) -> None:
+    from pykeen.datasets import Nations
+    from pykeen.triples import TriplesFactory
+
+    rows = np.array([[f"e{i}", f"r{i % 2}", f"e{(i * 5 + 1) % 12}"] for i in range(12)])
+    factory = TriplesFactory.from_labeled_triples(rows)
+    run = kgmlm.train(factory, "scratch", tmp_path / "run", epochs=1, **TINY)
+    assert run.graph.name == "pykeen"
+    assert sorted(run.graph.labeled(run.graph.splits["train"])) == sorted(map(tuple, rows.tolist()))
+    assert kgmlm.data.check(Nations()).values["entities"] == 14
 
 
 def test_a_factory_keeps_every_triple_and_id(toy: KnowledgeGraph) -> None:
@@ -183,7 +192,7 @@ def test_pykeens_predict_target_uses_a_run(toy_run: Path, known: dict[str, str],
 @pytest.mark.slow
 def test_a_graph_of_pykeen_is_trained_on_and_resumed(toy: KnowledgeGraph, tmp_path: Path) -> None:
     factory = to_factory(toy, "train")
-    graph = from_pykeen(factory, name="mine")
+    graph = KnowledgeGraph.from_pykeen(factory, name="mine")
     small: dict[str, Any] = {"preset": "plain", "epochs": 3, "scratch": {"hidden_size": 16, "heads": 2}}
     run = kgmlm.train(graph, "scratch", tmp_path / "run", max_steps=1, progress=False, **small)
     assert run.folder.record["dataset"] == "mine"

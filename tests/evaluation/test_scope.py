@@ -10,8 +10,7 @@ from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import Scope
-from kgmlm.graphs.datasets import build_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 
 
 def test_an_absent_split_is_named(toy: KnowledgeGraph) -> None:

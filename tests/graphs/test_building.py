@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kgmlm.core.errors import DataError
+from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.tables import triples_of
-from kgmlm.graphs import datasets
-from kgmlm.graphs.datasets import TextColumns, build_graph, completed
-from kgmlm.graphs.graph import humanize, humanized
+from kgmlm.graphs.entities import completed, humanize, humanized
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
+from kgmlm.graphs.graph import _numbered as numbered
 
 label = st.text(st.sampled_from("abé_ \u00a0\x1c"), min_size=1, max_size=3)
 rows = st.lists(st.tuples(label, label, label), max_size=8)
@@ -106,7 +108,7 @@ def test_more_than_ids_of_32_bits_can_number_is_one_sentence(
 ) -> None:
     """Entities, or the bytes of their labels, under a bound that a test can reach."""
     triples = {"train": [("aa", "r", "bb"), ("bb", "r", "cc")]}
-    monkeypatch.setattr(datasets, "MOST", most)
+    monkeypatch.setattr("kgmlm.graphs.graph.MOST", most)
     if most < 6:
         with pytest.raises(DataError, match="more than 3 entities, or labels of as many bytes"):
             build_graph("g", triples)
@@ -123,4 +125,34 @@ def test_labels_that_arrow_cannot_hold_together_are_one_sentence(monkeypatch: py
 
     monkeypatch.setattr(pa, "chunked_array", lambda *of: Column())
     with pytest.raises(DataError, match="shorten the labels"):
-        datasets._numbered([])
+        numbered([])
+
+
+def test_a_graph_is_made_of_triples_in_memory() -> None:
+    rows = [("a_1", "born_in", "b"), ("c", "born_in", "b")]
+    frame = pd.DataFrame({"tail": ["b", "b"], "head": ["a_1", "c"], "relation": ["born_in"] * 2})
+    for triples in (rows, np.array(rows), frame, iter(rows)):
+        graph = KnowledgeGraph.from_triples(triples, valid=[("b", "born_in", "a_1")], names={"b": "Bonn"},
+                                            descriptions={"c": "a person"})  # fmt: skip
+        assert graph.entities.column("name") == ["a 1", "Bonn", "c"]
+        assert graph.entities.column("description") == ["", "", "a person"]
+        assert [r.name for r in graph.relations] == ["born in"]
+        assert graph.labeled(graph.splits["train"]) == rows
+        assert graph.labeled(graph.splits["valid"]) == [("b", "born_in", "a_1")]
+        assert not graph.has("test")
+    table = pd.DataFrame({"label": ["b", "d"], "name": ["Bonn", "Dora"], "types": ["city", "person|poet"]})
+    graph = KnowledgeGraph.from_triples(rows, entities=table, relation_names={"born_in": "was born in"})
+    assert graph.entities.column("label") == ["a_1", "b", "c", "d"]
+    assert graph.entities[3].types == ("person", "poet")
+    assert graph.named(graph.splits["train"])[0] == ("a 1", "was born in", "Bonn")
+
+
+def test_triples_in_memory_that_are_none_are_one_sentence() -> None:
+    with pytest.raises(DataError, match="has no training triples"):
+        KnowledgeGraph.from_triples([])
+    with pytest.raises(QueryError, match=r"triple 1 is not \(head, relation, tail\)"):
+        KnowledgeGraph.from_triples([("a", "r")])  # type: ignore[list-item]
+    with pytest.raises(DataError, match="descriptions: 'a' has 3, which is no text"):
+        KnowledgeGraph.from_triples([("a", "r", "b")], descriptions={"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="either a table of entities, or names"):
+        KnowledgeGraph.from_triples([("a", "r", "b")], names={}, entities=pd.DataFrame({"label": ["a"]}))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kgmlm.data import check_tokens
 from kgmlm.graphs.cards import read_card
 from kgmlm.graphs.checks import OVERLAP, ceiling, check_graph, lines_of, name_groups
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import both_sides
 from kgmlm.text.tokenization import SpanTokenizer
 

@@ -21,14 +21,13 @@ from kgmlm.graphs.checks import check_graph, odd_columns
 from kgmlm.graphs.datasets import (
     TEXT_READERS,
     GlossChooser,
-    build_graph,
     load_graph,
     read_entities,
     read_folder,
     unread_files,
     write_folder,
 )
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import repeated
 from kgmlm.graphs.storage import read_graph, write_graph
 
@@ -414,8 +413,9 @@ def test_a_text_file_that_is_cut_is_one_sentence(miniature: Path) -> None:
 
 def test_a_graph_is_its_own_dataset(toy: KnowledgeGraph) -> None:
     assert load_graph(toy) is toy
-    with pytest.raises(DataError, match="a name, the path of a folder or a graph, not DataFrame"):
-        load_graph(pd.DataFrame({"head": ["a"]}))  # type: ignore[arg-type]
+    for wrong in (pd.DataFrame({"head": ["a"]}), [("a", "r")], 7):
+        with pytest.raises(DataError, match="a name, the path of a folder, a graph, or triples in memory: "):
+            load_graph(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("splits", [["train"], ["train", "valid", "test"]])

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kgmlm.core.errors import LONGEST, DataError, counted
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 
 
 def test_an_entity_without_a_name_is_named_by_its_label() -> None:

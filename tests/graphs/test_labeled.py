@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kgmlm.core.errors import DataError, QueryError
-from kgmlm.graphs.names import labeled_entities, labeled_queries, labeled_triples
+from kgmlm.graphs.given import labeled_entities, labeled_queries, labeled_triples
 
 ROWS = [("France", "borders", "Spain"), ("NA", "", "1")]
 

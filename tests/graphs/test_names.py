@@ -6,8 +6,7 @@ import pytest
 
 from kgmlm.core.errors import QueryError
 from kgmlm.graphs import names
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.names import Resolver
 
 

@@ -10,8 +10,8 @@ import pytest
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.cards import folder_card, read_card
 from kgmlm.graphs.checks import check_graph
-from kgmlm.graphs.datasets import build_graph, load_graph, write_folder
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.datasets import load_graph, write_folder
+from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.splits import describe_split, lacking, split_random, split_unseen, with_validation
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from kgmlm.core.errors import RunError
 from kgmlm.graphs import storage
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides
 from kgmlm.graphs.storage import portable, read_graph, write_graph
 

@@ -13,8 +13,8 @@ from doubles import FakeRanker
 from kgmlm.core.config import VectorSettings
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.evaluation.metrics import binned, reweighted
-from kgmlm.graphs.datasets import build_graph
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
+from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import FilterIndex, Queries
 from kgmlm.prediction.calibration import Examples, Sample, calibrate, figures, fit
 from kgmlm.prediction.features import KINDS_OF_NEGATIVES, features

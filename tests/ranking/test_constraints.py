@@ -15,8 +15,7 @@ from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, VectorSettings
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import Scope
-from kgmlm.graphs.datasets import build_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
 from kgmlm.ranking.predictor import Predictor

@@ -10,7 +10,8 @@ import torch
 from conftest import vectors_of
 
 from kgmlm.core.config import Settings, TextSettings, TrainingSettings, VectorSettings
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary

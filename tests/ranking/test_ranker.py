@@ -8,8 +8,8 @@ import torch
 
 from kgmlm.core.config import RerankingSettings, RuleSettings, TextSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, ModelError
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import RelationTable
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker, Use, unit
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring

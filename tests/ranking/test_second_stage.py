@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgmlm.graphs.graph import ContextGraph, EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Mixture, Ranker, Use

@@ -28,7 +28,8 @@ from kgmlm.core.errors import DataError, RunError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.metrics import Ranks
 from kgmlm.evaluation.task import Scope
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.reporting import figures
 from kgmlm.reporting.charts import (

@@ -12,7 +12,7 @@ import kgmlm
 from kgmlm.core import workers
 from kgmlm.core.errors import RunError
 from kgmlm.core.progress import Watcher
-from kgmlm.graphs.graph import EntityTable
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.runs.run import Predicting
 
 NEW = EntityTable(["atl"], ["Atlantis"], ["a lost island"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, QueryError
-from kgmlm.graphs.graph import EntityTable
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.runs.run import Run
 
 
@@ -37,10 +38,48 @@ def test_opening_loads_no_model_and_prints_nothing(toy_run: Path, capsys: pytest
 def test_one_query_has_pykeens_columns(run: Run) -> None:
     table = run.rank(head="France", relation="has the capital", k=3)
     assert list(table.columns) == [
-        *("tail_id", "score", "tail_label", "tail_name", "rank", "known", "probability"),
+        *("tail_name", "probability", "known", "score", "rank", "tail_label", "tail_id"),
     ]
     assert table["score"].is_monotonic_decreasing
     assert "head_id" in run.rank(relation="capital", tail="paris", k=1).columns
+
+
+def test_a_query_may_be_said_in_order(run: Run) -> None:
+    said = run.rank(head="France", relation="has the capital", k=3)
+    pd.testing.assert_frame_equal(run.rank("France", "has the capital", k=3), said)
+    heads = run.rank(None, "capital", "paris", 2)
+    pd.testing.assert_frame_equal(heads, run.rank(relation="capital", tail="paris", k=2))
+    assert run.explain("France", "has the capital", k=1)["name"].tolist() == said["tail_name"].tolist()[:1]
+
+
+def test_a_run_does_what_the_package_does_with_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few
+    quiet: dict[str, Any] = {"progress": False}
+    report = run.evaluate(**quiet)
+    assert report.metrics == kgmlm.evaluate(run, **quiet).metrics
+    assert run.info().graph["name"] == "toy"
+    assert run.report(tmp_path / "report.html", **quiet).is_file()
+    copied = kgmlm.open_run(shutil.copytree(run.path, tmp_path / "copy"))
+    found = copied.classify([("france", "capital", "berlin")], **quiet)
+    assert 0 <= found.probabilities[0] <= 1
+    assert copied.complete(tmp_path / "new.tsv", **quiet)["output"] == str(tmp_path / "new.tsv")
+
+
+def test_only_what_people_ask_for_is_completed_by_tab(run: Run) -> None:
+    assert all(hasattr(Run, name) or name in ("graph", "options") for name in dir(run))
+    assert {"rank", "evaluate", "complete", "serve"} <= set(dir(run))
+    assert not {"opened", "reopen", "predictor", "further"} & set(dir(run))
+
+
+def test_a_pickled_run_opens_again(run: Run) -> None:
+    again = pickle.loads(pickle.dumps(run))
+    pd.testing.assert_frame_equal(again.rank("France", "capital"), run.rank("France", "capital"))
+    assert again.options == run.options
+    more = run.with_entities(pd.DataFrame({"label": ["atl"], "name": ["Atlantis"]}))
+    with pytest.raises(TypeError, match="further entities is not pickled"):
+        pickle.dumps(more)
 
 
 def test_many_queries_are_ranked_at_once(run: Run) -> None:
@@ -48,7 +87,7 @@ def test_many_queries_are_ranked_at_once(run: Run) -> None:
     asked = [("France", "capital", None), (None, "capital", "paris"), ("usa", "located_in", None)]
     table = run.rank(asked, k=2, progress=lambda what, n, total: heard.append(n))
     assert list(table.columns) == [
-        *("head", "relation", "tail", "rank", "entity", "name", "score", "known", "probability"),
+        *("head", "relation", "tail", "name", "probability", "known", "score", "rank", "entity"),
     ]
     assert table["head"].tolist()[:2] == ["france", "france"]
     assert table["tail"].tolist()[2:4] == ["paris", "paris"]
@@ -58,7 +97,11 @@ def test_many_queries_are_ranked_at_once(run: Run) -> None:
     assert table["score"].tolist()[:2] == pytest.approx(one["score"].tolist(), abs=1e-5)
     assert len(run.rank([], k=2)) == len(run.explain([])) == 0
     with pytest.raises(QueryError, match="either queries or one query"):
-        run.rank(asked, head="France")
+        run.rank(relation="capital", queries=asked)
+    with pytest.raises(QueryError, match="queries are given twice"):
+        run.rank(asked, queries=asked)
+    for ask in (run.rank, run.explain):
+        assert ask(queries=asked, k=2)["name"].tolist() == table["name"].tolist()
 
 
 def test_a_triple_has_the_score_that_ranking_gives_its_tail_and_its_head(run: Run) -> None:

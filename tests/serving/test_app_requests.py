@@ -29,7 +29,7 @@ from starlette.testclient import TestClient
 import kgmlm
 from kgmlm.core.errors import ConfigError, QueryError
 from kgmlm.core.progress import Bars, Watcher
-from kgmlm.graphs.graph import EntityTable
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.run import Run
 from kgmlm.serving import schema

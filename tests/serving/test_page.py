@@ -15,7 +15,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import kgmlm
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
 from kgmlm.serving import feedback

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.signals.types import SMOOTHING, Affinity, EntityTypes, fills
 

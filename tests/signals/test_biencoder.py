@@ -22,7 +22,8 @@ from kgmlm.core.config import BiencoderSettings, Protocol
 from kgmlm.core.errors import LateError, ModelError, RunError
 from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import open_folder

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from kgmlm.core.arrays import IntArray, at
 from kgmlm.core.config import KGESettings, VectorSettings
 from kgmlm.core.errors import RunError
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank

@@ -13,7 +13,8 @@ import torch
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
-from kgmlm.graphs.graph import KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import RelationTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.signals import kge_training
 from kgmlm.signals.base import Pool

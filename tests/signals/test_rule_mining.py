@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kgmlm.core.config import RuleSettings
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals import rule_mining
 from kgmlm.signals.rule_mining import Adjacency, _paths, mine
 from kgmlm.signals.rule_set import RuleFile, RuleSet

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kgmlm.core.errors import DataError
-from kgmlm.graphs.graph import EntityTable, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
 from kgmlm.signals.rule_set import NONE, ConstantRules, PathRules, RuleFile, RuleSet, confidence
 
 ENTITIES = EntityTable(["lyon", "rhone", "france", "a,b", "X1", "odd (one), two"])

@@ -23,7 +23,8 @@ import kgmlm
 from kgmlm.cli.app import app
 from kgmlm.core.config import RuleSettings
 from kgmlm.core.errors import DataError, RunError
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph, RelationTable
+from kgmlm.graphs.entities import EntityTable, RelationTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query, both_sides
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import open_folder

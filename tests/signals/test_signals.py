@@ -22,7 +22,8 @@ from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import BiencoderSettings, KGESettings, Protocol, Settings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker

@@ -20,8 +20,9 @@ from kgmlm.cli.app import app
 from kgmlm.core.config import Protocol, TypeSettings, VectorSettings
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.graphs.datasets import TextColumns, build_graph, read_folder, write_folder
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.datasets import read_folder, write_folder
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries, Query, both_sides
 from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, Functional, Possible, Typed
 from kgmlm.ranking.ranker import Ranker

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from kgmlm.core.config import TextSettings
 from kgmlm.core.errors import ConfigError
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import Edge, KnowledgeGraph
+from kgmlm.graphs.graph import Edge, KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.linearization import (
     TEMPLATES,

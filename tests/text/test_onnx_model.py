@@ -23,7 +23,7 @@ from kgmlm.core.config import RuleSettings, TypeSettings
 from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.pykeen import to_pykeen_model
-from kgmlm.graphs.graph import EntityTable
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.ranking.ranker import Use
 from kgmlm.runs.opened import computed_by, open_ranker
 from kgmlm.runs.options import RankingOptions, Runtime

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from kgmlm.core.config import VectorSettings
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.signals.vector import EntityVectors, ReaderSource, Vector
 

@@ -17,7 +17,8 @@ from conftest import Cli, refused, vectors_of
 import kgmlm
 from kgmlm.core.config import VectorSettings
 from kgmlm.core.errors import ConfigError, RunError
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import FOLDER, Retrieval, Retriever, retrieve_and_rank, shortlist

@@ -21,7 +21,8 @@ from trainings import BASE, VECTORS, Validation, go, losses, settings
 import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.folder import open_folder
 from kgmlm.text.torch_model import Residuals, SpanModel

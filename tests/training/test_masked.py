@@ -13,7 +13,8 @@ from trainings import TINY
 
 import kgmlm
 from kgmlm.core.config import MaskingSettings, TextSettings
-from kgmlm.graphs.graph import TEXT_COLUMNS, EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import TEXT_COLUMNS, EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.tokenization import SpanTokenizer
 from kgmlm.training.objectives.masked import POLICIES, MaskedTextSource, Text

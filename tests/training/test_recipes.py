@@ -10,8 +10,7 @@ import pytest
 
 from kgmlm.core.config import SAMPLED, Settings
 from kgmlm.core.errors import ConfigError
-from kgmlm.graphs.datasets import TextColumns, build_graph
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.training import recipes
 from kgmlm.training.recipes import PRESETS, Shape, given_settings, recipe_of
 

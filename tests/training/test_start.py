@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 from trainings import go, settings
 
 from kgmlm.core.errors import ConfigError, RunError
-from kgmlm.graphs.graph import EntityTable, KnowledgeGraph
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import open_folder
 from kgmlm.training.loop import train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from kgmlm.cli.app import app
 from kgmlm.core.errors import ConfigError, KgmlmError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.metrics import made_by
-from kgmlm.graphs.graph import EntityTable
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.runs.run import Run
 from kgmlm.serving.serve import service
 from kgmlm.text.torch_model import SpanModel, load_model
@@ -137,13 +138,20 @@ def test_built_in_datasets_are_listed_and_fetched(
 def test_settings_are_given_by_name(trained: Run) -> None:
     assert trained.settings.training.epochs == 2
     assert trained.settings.vector.enabled
-    assert as_assignments({"template": "x", "text": {"template": "natural"}}) == [
-        'text.template="natural"', 'training.template="x"',
+    assert as_assignments({"dropout": 0.5, "text": {"template": "natural"}}) == [
+        'text.template="natural"', "training.dropout=0.5",
     ]  # fmt: skip
     both = as_assignments({"epochs": np.float32(5), "training": {"batch_size": 4}, "dropout": None})
     assert both == ["training.epochs=5.0", "training.batch_size=4"]
-    with pytest.raises(ConfigError, match=r"unknown key 'training\.epoch'"):
-        kgmlm.train("toy", "scratch", trained.path.parent / "other", epoch=5, progress=False)
+    for wrong, meant in (
+        ({"epoch": 5}, "there is no argument epoch; did you mean epochs?"),
+        ({"outptu": "x"}, "there is no argument outptu; did you mean output?"),
+        ({"template": "x"}, 'there is no argument template; did you mean text={"template": ...}?'),
+        ({"zzzz": 1}, "there is no argument zzzz"),
+        ({"vector": True}, "vector takes settings by name, such as vector={...}, not True"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(meant)):
+            kgmlm.train("toy", "scratch", trained.path.parent / "other", progress=False, **wrong)
 
 
 @pytest.mark.slow
@@ -431,7 +439,7 @@ def test_a_model_that_is_loaded_is_not_loaded_again(
         return load_model(folder)
 
     monkeypatch.setattr("kgmlm.text.torch_model.load_model", load)
-    run = kgmlm.open_run(path, device="cpu")
+    run = kgmlm.open_run(path, device="cpu", runtime="torch")
     expected = kgmlm.evaluate(run, progress=False)
     run.rank(head="France", relation="capital", k=1)
     assert kgmlm.evaluate(run, split="valid", progress=False).metrics
