@@ -29,7 +29,14 @@ from kgmlm.runs.folder import open_folder
 from kgmlm.runs.packs import find_pack, is_pack
 from kgmlm.runs.run import Run, path_of
 from kgmlm.text.linearization import linearize as linearize_queries
-from kgmlm.text.tokenization import SpanTokenizer, Vocabulary, load_tokenizer, scratch_texts, train_tokenizer
+from kgmlm.text.tokenization import (
+    SpanTokenizer,
+    Vocabulary,
+    load_tokenizer,
+    model_named,
+    scratch_texts,
+    train_tokenizer,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +245,7 @@ def check(dataset: Dataset, *, model: str | Path | None = None, skip_header: boo
         from kgmlm.core.progress import quiet_transformers
 
         quiet_transformers()
-        report["name_tokens"] = check_tokens(graph, load_tokenizer(str(model)))
+        report["name_tokens"] = check_tokens(graph, load_tokenizer(model_named(model)))
     return Check(report)
 
 
@@ -436,7 +443,7 @@ def linearize(
             from kgmlm.core.progress import quiet_transformers
 
             quiet_transformers()
-            tokenizer = load_tokenizer(model)
+            tokenizer = load_tokenizer(model_named(model))
         surfaces = graph.entities.table.column("surface")
         names = tokenizer.candidates(surfaces, None, settings.scoring.end_of_name)
         vocabulary = Vocabulary.fit(names, graph.seen_N, settings)

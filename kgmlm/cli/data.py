@@ -30,7 +30,7 @@ def data_list(as_json: Json = False) -> None:
         print_json(rows)
         return
     counts = ("entities", "relations", "train", "valid", "test", "unseen")
-    table = plain_table("", "name", *counts, right=counts)
+    table = plain_table("name", *counts, right=counts)
     for row in rows:
         table.add_row(row["name"], *(f"{row[count]:,}" for count in counts))
     stdout().print(table)

@@ -31,7 +31,7 @@ from kgmlm.cli.common import (
     flag,
     option,
 )
-from kgmlm.cli.printing import cell, percent, plain_table, print_classified, print_json, stdout, tell
+from kgmlm.cli.printing import cell, percent, plain_table, print_classified, print_json, print_titled, tell
 
 CLASSIFY: Options = {
     "graph": option(
@@ -317,26 +317,26 @@ def _print_best(rows: list[dict[str, Any]]) -> None:
         return
     reasons = any(row.get("because") for row in rows)
     columns = ("head", "relation", "tail", "probability", *(["because"] if reasons else []))
-    table = plain_table(f"the {len(rows):,} most probable", *columns, right=("probability",))
+    table = plain_table(*columns, right=("probability",))
     for row in rows:
         cells = [row["head_name"], row["relation_name"], row["tail_name"], percent(row["probability"])]
         cells += [row["because"].split("; ")[0]] if reasons else []
         table.add_row(*map(cell, cells))
-    stdout().print(table)
+    print_titled(f"the {len(rows):,} most probable", table)
 
 
 def _print_report(report: dict[str, Any]) -> None:
     title = f"in {report['split']} ({report['found']:,} of {report['triples']:,}): a lower bound"
     figures = ("triples", "true", "precision", "expected")
-    table = plain_table(title, "listed", *figures, right=figures)
-    rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"]]
-    rows += [(f"best {row['listed']:,}", row) for row in report["best"]]
+    table = plain_table("listed", *figures, right=figures)
+    rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"] if row["listed"]]
+    rows += {f"best {row['listed']:,}": row for row in report["best"]}.items()
     most = sorted(report["by relation"], key=lambda row: -row["listed"])[:10]
-    rows += [(row["relation"], row) for row in most]
+    rows += [(row["relation_name"], row) for row in most]
     for name, row in rows:
         shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected")]
         table.add_row(cell(name), f"{row['listed']:,}", f"{row['true']:,}", *shares)
-    stdout().print(table)
+    print_titled(title, table)
 
 
 @command()

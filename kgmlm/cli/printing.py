@@ -50,7 +50,7 @@ def stdout() -> Console:
     return Console(width=width, emoji=False, highlight=False)
 
 
-def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     """A table without frames, which can be copied.
 
     Args:
@@ -60,11 +60,17 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold",
-                  box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for column in columns:
         table.add_column(Text(column), justify="right" if column in right else "left", overflow="fold")
     return table
+
+
+def print_titled(title: str, table: Table | None = None) -> None:
+    """A title, and below it a table, which may be narrower."""
+    stdout().print(cell(title, "bold"), soft_wrap=True)
+    if table is not None:
+        stdout().print(table)
 
 
 def cell(text: str, style: str = "") -> Text:
@@ -79,10 +85,10 @@ def cell(text: str, style: str = "") -> Text:
 def print_table(title: str, rows: pd.DataFrame) -> None:
     """A table with a title; numbers stand to the right."""
     numbers = [str(c) for c in rows.columns if rows[c].dtype.kind in "if"]
-    table = plain_table(title, *map(str, rows.columns), right=numbers)
+    table = plain_table(*map(str, rows.columns), right=numbers)
     for row in rows.itertuples(index=False):
         table.add_row(*(cell(f"{x:,}" if isinstance(x, int) else str(x)) for x in row))
-    stdout().print(table)
+    print_titled(title, table)
 
 
 def print_lines(lines: Mapping[str, Sequence[str]], indent: str = "") -> None:
@@ -121,7 +127,7 @@ def print_metrics(evaluation: Evaluation) -> None:
     own = ", own entity excluded" if report["own_entity"]["excluded"] else ""
     own += "".join(f", {name}" for name in report.get("constraints", {}))
     title = f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"
-    table = plain_table(title, "queries", *wanted, right=list(wanted))
+    table = plain_table("queries", *wanted, right=list(wanted))
     for side in ("tail", "head", "both"):
         table.add_row(side, *cells(report["metrics"], f"{side}.{kind}."))
     position = report["breakdown"]["unseen_position"]
@@ -132,7 +138,7 @@ def print_metrics(evaluation: Evaluation) -> None:
     plain = report["own_entity"]["excluded"]
     if (plain or position["any"]["count"]) and comparable.get("both.realistic.count"):
         table.add_row("as PyKEEN", *cells(comparable, "both.realistic."))
-    stdout().print(table)
+    print_titled(title, table)
     for name, of in report.get("constraints", {}).items():
         lost = f"forbids {of['answers_forbidden']:,} of {of['ranks']:,} answers, which rank last"
         print(f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; {lost}")
@@ -148,12 +154,12 @@ def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
     """Two runs side by side, a line per metric."""
     names = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10"}
     figures = ("A", "B", "B - A", "95 % interval", "p")
-    table = plain_table(f"A: {a}, B: {b}", "queries", "metric", *figures, right=figures)
+    table = plain_table("queries", "metric", *figures, right=figures)
     for d in differences:
         interval = f"{d.low:+.4f} to {d.high:+.4f}"
         shown = (f"{d.a:.4f}", f"{d.b:.4f}", f"{d.difference:+.4f}", interval, f"{d.p:.4f}")
         table.add_row(d.side, names[d.metric], *shown)
-    stdout().print(table)
+    print_titled(f"A: {a}, B: {b}", table)
 
 
 def percent(probability: float | None, checked: bool = True) -> str:
@@ -188,7 +194,7 @@ def print_predictions(
     for query, found in zip(asked, results, strict=True):
         name, relation = graph.entities[query.entity].surface, graph.relations[query.relation].name
         title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
-        stdout().print(cell(title, "bold"), soft_wrap=True)
+        print_titled(title)
         if any(p.parts is not None for p in found):
             _print_explained(found, tokens)
         else:
@@ -247,7 +253,7 @@ def _told(known: bool) -> Text:
 def _print_ranked(found: Sequence[Prediction]) -> None:
     probable = any(p.probability is not None for p in found)
     sure = "probability" if probable else "score"
-    table = plain_table("", "rank", "name", sure, "", right=("rank", sure))
+    table = plain_table("rank", "name", sure, "", right=("rank", sure))
     for p, name in zip(found, _names(found), strict=True):
         table.add_row(str(p.rank), cell(name), _sureness(p, probable), _told(p.known))
     stdout().print(table)
@@ -351,8 +357,8 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
         from kgmlm.core.tables import CsvFile
 
         names = ("head_name", "relation_name", "tail_name")
-        columns = ["head", "relation", "tail", "probability", "true", "known", *labeled, *names]
-        writer = csv.DictWriter(CsvFile(sys.stdout), columns, extrasaction="ignore")
+        fields = ["head", "relation", "tail", "probability", "true", "known", *labeled, *names]
+        writer = csv.DictWriter(CsvFile(sys.stdout), fields, extrasaction="ignore")
         writer.writeheader()
         for row in rows:
             probability = "" if row["known"] else f"{row['probability']:.6f}"
@@ -362,17 +368,14 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
     def answer(yes: bool) -> Text:
         return cell("yes", YES) if yes else cell("no", NO)
 
-    table = plain_table(
-        f"where {found.prior:.4g} of the triples that are asked about are true",
-        *("head", "relation", "tail", "probability", "true", *labeled),
-        right=("probability",),
-    )
+    columns = ("head", "relation", "tail", "probability", "true", *labeled)
+    table = plain_table(*columns, right=("probability",))
     for row in rows:
         sure = cell("known", KNOWN) if row["known"] else cell(percent(row["probability"]))
         ends = [cell(row[f"{end}_name"]) for end in ("head", "relation", "tail")]
         label = [answer(row["label"])] if labeled else []
         table.add_row(*ends, sure, answer(row["true"]), *label)
-    stdout().print(table)
+    print_titled(f"where {found.prior:.4g} of the triples that are asked about are true", table)
     for row in rows if explain else ():
         if parts := row.get("parts"):
             print_lines({"": [" ".join(row[f"{end}_name"] for end in ("head", "relation", "tail"))]})

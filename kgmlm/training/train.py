@@ -23,6 +23,7 @@ from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
+from kgmlm.text.tokenization import model_named
 from kgmlm.training.loop import Interrupted, train_watched
 from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import Clock
@@ -54,7 +55,8 @@ def train(
 
     Args:
         dataset: a built-in dataset, a folder with train.tsv, or a graph.
-        model: a masked LM by path or hub name, or "scratch" for a small BERT trained on the graph.
+        model: a masked LM by path or hub name; "minilm" for all-MiniLM-L6-v2, which the extra of that name
+            installs; or "scratch" for a small BERT trained on the graph.
         output: the run folder to write.
         preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
             "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
@@ -85,6 +87,7 @@ def train(
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
+    model = None if model is None else model_named(model)
     tracker, skip_header = settings.pop("tracker", None), bool(settings.pop("skip_header", False))
     holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
     ready = bool(settings.pop("onnx", True))
@@ -186,7 +189,7 @@ def _check_start(output: Path, dataset: Dataset | None, model: str | Path | None
     if dataset is None:
         raise RunError("--dataset is missing: a built-in dataset (`kgmlm data list`) or a folder")
     if model is None:
-        raise RunError("--model is missing: `scratch`, a folder, or a Hugging Face name")
+        raise RunError("--model is missing: `minilm`, `scratch`, a folder, or a Hugging Face name")
 
 
 def _check_settings(

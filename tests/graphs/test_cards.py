@@ -33,6 +33,7 @@ EXPECTED = {
     "fb237-v1-ind",
     "toy",
     "europe",
+    "world",
     "wikidata5m",
     "wikidata5m-ind",
 }
