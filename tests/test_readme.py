@@ -100,6 +100,8 @@ def folder(tmp_path: Path) -> Path:
     graph.mkdir()
     for table in ("train", "entities", "relations"):
         shutil.copy(cards_folder() / "toy" / f"{table}.tsv", graph)
+    rows = (graph / "train.tsv").read_text().replace("\t", ",")
+    (tmp_path / "triples.csv").write_text(f"head,relation,tail\n{rows}")
     other = tmp_path / "another-graph"
     other.mkdir()
     for split in ("train", "test"):
@@ -112,14 +114,17 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: str) -> None:
     """As they stand but for the model and the size, one page after the other."""
-    lines = [line for page in RUN for line in commands(page)]
+    split = "kgmlm data split mygraph --random --output mygraph-split"  # the other pages go on with it
+    again = "kgmlm train --dataset mygraph-split --model minilm --output runs/mine --overwrite"
+    lines = [*commands(README), split, again, *(line for page in RUN[1:] for line in commands(page))]
     assert len(lines) >= 20
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
         if arguments[0] == "train" and "--model" in arguments:
             at = arguments.index("--model")
             arguments[at + 1] = "scratch"
-            arguments += [*TINY_SETTINGS, "--set", "vector.enabled=true", "--max-steps", "3"]
+            small = TINY_SETTINGS if "--preset" not in arguments else TINY_SETTINGS[2:]
+            arguments += [*small, "--set", "vector.enabled=true", "--max-steps", "3"]
         if "biencoder" in arguments and arguments[0] == "tune":
             arguments += ["--set", f"biencoder.encoder={tiny_encoder}", "--set", "biencoder.steps=3"]
         done = cli(*arguments, cwd=folder)
@@ -137,17 +142,16 @@ SMALL = (
 @pytest.mark.parametrize("pages", [["README.md"], ["docs/python.md", "docs/pykeen.md"]], ids=" ".join)
 def test_the_python_of_the_pages_works(cli: Cli, folder: Path, pages: list[str]) -> None:
     """As it stands but for the model and the size, in one process."""
-    if pages == ["README.md"]:
-        done = cli("data", "split", "mygraph", "--random", "--output", "mygraph-split", cwd=folder)
-        assert done.returncode == 0, done.stderr
     code = "\n".join(block for page in pages for block in blocks(ROOT / page, "python"))
-    assert 'model="bert-base-uncased"' in code
+    code, replaced = re.subn('model="(bert-base-uncased|minilm)"', SMALL, code)
+    assert replaced
     with chdir(folder):
-        exec(code.replace('model="bert-base-uncased"', SMALL), {"__name__": "__main__"})
+        exec(code, {"__name__": "__main__"})
 
 
 SMALLER = {
     'model="bert-base-uncased"': SMALL,
+    'model="minilm"': SMALL,
     "resume=True": "resume=True, max_steps=4",
     "rerank(run)": "rerank(run, max_steps=3)",
 }

@@ -283,7 +283,7 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> None:
             line.append(_bar(share, bar, ascii_only), "blue" if share >= 0 else NO).append(" ")
         line.rstrip()
         console.print(line, no_wrap=True, overflow="crop", crop=False)
-        told = [f"because {'; '.join(p.because)}"] if p.because else []
+        told = [f"because {p.because[0]}"] if p.because else []
         if tokens and p.tokens:
             pieces = (f"{t['text'].strip() or t['token']} {t['log_likelihood']:.2f}" for t in p.tokens)
             told.append(f"tokens: {', '.join(pieces)}")

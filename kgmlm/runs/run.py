@@ -79,7 +79,8 @@ def _lists(
     stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
     reranker = folder.fingerprints.get(RERANKER, "") if CrossEncoding.name in stages else ""
     found = next((x for x in there if (x.stages, x.reranker) == (stages, reranker)), None)
-    if found is None and (folder.path / PROBABILITIES).is_file() and options.rerank is None:
+    stale = found is None and (folder.path / PROBABILITIES).is_file() and options.rerank is None
+    if stale and not is_unpacked(folder.path):
         watch.tell(
             f"no probabilities: those of {folder.path} are of other scores; `kgmlm calibrate {folder.path}` "
             "fits them again"

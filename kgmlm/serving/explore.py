@@ -410,7 +410,7 @@ def shown(predictor: Predictor, query: Query, k: int, novel: bool, also: IntArra
         "entity": _described(graph, query.entity),
         "relation": named_relation(graph, query.relation),
         "target": query.target,
-        "reading": _reading(predictor, query),
+        "reading": _reading(predictor, query) if predictor.ranker.reader.settings.trains_text else None,
         "usual": predictor.usual(query),
         "entities": len(graph.entities),
         "predictions": _rows(graph, predictions),

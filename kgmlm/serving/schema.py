@@ -269,7 +269,7 @@ class ExploreResponse(BaseModel):
     entity: Described
     relation: Named
     target: Literal["head", "tail"]
-    reading: ReadText
+    reading: ReadText | None = Field(description="The text of the masked LM; null where none was trained.")
     usual: dict[str, float] = Field(description="What each signal adds to an average entity's score.")
     entities: int = Field(description="How many candidates there are.")
     predictions: list[Explored]

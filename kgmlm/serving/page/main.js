@@ -107,7 +107,7 @@ function show(state) {
   const chosen = state.why ? among(found, state.why) : (rows.find((a) => !a.known && (a.probability ?? 1) >= LIKELY) ?? rows[0]);
   const second = state.vs && state.vs !== chosen?.entity ? among(found, state.vs) : null;
   ask.show(state, found);
-  ask.showText(found.reading);
+  if (found.reading) ask.showText(found.reading);
   ask.showHole(chosen);
   const focused = document.activeElement?.dataset?.entity;
   answers.show(found, rows, chosen?.entity, left.length > state.page * answers.SIZE);

@@ -175,7 +175,7 @@ function one(answer, found) {
     answer.description && el("p", { class: "description", dir: "auto" }, answer.description),
     part("Against an average entity", balance(pairs, most)),
     answer.because.length > 0 && part("Rules say", because(answer)),
-    found.reading.neighbors.length > 0 && told(found),
+    found.reading?.neighbors.length > 0 && told(found),
     nearby(answer, found),
     answer.tokens.length > 0 && part("Its name, token by token", tokens(answer)),
   ];
