@@ -5,6 +5,7 @@ The public names load on first use, so that ``import kgmlm`` stays cheap.
 
 import os
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,9 @@ __version__ = "0.1.0"
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
     os.environ["GOMP_SPINCOUNT"] = "1000"
+
+if "IPython" in sys.modules:  # in notebooks without widgets bars are text, which needs no advice
+    warnings.filterwarnings("ignore", "IProgress not found")
 
 _HOMES = {
     "Classified": "kgmlm.prediction.classify",

@@ -84,6 +84,10 @@ class Check:
         found: Mapping[str, Mapping[str, int]] = self.values.get("mismatches", {})
         return found
 
+    def __repr__(self) -> str:
+        name, entities = self.values["dataset"], self.values["entities"]
+        return f"<check of {name}: {entities:,} entities, {sum(self.values['triples'].values()):,} triples>"
+
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm data check --json`` prints."""
         return dict(self.values)
@@ -122,6 +126,10 @@ class Shown:
     entity: Entity | None
     triples: tuple[Triple, ...]
     named: tuple[Triple, ...]
+
+    def __repr__(self) -> str:
+        of = f" of {self.entity.surface}" if self.entity else ""
+        return f"<{self.name}: {len(self.triples):,} triples{of}>"
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm data show --json`` prints."""

@@ -26,11 +26,16 @@ from kgmlm.graphs.entities import EntityTable
 pytestmark = pytest.mark.slow
 
 
-def python(script: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
+
+
+def python(
+    script: Path, *arguments: str | Path, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A script in a process of its own."""
     return subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment},
+        [sys.executable, str(script), *map(str, arguments)], cwd=cwd,
+        capture_output=True, text=True, timeout=900, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
 
@@ -279,3 +284,25 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
         assert done.returncode == 2
         assert why in done.stderr.decode()
         assert "/tmp" not in done.stderr.decode()
+
+
+def test_the_tutorials_run_in_a_kernel(tmp_path: Path) -> None:
+    """The second goes on with the run of the first."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, nbformat\n"
+        "from nbclient import NotebookClient\n"
+        "for path in sys.argv[1:]:\n"
+        "    notebook = nbformat.read(path, 4)\n"
+        "    NotebookClient(notebook, timeout=900, kernel_name='python3').execute()\n"
+        "    for cell in notebook.cells:\n"
+        "        for output in cell.get('outputs', []):\n"
+        "            print(output.get('text') or output['data'].get('text/plain'))\n"
+    )
+    pages = [TUTORIALS / f"{name}.ipynb" for name in ("new-facts", "new-entities")]
+    done = python(script, *pages, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "of the 57 that were kept aside are among them" in done.stdout
+    assert "takoyaki" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "IProgress" not in done.stdout, "without widgets, bars are text"

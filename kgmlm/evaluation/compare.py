@@ -197,6 +197,11 @@ class Comparison:
     queries: int
     differences: tuple[Difference, ...]
 
+    def __repr__(self) -> str:
+        found = next(x for x in self.differences if (x.side, x.metric) == ("both", "mrr"))
+        interval = f"{found.low:+.4f} to {found.high:+.4f}"
+        return f"<{self.b} minus {self.a}: MRR {found.difference:+.4f} ({interval})>"
+
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm compare --json`` prints."""
 

@@ -71,6 +71,9 @@ class Classified:
     def __len__(self) -> int:
         return len(self.triples)
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} triples classified, {int(self.decided.sum()):,} of them as true>"
+
     def __getitem__(self, rows: IntArray) -> Classified:
         arrays: dict[str, Any] = {
             key: value for key, value in vars(self).items() if isinstance(value, np.ndarray)

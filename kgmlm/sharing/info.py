@@ -92,6 +92,9 @@ class Info:
         lines["on disk"] = [f"{self.bytes / 2**20:.1f} MiB in {self.path}"]
         return lines
 
+    def __repr__(self) -> str:
+        return f"<info of {self.path}: {self.graph['name']}, {', '.join(self.signals) or 'no signals'}>"
+
     def _said_of_probabilities(self) -> str:
         p = self.probabilities
         if p is None:

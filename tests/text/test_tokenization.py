@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from kgmlm.core.errors import ModelError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.text.linearization import Linearization, Segment
-from kgmlm.text.tokenization import SavedTokenizer, SpanTokenizer, auto_span_length, train_tokenizer
+from kgmlm.text.tokenization import (
+    SavedTokenizer,
+    SpanTokenizer,
+    auto_span_length,
+    model_named,
+    train_tokenizer,
+)
 
 KINDS = {"wordpiece": wordpiece, "byte-level": byte_level, "sentencepiece": sentencepiece}
 NAMES = [
@@ -205,3 +212,12 @@ def test_names_cut_to_a_span_are_those_tokenized_for_it(
     expected = toy_tokenizer.candidates(surfaces, span, end_of_name)
     for one, other in zip(vars(cut).values(), vars(expected).values(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_small_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (Path(model_named("minilm")) / "config.json").is_file(), "the extra of development installs it"
+    monkeypatch.setattr("kgmlm.text.tokenization.find_spec", lambda name: None)
+    assert model_named("minilm") == "sentence-transformers/all-MiniLM-L6-v2"
+    (tmp_path / "minilm").mkdir()
+    assert model_named("minilm") == "minilm", "a folder of that name goes before"
