@@ -1,6 +1,6 @@
 """``kgmlm.data``: list, fetch, check, show and split datasets; show what a model reads of a query.
 
-``dataset`` is the name of a built-in dataset, the path of a folder, or a graph.
+``dataset`` is what :func:`kgmlm.load_graph` takes: a name, the path of a folder, triples in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from kgmlm.text.tokenization import (
     SpanTokenizer,
     Vocabulary,
     load_tokenizer,
-    model_named,
     scratch_texts,
     train_tokenizer,
 )
@@ -117,7 +116,7 @@ class Shown:
         relations: their labels and names.
         entity: the one that was asked for, if one was.
         triples: training triples: five, or all of the entity; by their labels.
-        named: the same by their names.
+        named: the first of them by their names.
     """
 
     name: str
@@ -140,7 +139,7 @@ class Shown:
 
     def lines(self) -> Mapping[str, Sequence[str]]:
         """Lines for people, by heading."""
-        triples, more = [" | ".join(row) for row in self.named[:SHOWN]], len(self.named) - SHOWN
+        triples, more = [" | ".join(row) for row in self.named], len(self.triples) - SHOWN
         triples += [f"and {more:,} more"] if more > 0 else []
         if (of := self.entity) is not None:
             found = {"entity": of.surface, "name": of.name, "label": of.label, "description": of.description,
@@ -253,7 +252,7 @@ def check(dataset: Dataset, *, model: str | Path | None = None, skip_header: boo
         from kgmlm.core.progress import quiet_transformers
 
         quiet_transformers()
-        report["name_tokens"] = check_tokens(graph, load_tokenizer(model_named(model)))
+        report["name_tokens"] = check_tokens(graph, load_tokenizer(str(model)))
     return Check(report)
 
 
@@ -303,7 +302,7 @@ def show(dataset: Dataset, *, entity: str | None = None, skip_header: bool = Fal
         at = Resolver(graph).entity(entity)
         found, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
     relations = {r.label: r.name for r in graph.relations}
-    labeled, named = tuple(graph.labeled(triples)), tuple(graph.named(triples))
+    labeled, named = tuple(graph.labeled(triples)), tuple(graph.named(triples[:SHOWN]))
     return Shown(graph.name, _card_of(dataset), relations, found, labeled, named)
 
 
@@ -451,7 +450,7 @@ def linearize(
             from kgmlm.core.progress import quiet_transformers
 
             quiet_transformers()
-            tokenizer = load_tokenizer(model_named(model))
+            tokenizer = load_tokenizer(model)
         surfaces = graph.entities.table.column("surface")
         names = tokenizer.candidates(surfaces, None, settings.scoring.end_of_name)
         vocabulary = Vocabulary.fit(names, graph.seen_N, settings)

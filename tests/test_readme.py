@@ -123,7 +123,8 @@ def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: st
         if arguments[0] == "train" and "--model" in arguments:
             at = arguments.index("--model")
             arguments[at + 1] = "scratch"
-            small = TINY_SETTINGS if "--preset" not in arguments else TINY_SETTINGS[2:]
+            preset = ("--preset", "plain") if "--preset" in arguments else ()
+            small = [x for x in TINY_SETTINGS if x not in preset]
             arguments += [*small, "--set", "vector.enabled=true", "--max-steps", "3"]
         if "biencoder" in arguments and arguments[0] == "tune":
             arguments += ["--set", f"biencoder.encoder={tiny_encoder}", "--set", "biencoder.steps=3"]

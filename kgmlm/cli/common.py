@@ -16,12 +16,9 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-
-if TYPE_CHECKING:
-    pass
 
 
 def say(message: str) -> None:
@@ -410,7 +407,7 @@ Address = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and notes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no notes.")]
 SkipHeader = Annotated[
     bool,
     typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),

@@ -16,7 +16,7 @@ from kgmlm.cli.common import (
 )
 from kgmlm.cli.printing import plain_table, print_json, print_lines, stdout, tell
 
-data_app = typer.Typer(help="List, fetch, check, show and split datasets.", no_args_is_help=True)
+data_app = typer.Typer(help="List, fetch, check, show, split and import datasets.", no_args_is_help=True)
 
 
 @data_app.command("list")

@@ -191,14 +191,19 @@ def print_predictions(
     if as_json or as_csv:
         _predictions_as_data(graph, asked, results, as_json=as_json, many=many)
         return
+    bars = False
     for query, found in zip(asked, results, strict=True):
         name, relation = graph.entities[query.entity].surface, graph.relations[query.relation].name
         title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
         print_titled(title)
         if any(p.parts is not None for p in found):
-            _print_explained(found, tokens)
+            bars = _print_explained(found, tokens) or bars
         else:
             _print_ranked(found)
+    if bars:
+        tell("bars: how much a signal adds to the score, beyond the least that it adds to an answer here")
+    if tokens and not any(p.tokens for found in results for p in found):
+        tell("no tokens: no masked LM was trained, so no name was read token by token")
     of_all = [p for found in results for p in found if p.probability is not None]
     if of_all:
         tell(f"probability: the share of such answers in a further hidden set {hidden}")
@@ -259,28 +264,31 @@ def _print_ranked(found: Sequence[Prediction]) -> None:
     stdout().print(table)
 
 
-def _print_explained(found: Sequence[Prediction], tokens: bool) -> None:
-    """Per answer a line with a bar for each signal, and under it the reasons."""
+def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
+    """Print for each answer a line with a bar for each signal, and under it the reason; return whether there
+    are bars.
+    """
     from rich.text import Text
 
     console, probable = stdout(), any(p.probability is not None for p in found)
     gains = _gains(found)
     names, sure = _names(found), [_sureness(p, probable) for p in found]
     header = "probability" if probable else "score"
-    fixed = len("rank  ") + len(header) + len("  known  ")
+    room_for_sure = max(len(header), *map(len, sure))
+    places = max(len("rank"), *(len(str(p.rank)) for p in found))
+    fixed = places + len("  ") + room_for_sure + len("  known  ")
     longest = max(_width(name) for name in names)
     room = (console.width - fixed - min(longest, 24) - 2) // max(1, len(gains)) - 1
     bar = min(10, max(5, room))
     width = max(10, min(longest, console.width - fixed - 2 - (bar + 1) * len(gains)))
     heads = [f"{name if len(name) <= bar else name[: bar - 1] + '.':<{bar}}" for name in gains]
-    first = f"{'rank':>4}  {'name':<{width}}  {header}         {' '.join(heads)}"
+    first = f"{'rank':>{places}}  {'name':<{width}}  {header:>{room_for_sure}}         {' '.join(heads)}"
     console.print(Text(first.rstrip(), "dim"), no_wrap=True, overflow="crop", crop=False)
     for n, p in enumerate(found):
-        line = Text(f"{p.rank:>4}  {_cut(names[n], width)}  {sure[n]:>{len(header)}}  ")
+        line = Text(f"{p.rank:>{places}}  {_cut(names[n], width)}  {sure[n]:>{room_for_sure}}  ")
         line.append_text(_told(p.known)).append(" " * (7 - len("known" if p.known else "new")))
         for of in gains.values():
-            share, ascii_only = of[n], console.options.ascii_only
-            line.append(_bar(share, bar, ascii_only), "blue" if share >= 0 else NO).append(" ")
+            line.append(_bar(of[n], bar, console.options.ascii_only), "blue").append(" ")
         line.rstrip()
         console.print(line, no_wrap=True, overflow="crop", crop=False)
         told = [f"because {p.because[0]}"] if p.because else []
@@ -290,8 +298,7 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> None:
         for sentence in told:
             for row in _wrapped(sentence, console.width):
                 console.print(cell(row), no_wrap=True, overflow="crop", crop=False)
-    if gains:
-        tell("bars: how much a signal adds to the score, beyond the least that it adds to an answer here")
+    return bool(gains)
 
 
 def _gains(found: Sequence[Prediction]) -> dict[str, list[float]]:

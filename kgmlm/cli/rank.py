@@ -77,7 +77,7 @@ def rank(
     novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Show why: what each signal adds to a score, and the best rules."),
+        typer.Option("--explain", help="Show why: what each signal adds to a score, and the best rule."),
     ] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Explain each token of the names, too.")] = False,
     batch_size: BatchSize = 64,

@@ -241,7 +241,7 @@ def evaluate(
     Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
 
     Args:
-        graph: evaluate on another dataset or folder: its training triples are context, its splits the filter.
+        graph: evaluate on another dataset: its training triples are context, its splits the filter.
         protocol: a protocol as TOML; by default test's triples among all entities.
         options: how the run is asked; None is as it was opened.
         workers: who ranks; the report is that of one process.

@@ -38,6 +38,8 @@ def labeled_triples(triples: Triples) -> list[tuple[str, str, str]]:
     for n, (head, relation, tail) in enumerate(labeled_queries(triples, "triples"), 1):
         if head is None or tail is None:
             raise QueryError(f"triple {n} has no {'head' if head is None else 'tail'}")
+        if not (head and relation and tail):
+            raise QueryError(f"triple {n} has an empty label")
         found.append((head, relation, tail))
     return found
 
@@ -88,7 +90,9 @@ def _rows_of_table(table: pd.DataFrame, what: str) -> Sequence[Sequence[Any]]:
 
 def is_pykeens(source: Any) -> bool:
     """Return whether something is like a ``TriplesFactory`` or a ``Dataset`` of PyKEEN."""
-    return hasattr(source, "mapped_triples") or hasattr(source, "training")
+    if hasattr(source, "columns"):  # a DataFrame, whatever its columns are called
+        return False
+    return hasattr(getattr(source, "training", source), "mapped_triples")
 
 
 def texts_by_label(given: Any, what: str) -> dict[str, str]:
@@ -103,6 +107,8 @@ def texts_by_label(given: Any, what: str) -> dict[str, str]:
         raise DataError(f"{what} are a mapping from label to text, not {type(given).__name__}")
     found = {label: text for label, text in given.items() if not is_missing(text)}
     for label, text in found.items():
+        if not isinstance(label, str):
+            raise DataError(f"{what}: {label!r:.80} is no label; a Series is indexed by label")
         if not isinstance(text, str):
             raise DataError(f"{what}: '{label}' has {text!r:.80}, which is no text")
     return found

@@ -7,7 +7,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +20,6 @@ from kgmlm.graphs.entities import (
 )
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
-
-if TYPE_CHECKING:
-    pass
 
 LARGE = 200_000  # entities from which on names are compared as columns, instead of in a dictionary of all
 _LIKE = 20_000  # names of a large graph among which the nearest to an unknown one are looked for

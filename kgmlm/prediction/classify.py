@@ -405,7 +405,8 @@ def classify(
 
 def _other(graph: Dataset, skip_header: bool) -> KnowledgeGraph:
     """Another graph; a built-in one has no headers."""
-    return load_graph(graph, skip_header=skip_header and str(graph) not in card_names())
+    is_file = isinstance(graph, str | Path) and str(graph) not in card_names()
+    return load_graph(graph, skip_header=skip_header and is_file)
 
 
 def _numbers(trained: KnowledgeGraph, graph: KnowledgeGraph) -> IntArray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
 
 Runtime = Literal["auto", "torch", "onnx"]
@@ -85,7 +86,18 @@ class RankingOptions:
             check_scores(self.scores)
 
     def given(self, **values: Any) -> RankingOptions:
-        """A copy with those values that are not None."""
+        """A copy with those values that are not None.
+
+        Raises:
+            ConfigError: for what is no option.
+        """
+        from kgmlm.core.errors import ConfigError
+
+        names = [field.name for field in fields(self)]
+        if wrong := [name for name in values if name not in names]:
+            alike = get_close_matches(wrong[0], names, 1, 0.6)
+            meant = f"; did you mean {alike[0]}?" if alike else ""
+            raise ConfigError(f"there is no argument {wrong[0]}{meant}")
         return replace(self, **{key: value for key, value in values.items() if value is not None})
 
     def plain(self) -> RankingOptions:

@@ -10,6 +10,7 @@ import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from hashlib import sha256
@@ -212,7 +213,7 @@ class Run:
 
     Example:
         >>> run = kgmlm.open_run("runs/demo")  # doctest: +SKIP
-        >>> run.rank(head="virus", relation="causes", k=3)  # doctest: +SKIP
+        >>> run.rank("James Joyce", "worked in", k=3)  # doctest: +SKIP
     """
 
     def __init__(
@@ -482,7 +483,13 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.further is not None:
             raise TypeError("a run with further entities is not pickled; open it and add them there")
-        return _reopened, (str(self.path.absolute()), self.options)
+        return open_run, (str(self.path.absolute()), self.options)
+
+    def __copy__(self) -> Run:
+        return Run(self.folder, self.options, self.graph)
+
+    def __deepcopy__(self, memo: object) -> Run:
+        return copy(self)
 
     @cached_property
     def resolver(self) -> Any:
@@ -505,13 +512,10 @@ class Run:
 
 
 # Of a run, what people ask for; the rest is for the package.
-SHOWN = ("classify", "complete", "evaluate", "explain", "graph", "info", "options", "path", "rank", "report",
-         "rules", "score", "serve", "settings", "with_entities")  # fmt: skip
-
-
-def _reopened(path: str, options: RankingOptions) -> Run:
-    """Open a run again that was pickled."""
-    return open_run(path, options)
+SHOWN = (
+    "classify", "complete", "evaluate", "explain", "folder", "graph", "info", "options", "path", "rank",
+    "report", "rules", "score", "serve", "settings", "with_entities",
+)  # fmt: skip
 
 
 def _one_or_many(head: Any, queries: Any) -> tuple[str | None, Any]:

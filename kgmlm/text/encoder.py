@@ -25,7 +25,7 @@ from kgmlm.core.arrays import Device, IntArray
 from kgmlm.core.errors import ModelError
 from kgmlm.core.machine import bound_memory, installed, keep_memory, reduced
 from kgmlm.text.onnx_model import Structure
-from kgmlm.text.tokenization import check_model_folder, reason, transformers_tokenizer
+from kgmlm.text.tokenization import check_model_folder, model_named, reason, transformers_tokenizer
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
 Floats = npt.NDArray[np.float32]
@@ -65,6 +65,7 @@ class TextEncoder:
         """
         from transformers import AutoModel
 
+        address = model_named(address)
         check_model_folder(address)
         try:
             model, info = AutoModel.from_pretrained(

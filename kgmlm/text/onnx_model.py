@@ -10,12 +10,14 @@ Shapes: B texts, T tokens, L span, S positions read per text, D width, V vocabul
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -122,14 +124,23 @@ class Structure:
                 assert values  # which the session looks into
                 return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
-            self._make, self._process, self._session = make, os.getpid(), make()
+            self._make, self._session = make, make()
+        if hasattr(os, "register_at_fork"):
+            own = ref(self)
+            os.register_at_fork(after_in_child=lambda: left.leave() if (left := own()) else None)
 
     @property
     def session(self) -> Any:
         """The session of this process: a fork has none of the threads that its parent's works with."""
-        if os.getpid() != self._process:
-            self._process, self._session = os.getpid(), self._make()
+        if self._session is None:
+            self._session = self._make()
         return self._session
+
+    def leave(self) -> None:
+        """In a fork, leave the parent's session alone: destroyed, it would wait for its threads for ever."""
+        if self._session is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
+            self._session = None
 
     def states(self, **given: IntArray) -> Floats:
         """The states of some texts."""
@@ -192,7 +203,8 @@ class OnnxModel:
         """The structure with its weights, and the decoder's weight (V, D) and bias (V,)."""
         from safetensors.numpy import load_file
 
-        tensors = load_file(self.folder / WEIGHTS)
+        with _said(self.path):
+            tensors = load_file(self.folder / WEIGHTS)
         structure = Structure(self.path, self._config, tensors)
         with _said(self.path):
             decoder = _decoder(tensors, structure.facts)

@@ -593,6 +593,7 @@ def load_tokenizer(path: str | Path) -> SpanTokenizer:
     Raises:
         ModelError: when there is none, or it cannot be used.
     """
+    path = model_named(path)
     check_model_folder(path)
     try:
         if (Path(path) / digests.MANIFEST).is_file() and (saved := SavedTokenizer.load(Path(path))):

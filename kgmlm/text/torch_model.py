@@ -32,7 +32,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.core.errors import ModelError
 from kgmlm.text.reader import SpanOutput
-from kgmlm.text.tokenization import MaskedBatch, MaskedTexts, check_model_folder, reason
+from kgmlm.text.tokenization import MaskedBatch, MaskedTexts, check_model_folder, model_named, reason
 
 if TYPE_CHECKING:
     from kgmlm.core.config import ScratchSettings
@@ -424,6 +424,7 @@ def _loaded(path: str | Path, seed: int) -> SpanModel:
 
     if not isinstance(path, str | Path):
         raise ModelError(f"a model is a name of the hub or a folder, not {type(path).__name__}")
+    path = model_named(path)
     check_model_folder(path)
     torch.manual_seed(seed)
     try:

@@ -19,7 +19,7 @@ from torch import nn
 
 from kgmlm.core import digests, files
 from kgmlm.core.arrays import numpy
-from kgmlm.core.errors import ConfigError, ModelError, RunError
+from kgmlm.core.errors import ConfigError, ModelError, RunError, first_line
 from kgmlm.core.machine import installed
 from kgmlm.core.progress import Watcher, quiet_transformers
 from kgmlm.runs.folder import RunFolder, open_folder
@@ -281,9 +281,9 @@ CHECKED = 8  # queries that are ranked by both
 def onnx(run: Run | str | Path) -> Path:
     """Write what ONNX Runtime needs to read texts for a run: then it ranks and is served without torch.
 
-    Training ends with it; this is for a run that was tuned or made without. It is the structure of the model
-    alone, some 100 kB, and of the encoder of a bi-encoder; weights stay where they are. It is kept when both
-    give the same scores, to 1e-4. Training the run further removes it.
+    Training ends with it; this is for a run that was trained without, or to which a bi-encoder was added.
+    It is the structure of the model alone, some 100 kB, and of the encoder of a bi-encoder; weights stay
+    where they are. It is kept when both give the same scores, to 1e-4. Training the run further removes it.
 
     Returns:
         The file.
@@ -300,14 +300,16 @@ def onnx(run: Run | str | Path) -> Path:
 def made_ready(path: Path, watch: Watcher) -> None:
     """Make a run that was just trained ready for ONNX Runtime, or say why torch will read its texts."""
     folder = open_folder(path)
+    if not folder.record.get("onnx", True):
+        return
     structures = [path / "model" / ONNX_FILE]
     structures += [path / Biencoder.structure] if folder.has_signal(Biencoder.name) else []
     if all(file.is_file() for file in structures):
         return
     try:
         make_ready(folder)
-    except (ConfigError, ModelError, RunError) as error:
-        watch.tell(f"torch will read the texts of {path}: {error}")
+    except Exception as error:  # also what the exporter raises: a training is not lost by it
+        watch.tell(f"torch will read the texts of {path}: {first_line(error)}")
 
 
 def make_ready(folder: RunFolder) -> Path:

@@ -29,6 +29,7 @@ from kgmlm.signals.biencoder import profile_of, texts_of
 from kgmlm.signals.biencoder_training import Training
 from kgmlm.signals.kge_training import train_complex
 from kgmlm.text.encoder import TextEncoder
+from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
 from kgmlm.training.recipes import HEAD_CANDIDATES, STEPS, Given, Recipe, Shape, head_steps
 
 # Of the time that is left, in relation to the stages that are left.
@@ -49,7 +50,7 @@ FRAME = 12  # tokens of a query's text beside those of entities: the relation, t
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
 TRIED = 2  # times
-ENDING = 5.0  # seconds at most that are kept for the structure for ONNX Runtime
+ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the structure of a model of so many bytes takes
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
 
 
@@ -80,8 +81,16 @@ class Clock:
         """Seconds that are left; infinite where no time was given."""
         if self.seconds is None:
             return math.inf
-        ending = 0.0 if "onnx" in self.spent else min(ENDING, 0.05 * self.seconds)
-        return self.seconds - ending - sum(self.spent.values()) - (time.monotonic() - self._since)
+        return self.seconds - self._ending() - sum(self.spent.values()) - (time.monotonic() - self._since)
+
+    def _ending(self) -> float:
+        """Seconds that are kept for the structure for ONNX Runtime, where it is still to be made."""
+        model = self.run / "model"
+        if not read_record(self.run).get("onnx", True) or (model / ONNX_FILE).is_file():
+            return 0.0
+        weights = model / WEIGHTS
+        size = weights.stat().st_size if weights.is_file() else SMALL_MODEL
+        return min(ENDING * max(1.0, size / SMALL_MODEL), 0.05 * (self.seconds or 0.0))
 
     def share(self, stage: str, among: Sequence[str]) -> float | None:
         """Seconds for a stage, of what is left for it and others; None where it does not end by the clock.

@@ -26,8 +26,8 @@ PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
 OPTIONS = (
     "dataset", "model", "output", "preset", "minutes", "config", "max_steps", "resume", "overwrite",
-    "progress", "tracker", "holdout", "calibrate", "onnx",
-)  # fmt: skip
+    "progress", "tracker", "holdout", "calibrate", "onnx", "skip_header",
+)  # of `kgmlm.train`, beside settings  # fmt: skip
 SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
@@ -362,7 +362,7 @@ class Given:
         )
 
 
-def as_assignments(settings: Mapping[str, Any]) -> list[str]:
+def as_assignments(settings: Mapping[str, Any], options: Sequence[str] = ()) -> list[str]:
     """Settings given by name as "KEY=VALUE"; those of ``set_`` are that already, and come first.
 
     >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
@@ -370,7 +370,7 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
     """
     given = settings.get("set_") or ()
     for name, value in settings.items():
-        _check_keyword(name, value)
+        _check_keyword(name, value, options)
     settings = {k: v for k, v in settings.items() if k != "set_"}
     sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
     plain = {k: v for k, v in settings.items() if k not in sections}
@@ -386,14 +386,15 @@ def as_assignments(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check_keyword(name: str, value: Any) -> None:
-    """Refuse what is no setting, and say which one may have been meant."""
+def _check_keyword(name: str, value: Any, options: Sequence[str]) -> None:
+    """Refuse what is no setting, and say which one, or which option, may have been meant."""
     training, sections = type(Settings().training).model_fields, Settings.model_fields
-    if name == "set_" or name in training or (name in sections and isinstance(value, Mapping)):
+    known = name in training or name in sections
+    if name == "set_" or name in training or (known and (value is None or isinstance(value, Mapping))):
         return
     if name in sections:
         raise ConfigError(f"{name} takes settings by name, such as {name}={{...}}, not {value!r:.80}")
-    alike = get_close_matches(name, [*training, *sections, *OPTIONS], 1, 0.6)
+    alike = get_close_matches(name, [*training, *sections, *options], 1, 0.6)
     elsewhere = [section for section, of in Settings() if name in type(of).model_fields]
     meant = f"did you mean {alike[0]}?" if alike else ""
     meant = f'did you mean {elsewhere[0]}={{"{name}": ...}}?' if elsewhere else meant

@@ -23,11 +23,10 @@ from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
-from kgmlm.text.tokenization import model_named
 from kgmlm.training.loop import Interrupted, train_watched
 from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import Clock
-from kgmlm.training.recipes import PLAIN, Given, Preset, Recipe, as_assignments, check_end
+from kgmlm.training.recipes import OPTIONS, PLAIN, Given, Preset, Recipe, as_assignments, check_end
 from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_seconds
 from kgmlm.training.start import ends_by_decay
 from kgmlm.training.tune import complete_text
@@ -54,7 +53,7 @@ def train(
     """Train a masked LM to rank the entities of a graph, and what a preset puts beside it.
 
     Args:
-        dataset: a built-in dataset, a folder with train.tsv, or a graph.
+        dataset: a built-in dataset, a folder with train.tsv, or triples in memory (:func:`kgmlm.load_graph`).
         model: a masked LM by path or hub name; "minilm" for all-MiniLM-L6-v2, which the extra of that name
             installs; or "scratch" for a small BERT trained on the graph.
         output: the run folder to write.
@@ -87,7 +86,6 @@ def train(
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
-    model = None if model is None else model_named(model)
     tracker, skip_header = settings.pop("tracker", None), bool(settings.pop("skip_header", False))
     holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
     ready = bool(settings.pop("onnx", True))
@@ -97,7 +95,7 @@ def train(
         check_end(decay, resume, overwrite)
         if not resume:
             _check_start(path, dataset, model, overwrite)
-        given = Given.of(path_if(config, "a settings file"), as_assignments(settings))
+        given = Given.of(path_if(config, "a settings file"), as_assignments(settings, OPTIONS))
         _check_settings(given, resume, preset, minutes)
         if tracker is not None:
             _check_tracker(tracker)
@@ -116,6 +114,8 @@ def train(
                 graph = _held_out(graph, given.settings.training.seed, watch)
             recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrated)
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
+            if not ready and main_process():
+                run.update(onnx=False)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None and not run.settings.trains_text:
@@ -136,9 +136,8 @@ def train(
             release_memory()
             if main_process():
                 complete_text(path, watch)
-                if ready:
-                    with clock.stage("onnx"):
-                        made_ready(path, watch)
+                with clock.stage("onnx"):
+                    made_ready(path, watch)
                 last_stages(path, max_steps, _continuing(path), clock, watch)
         return Run(open_folder(path))
 
@@ -247,7 +246,8 @@ def _resume(
     from kgmlm.training.start import latest_checkpoint, resume_run
 
     if dataset is not None and not _same(load_graph(dataset, skip_header=skip_header), run):
-        raise RunError(f"{output} was begun with another graph than '{dataset}'")
+        other = f"'{dataset}'" if isinstance(dataset, str | Path) else "the one that is given"
+        raise RunError(f"{output} was begun with another graph than {other}")
     if run.record["status"] in ENDED and (unfinished(run) or stages_left(run)):
         if decay is not None:
             raise RunError(f"the text model of {output} has finished; --decay would end its training")

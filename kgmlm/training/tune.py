@@ -26,7 +26,6 @@ from kgmlm.runs.record import (
 )
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
-from kgmlm.text.tokenization import model_named
 from kgmlm.training.loop import train_watched
 from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
@@ -349,12 +348,12 @@ def rerank(
     check_end(decay, resume, overwrite)
     if resume and model is not None:
         raise RunError("--model begins a reranker; --resume continues the one that is there")
-    path, begins = path_of(run), None if model is None else model_named(model)
+    path = path_of(run)
     return train_reranker(
         path,
         as_assignments(settings),
         f"kgmlm rerank {shlex.quote(str(path))} --resume",
-        RerankerTraining(begins, max_steps, decay, resume, overwrite, device),
+        RerankerTraining(None if model is None else str(model), max_steps, decay, resume, overwrite, device),
         config=path_if(config, "a settings file"),
         candidates=candidates,
         max_triples=max_triples,

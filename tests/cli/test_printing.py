@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -47,7 +48,7 @@ def test_an_explained_answer_is_a_line_with_bars_and_its_reasons(
     toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    because = ("Tokyo capital of Japan and Japan lies in Asia (17 of 18)", "a [b] c (1 of 2)", "東" * 60)
+    because = (f"Tokyo [capital] of Japan and {'東' * 40} lies in Asia (17 of 18)", "another (1 of 2)")
     lines = printed(toy, answers(because), capsys)
     assert max(map(cell_len, lines)) <= columns
     firsts = [line for line in lines if line[:4].strip().isdigit()]
@@ -55,8 +56,13 @@ def test_an_explained_answer_is_a_line_with_bars_and_its_reasons(
     at = {cell_len(line[: line.index(word)]) for line in firsts for word in ("known", "new") if word in line}
     assert len(at) == 1, "columns stay in line whatever letters names have"
     joined = " ".join("".join(lines).split())
+    scored = [replace(p, probability=None, score=-(10.0**p.rank)) for p in answers()]
+    rows = [line for line in printed(toy, scored, capsys) if line[:4].strip().isdigit()]
+    ends = {cell_len(line[: line.index(w)]) for line in rows for w in ("known", "new") if w in line}
+    assert len(ends) == 1, "as wide as the longest score"
     assert joined.count("because") == 5
-    assert "[b]" in joined
+    assert "[capital]" in joined
+    assert "another" not in joined, "the best reason is enough"
     assert "[red]x" in joined
     assert "tokens:" not in joined
     assert "tokens: Tok -1.00, yo -2.00, [x -3.00, Ã -4.00" in " ".join(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.tables import triples_of
+from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import completed, humanize, humanized
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.graph import _numbered as numbered
@@ -154,5 +155,12 @@ def test_triples_in_memory_that_are_none_are_one_sentence() -> None:
         KnowledgeGraph.from_triples([("a", "r")])  # type: ignore[list-item]
     with pytest.raises(DataError, match="descriptions: 'a' has 3, which is no text"):
         KnowledgeGraph.from_triples([("a", "r", "b")], descriptions={"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="names: 0 is no label; a Series is indexed by label"):
+        KnowledgeGraph.from_triples([("a", "r", "b")], names=pd.Series(["A", "B"]))
+    for empty in (("", "r", "b"), ("a", "", "b"), ("a", "r", "")):
+        with pytest.raises(QueryError, match="triple 2 has an empty label"):
+            KnowledgeGraph.from_triples([("a", "r", "b"), empty])
+    odd = pd.DataFrame([("a", "r", "b", 1)], columns=["head", "relation", "tail", "training"])
+    assert len(load_graph(odd).triples("train")) == 1, "a column of PyKEEN's name is a column"
     with pytest.raises(DataError, match="either a table of entities, or names"):
         KnowledgeGraph.from_triples([("a", "r", "b")], names={}, entities=pd.DataFrame({"label": ["a"]}))

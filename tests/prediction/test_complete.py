@@ -385,7 +385,7 @@ def test_the_command(
     assert made["report"]["split"] == "test"
     assert "4 of 8 parts are there" in told.stderr
     told = cli(*arguments, "-q")
-    assert "best " in told.stdout
+    assert f"best {made['report']['best'][0]['listed']:,} " in told.stdout
     assert f"{made['listed']} triples" in told.stdout
     a, b = (read_list(path)[0] for path in (new, whole[0]))
     assert a.to_pylist() == b.to_pylist()

@@ -157,8 +157,8 @@ def test_a_run_is_reranked_by_the_command(
     asked = ("rank", run, "--relation", "capital", "--head", "france", "--rerank", 4)
     (row, *_) = [json.loads(x) for x in cli(*asked, "--json", "--explain").stdout.splitlines()]
     assert "reranking" in row["parts"]
-    assert "; reranking " in cli(*asked, "--explain").stdout
-    assert "; reranking " not in cli(*asked[:-1], 0, "--explain").stdout
+    assert " reranking" in cli(*asked, "--explain").stdout
+    assert " reranking" not in cli(*asked[:-1], 0, "--explain").stdout
     other = tmp_path / "other"
     shutil.copytree(toy_run, other)
     take = ("tune", other, "--add", "reranker", "--from", run)

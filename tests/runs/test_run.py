@@ -68,7 +68,7 @@ def test_a_run_does_what_the_package_does_with_it(
 
 
 def test_only_what_people_ask_for_is_completed_by_tab(run: Run) -> None:
-    assert all(hasattr(Run, name) or name in ("graph", "options") for name in dir(run))
+    assert all(hasattr(Run, name) or name in ("folder", "graph", "options") for name in dir(run))
     assert {"rank", "evaluate", "complete", "serve"} <= set(dir(run))
     assert not {"opened", "reopen", "predictor", "further"} & set(dir(run))
 

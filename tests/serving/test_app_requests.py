@@ -111,7 +111,7 @@ def test_probabilities_are_those_of_classify(client: TestClient, run: Run) -> No
     expected = kgmlm.classify(run, triples, prior=0.1, progress=False).as_json(explain=True)
     assert found[0]["probability"] == pytest.approx(expected[0]["probability"], rel=1e-4)
     assert found[0]["parts"].keys() == expected[0]["parts"].keys()
-    assert found[1] == expected[1]
+    assert found[1].items() <= expected[1].items()
     assert found[1]["known"]
     assert found[1]["probability"] is None
 
