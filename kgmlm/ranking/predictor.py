@@ -101,7 +101,7 @@ class Predictor:
 
     Example:
         >>> predictor = kgmlm.open_run("runs/demo").predictor  # doctest: +SKIP
-        >>> predictor.rank("James Joyce", "worked in", k=3)  # doctest: +SKIP
+        >>> predictor.rank("Astrid Lindgren", "worked in", k=3)  # doctest: +SKIP
     """
 
     def __init__(

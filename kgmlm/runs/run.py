@@ -213,7 +213,7 @@ class Run:
 
     Example:
         >>> run = kgmlm.open_run("runs/demo")  # doctest: +SKIP
-        >>> run.rank("James Joyce", "worked in", k=3)  # doctest: +SKIP
+        >>> run.rank("Astrid Lindgren", "worked in", k=3)  # doctest: +SKIP
     """
 
     def __init__(
