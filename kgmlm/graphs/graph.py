@@ -452,7 +452,10 @@ def build_graph(
 
 
 def _coded(rows: Iterable[Sequence[str]] | pa.Table) -> pa.Table:
-    return rows if isinstance(rows, pa.Table) else triples_of(rows)
+    try:
+        return rows if isinstance(rows, pa.Table) else triples_of(rows)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{str(error.object)!r:.80} is no label: it cannot be written in UTF-8") from None
 
 
 def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArray]]:

@@ -157,6 +157,8 @@ def test_triples_in_memory_that_are_none_are_one_sentence() -> None:
         KnowledgeGraph.from_triples([("a", "r", "b")], descriptions={"a": 3})  # type: ignore[dict-item]
     with pytest.raises(DataError, match="names: 0 is no label; a Series is indexed by label"):
         KnowledgeGraph.from_triples([("a", "r", "b")], names=pd.Series(["A", "B"]))
+    with pytest.raises(DataError, match="is no label: it cannot be written in UTF-8"):
+        KnowledgeGraph.from_triples([("a", "r", "b\ud800")])
     for empty in (("", "r", "b"), ("a", "", "b"), ("a", "r", "")):
         with pytest.raises(QueryError, match="triple 2 has an empty label"):
             KnowledgeGraph.from_triples([("a", "r", "b"), empty])
