@@ -38,8 +38,6 @@ def labeled_triples(triples: Triples) -> list[tuple[str, str, str]]:
     for n, (head, relation, tail) in enumerate(labeled_queries(triples, "triples"), 1):
         if head is None or tail is None:
             raise QueryError(f"triple {n} has no {'head' if head is None else 'tail'}")
-        if not (head and relation and tail):
-            raise QueryError(f"triple {n} has an empty label")
         found.append((head, relation, tail))
     return found
 

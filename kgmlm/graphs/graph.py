@@ -108,6 +108,9 @@ class KnowledgeGraph:
         """
         given = {"train": train, "valid": valid, "test": test}
         splits = {split: rows for split, of in given.items() if (rows := labeled_triples(of))}
+        for split, rows in splits.items():
+            if empty := next((n for n, row in enumerate(rows, 1) if not all(row)), 0):
+                raise DataError(f"triple {empty} of {split} has an empty label")
         if entities is not None and (names is not None or descriptions is not None):
             raise DataError("give either a table of entities, or names and descriptions")
         texts = TextColumns(relations=texts_by_label(relation_names, "relation_names"))

@@ -160,7 +160,7 @@ def test_triples_in_memory_that_are_none_are_one_sentence() -> None:
     with pytest.raises(DataError, match="is no label: it cannot be written in UTF-8"):
         KnowledgeGraph.from_triples([("a", "r", "b\ud800")])
     for empty in (("", "r", "b"), ("a", "", "b"), ("a", "r", "")):
-        with pytest.raises(QueryError, match="triple 2 has an empty label"):
+        with pytest.raises(DataError, match="triple 2 of train has an empty label"):
             KnowledgeGraph.from_triples([("a", "r", "b"), empty])
     odd = pd.DataFrame([("a", "r", "b", 1)], columns=["head", "relation", "tail", "training"])
     assert len(load_graph(odd).triples("train")) == 1, "a column of PyKEEN's name is a column"
