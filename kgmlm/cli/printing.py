@@ -167,6 +167,8 @@ def percent(probability: float | None, checked: bool = True) -> str:
     if probability is None:
         return ""
     whole, mark = 100 * probability, "" if checked else "?"
+    if whole >= 99.5:
+        return "> 99 %" + mark  # nothing is certain
     return "< 0.1 %" + mark if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %{mark}"
 
 

@@ -123,6 +123,8 @@ def test_answers_of_one_name_have_their_labels(
         (0.0123, True, "1.2 %"),
         (0.5, False, "50 %?"),
         (1e-5, True, "< 0.1 %"),
+        (0.997, True, "> 99 %"),
+        (0.994, False, "99 %?"),
         (None, True, ""),
     ],
 )
