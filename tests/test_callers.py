@@ -287,7 +287,7 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
 
 
 def test_the_tutorials_run_in_a_kernel(tmp_path: Path) -> None:
-    """The second goes on with the run of the first."""
+    """The notebook on new entities asks the run that the notebook on new facts has trained."""
     script = tmp_path / "run.py"
     script.write_text(
         "import sys, nbformat\n"

@@ -249,7 +249,7 @@ def _names(found: Sequence[Prediction]) -> list[str]:
 
 
 def _sureness(p: Prediction, probable: bool) -> str:
-    """How sure an answer is; a score only where no answer has a probability."""
+    """The probability of an answer; its score where no answer of the query has a probability."""
     return percent(p.probability, p.checked) if probable else f"{p.score:.3f}"
 
 
