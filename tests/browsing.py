@@ -83,7 +83,8 @@ class Visitor:
 
     def settled(self) -> None:
         """Wait until nothing is being asked."""
-        self.page.wait_for_selector("#around h2, #error:not([hidden])")
+        drawn = ("#around h2:visible", "#error:visible", "#relations li:visible", "#hint:not(:empty)")
+        self.page.wait_for_selector(", ".join(drawn))
         self.page.wait_for_selector("html:not([data-asking]) #found:not([aria-busy])", state="attached")
 
     def click(self, selector: str) -> None:

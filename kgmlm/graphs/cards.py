@@ -47,6 +47,15 @@ class Texts(_Strict):
     files: dict[str, str] = {}
 
 
+class WhatIf(_Strict):
+    """An entity that the graph does not have, and the label or name of the relation to ask for tails."""
+
+    name: str
+    description: str = ""
+    types: tuple[str, ...] = ()
+    relation: str
+
+
 class Counts(_Strict):
     """The counts that a graph must have; ``unseen`` counts the entities that occur in no training triple."""
 
@@ -62,9 +71,9 @@ class Card(_Strict):
     """A built-in dataset.
 
     ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
-    A card without splits describes an ordinary dataset folder: the one that it lies in. ``example`` is the
-    query that the page of `kgmlm serve` opens with, by labels or names. A ``large`` one is fetched by its own
-    name alone, not with all others.
+    A card without splits describes an ordinary dataset folder: the one that it lies in. The page of
+    `kgmlm serve` proposes ``example``, a query by labels or names, and the new entities of ``what_if``. A
+    ``large`` one is fetched by its own name alone, not with all others.
     """
 
     name: str
@@ -77,6 +86,7 @@ class Card(_Strict):
     splits: dict[str, str] = {}
     texts: Texts | None = None
     example: dict[Literal["head", "relation"], str] = {}
+    what_if: tuple[WhatIf, ...] = ()
     large: bool = False
 
 

@@ -52,6 +52,12 @@ SHOWN = 10  # the best triples, which are returned with their names and reasons
 TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parquet
 
 
+def made_of(run: RunFolder) -> str:
+    """A digest of the models and weights of a run, as lists of its new triples have it."""
+    made = {**run.fingerprints, "weights": files.sha256(run.path / MIXTURE)}
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Plan:
     """The queries of a completion and their options; the same plan has the same parts in any process.
@@ -123,11 +129,9 @@ class Plan:
             digest.update(np.ascontiguousarray(graph.triples(split)).tobytes())
         for label in (*graph.entities.column("label"), *(r.label for r in graph.relations)):
             digest.update(label.encode() + b"\0")
-        path = self.opened.path
-        run = {**self.opened.fingerprints, "weights": files.sha256(path / MIXTURE)}
         return {
             "kgmlm": "parts of a completion, format 1",
-            "run": hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest(),
+            "run": made_of(self.opened),
             "graph": digest.hexdigest(),
             "relations": None if self.relations is None else sorted(self.relations),
             "known": list(self.known),

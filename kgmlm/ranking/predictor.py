@@ -391,12 +391,19 @@ class Predictor:
 
 
 def sentences(graph: KnowledgeGraph, reasons: Sequence[Reason]) -> tuple[str, ...]:
-    """Reasons in words: the triples that each rests on, and how often its rule is right."""
+    """Reasons in words: the triples that each rests on, and how often its rule is right; of rules that rest
+    on the same triples the first one.
+    """
     relations, entities = graph.relations, graph.entities
+
+    def said(triple: tuple[int, int, int]) -> str:
+        h, r, t = triple
+        return f"{entities[h].surface} {relations[r].name} {entities[t].surface}"
+
+    first: dict[tuple[tuple[int, int, int], ...], Reason] = {}
+    for reason in reasons:
+        first.setdefault(reason.triples, reason)
     return tuple(
-        " and ".join(
-            f"{entities[h].surface} {relations[r].name} {entities[t].surface}" for h, r, t in reason.triples
-        )
-        + f" ({reason.correct:,} of {reason.predicted:,})"
-        for reason in reasons
+        f"{' and '.join(map(said, triples))} ({reason.correct:,} of {reason.predicted:,})"
+        for triples, reason in first.items()
     )

@@ -36,6 +36,7 @@ from kgmlm.core.errors import KgmlmError, RunError, readable
 from kgmlm.serving import schema
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.feedback import Feedback, Judgment, add_judgments, read_judgments
+from kgmlm.serving.new_facts import NewFacts
 from kgmlm.serving.schema import MOST_BYTES
 from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Origin, Own, RankTask, Session, Task
 
@@ -256,10 +257,10 @@ class Judging:
         """Return whether judgments can be kept now."""
         return self.path is not None and self.origin.is_the_run
 
-    def of(self, entity: str) -> list[Judgment]:
-        """The judgments that count of triples of one entity."""
+    def of(self, entity: str | None) -> list[Judgment]:
+        """The judgments that count; of triples of one entity, where one is given."""
         with self._lock:
-            return [said for (h, _, t), said in self.latest.items() if entity in (h, t)]
+            return [said for (h, _, t), said in self.latest.items() if entity is None or entity in (h, t)]
 
 
 def add_page(app: FastAPI) -> None:
@@ -308,9 +309,12 @@ def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
 
     @app.get("/feedback", response_model=schema.JudgmentsResponse)
     def judgments(
-        entity: Annotated[str, Query(min_length=1, max_length=schema.LONGEST_NAME)],
+        entity: Annotated[
+            str | None,
+            Query(max_length=schema.LONGEST_NAME, description="Those of its triples; by its label."),
+        ] = None,
     ) -> Any:
-        """The judgments of triples of an entity, by its label."""
+        """The judgments that count: the latest one of each triple."""
         return {"results": [said.model_dump() for said in judging.of(entity)]}
 
 
@@ -433,6 +437,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
         service.batcher.start()
         yield
         await service.batcher.close()
+        facts.close()
 
     app = FastAPIOffline(
         docs_url="/docs",
@@ -456,7 +461,9 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
         },
     )
     _add_asking(app, service)
-    _add_exploring(app, service)
+    keep = options.feedback is not None
+    facts = NewFacts(session.run, keep, lambda: session.origin.standing == "as opened")
+    _add_exploring(app, service, facts)
     judging = Judging(options.feedback, session.origin)
     _add_reading(app, service, judging)
     add_judging(app, session, judging)
@@ -509,7 +516,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         return {"labels": labels, "added": len(service.session.added)}
 
 
-def _add_exploring(app: FastAPI, service: Service) -> None:
+def _add_exploring(app: FastAPI, service: Service, facts: NewFacts) -> None:
     """Add the paths that the page asks."""
     session = service.session
 
@@ -518,6 +525,19 @@ def _add_exploring(app: FastAPI, service: Service) -> None:
         """All that the page shows of one query: its text, and explained answers with their probabilities."""
         (found,) = await service.ask(request, ExploreTask(body, Own(body.entities)))
         return await _answer(schema.ExploreResponse, found, unset=True)
+
+    @app.get("/new-facts", response_model=schema.NewFactsResponse)
+    def new_facts(
+        relation: Annotated[
+            str | None, Query(max_length=schema.LONGEST_NAME, description="Facts of it alone; by its label.")
+        ] = None,
+        offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        limit: Annotated[int, Query(ge=1, le=100)] = 10,
+    ) -> Any:
+        """The triples that the graph probably lacks. The first request begins to look for them, as
+        `kgmlm complete` does, in a process of its own."""
+        found = facts.page(relation, offset, limit)
+        return found | {"facts": [session.reasoned(fact) for fact in found["facts"]]}
 
     @app.post("/near", response_model=schema.NearResponse)
     def near(body: schema.NearRequest) -> Any:
@@ -531,11 +551,17 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
 
     @app.get("/entities", response_model=schema.EntitiesResponse)
     def entities(
-        q: Annotated[str, Query(min_length=1, max_length=schema.LONGEST_NAME, description="What was typed.")],
+        q: Annotated[str, Query(max_length=schema.LONGEST_NAME, description="What was typed.")] = "",
         k: Annotated[int, Query(ge=1, le=100)] = 10,
+        relation: Annotated[
+            str,
+            Query(max_length=schema.LONGEST_NAME, description="Where nothing was typed: those that have it."),
+        ] = "",
+        side: Annotated[Literal["head", "tail"], Query(description="What they are there.")] = "head",
     ) -> Any:
-        """Entities whose label or name is like what was typed, as far as it was."""
-        graph, hits = session.graph, session.find(q, k)
+        """Entities whose label or name is like what was typed, as far as it was; without it some examples."""
+        hits = session.find(q, k) if q.strip() else session.examples(relation, side, k)
+        graph = session.graph
         found = [(graph.entities[hit.entity], hit.match) for hit in hits if hit.entity < len(graph.entities)]
         return {
             "results": [
@@ -559,6 +585,8 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
         for row, n in zip(rows, session.pages.counts_R.tolist(), strict=True):
             row["triples"] = n
         if entity is None:
+            for r, head in session.explorer.heads_R.items():
+                rows[r]["example"] = session.graph.entities[head].label
             return {"results": rows}
         usual = session.explorer.usual(session.graph.entities.find(entity), side)
         return {"results": [rows[r] | {"share": share, "own": own} for r, share, own in usual]}
@@ -592,6 +620,8 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             "folder": session.origin.standing,
             "judging": judging.possible,
             "example": example and example._asdict(),
+            "what_if": session.explorer.what_ifs,
+            "types": session.explorer.frequent_types,
             "added": len(session.added),
             "limits": schema.Limits(),
         }

@@ -11,8 +11,10 @@ side and the other entity there).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +23,14 @@ from rapidfuzz import fuzz
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import QueryError
-from kgmlm.graphs.cards import card_names, read_card
+from kgmlm.graphs.cards import Card, card_names, read_card
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import Edge, KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, Query, distinct_triples
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.predictor import Prediction, Predictor
+from kgmlm.serving.schema import LONGEST_DESCRIPTION, LONGEST_NAME
 from kgmlm.signals.types import Floats, fills
 from kgmlm.text.linearization import linearize, neighborhood
 
@@ -163,6 +166,8 @@ def _block(texts: Sequence[str], first: int) -> tuple[IntArray, IntArray, IntArr
 
 NEAR = 4  # triples of each kind that are told
 ANSWERS = range(2, 9)  # that an example has
+TYPES = 200  # that a new entity can be given by choosing
+NEW = 3  # entities that are proposed to be asked about
 TYPING = frozenset({"isa", "is a", "type", "rdf:type", "instance of", "hypernym"})  # names of relations
 Row = dict[str, Any]
 
@@ -270,6 +275,23 @@ class Explorer:
             "same_question": self._nearest(candidate, answers),
         }
 
+    def likeness(self, head: int, relation: int, tail: int) -> str:
+        """A sentence on the training triple of the same relation that shares most facts with a triple's other
+        entity; empty where none shares any.
+        """
+        of = self.graph.relations[relation].name
+        asked = ((Query(head, relation, "tail"), tail), (Query(tail, relation, "head"), head))
+        found: list[tuple[int, str]] = []
+        for query, candidate in asked:
+            me = self.graph.entities[query.entity].surface
+            answer = self.graph.entities[candidate].surface
+            for row in self.near(query, candidate)["same_answer"][:1]:
+                ends = (row["name"], answer) if query.target == "tail" else (answer, row["name"])
+                said = f"{ends[0]} {of} {ends[1]}, and {row['name']} shares {row['shared']} of {row['of']} "
+                found.append((row["shared"], f"{said}facts with {me}"))
+        shared, sentence = max(found, default=(0, ""))
+        return sentence if shared else ""
+
     def _nearest(self, entity: int, others: IntArray) -> list[Row]:
         """Return some of these entities, those that share most facts with one first."""
         shared = self._shared_N(entity)[others]
@@ -301,27 +323,99 @@ class Explorer:
         return list(dict.fromkeys([*given, *self._types.get(entity, [])]))
 
     @cached_property
+    def frequent_types(self) -> list[str]:
+        """The types that entities are given, the most frequent first."""
+        given = self.graph.entities.types or []
+        return [name for name, _ in Counter(name for types in given for name in types).most_common(TYPES)]
+
+    @cached_property
     def example(self) -> Example | None:
-        """A query to begin with: that of the dataset's card; else, of the most frequent relation, the head
-        with the most training triples among those with a few answers. None without training triples.
+        """A query to begin with: that of the dataset's card, or the first of :meth:`beginnings`; None without
+        training triples.
         """
         graph = self.graph
-        if graph.name in card_names() and (chosen := read_card(graph.name).example):
+        if self._card is not None and (chosen := self._card.example):
             try:
                 query = Resolver(graph).query(chosen["relation"], chosen["head"], None)
             except QueryError:  # another graph of that name
                 pass
             else:
                 return Example(graph.entities[query.entity].label, graph.relations[query.relation].label)
-        train = distinct_triples(graph.splits["train"])
-        if not len(train):
-            return None
-        relation = int(np.bincount(train[:, 1]).argmax())
-        heads, answers = np.unique(train[train[:, 1] == relation, 0], return_counts=True)
+        for entity, relation in self.beginnings(None, "head", 1):
+            return Example(graph.entities[entity].label, graph.relations[relation].label)
+        return None
+
+    @cached_property
+    def _card(self) -> Card | None:
+        return read_card(self.graph.name) if self.graph.name in card_names() else None
+
+    def beginnings(self, relation: int | None, side: str, k: int) -> list[tuple[int, int]]:
+        """Queries to begin with, as (entity, relation): entities that have a few answers first, and of these
+        those with the most facts.
+
+        Args:
+            relation: the one that is asked; None takes one query of each, the most frequent relations first.
+            side: of the entity, "head" or "tail".
+        """
+        train, count = distinct_triples(self.graph.splits["train"]), len(self.graph.entities)
+        if relation is not None:
+            train = train[train[:, 1] == relation]
+        keys = train[:, 1] * count + train[:, 0 if side == "head" else 2]
+        known, answers = np.unique(keys, return_counts=True)
+        relations, entities = np.divmod(known, max(1, count))
         few = np.isin(answers, ANSWERS)
-        heads = heads[few] if few.any() else heads
-        head = int(heads[np.argmax(self._sizes_N[heads])])
-        return Example(graph.entities[head].label, graph.relations[relation].label)
+        order = np.lexsort((entities, -self._sizes_N[entities], ~few, relations))
+        relations, entities = relations[order], entities[order]
+        if relation is None:
+            of, first = np.unique(relations, return_index=True)
+            first = first[np.lexsort((of, -np.bincount(train[:, 1])[of]))]
+            relations, entities = relations[first], entities[first]
+        return list(zip(entities[:k].tolist(), relations[:k].tolist(), strict=True))
+
+    @cached_property
+    def heads_R(self) -> dict[int, int]:
+        """For each relation that training has, a head to begin with."""
+        found = self.beginnings(None, "head", len(self.graph.relations))
+        return {relation: entity for entity, relation in found}
+
+    @cached_property
+    def what_ifs(self) -> list[Row]:
+        """Three entities that the graph does not have, with the relation to ask: those of the dataset's card,
+        or twins of entities, with the words of these.
+        """
+        graph = self.graph
+        labels = {label for r in graph.relations for label in (r.label, r.name)}
+        if self._card is not None and (chosen := self._card.what_if):
+            rows = [what.model_dump() | {"triples": []} for what in chosen if what.relation in labels]
+            if rows:
+                return rows[:NEW]
+        found: dict[int, Row] = {}
+        firsts = self.beginnings(None, "head", len(graph.relations))
+        more = (pair for _, relation in firsts for pair in self.beginnings(relation, "head", NEW))
+        for entity, relation in chain(firsts, more):
+            if len(found) == NEW:
+                break
+            if entity in found:
+                continue
+            of = graph.entities[entity]
+            found[entity] = {
+                "name": f"another {of.surface}"[:LONGEST_NAME],
+                "description": of.description[:LONGEST_DESCRIPTION],
+                "types": list(of.types),
+                "relation": graph.relations[relation].label,
+                "triples": [] if of.description else self._told(entity, relation),
+            }
+        return list(found.values())
+
+    def _told(self, entity: int, asked: int) -> list[Row]:
+        """Two triples of an entity by other relations than the asked one."""
+        graph, train = self.graph, distinct_triples(self.graph.splits["train"])
+        own = train[(train[:, 1] != asked) & (train[:, [0, 2]] == entity).any(1)]
+        rows: list[Row] = []
+        for h, r, t in own[:2].tolist():
+            side, other = ("tail", t) if h == entity else ("head", h)
+            rows.append({"relation": graph.relations[r].label, side: graph.entities[other].label})
+        return rows
 
 
 ADDED = "added"  # instead of a split: what came with entities that were added

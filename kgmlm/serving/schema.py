@@ -14,6 +14,7 @@ MOST_WORK = 8192  # of one request, in texts that the model reads
 MOST_K = 1000  # candidates of a query, and rows of a page
 MOST_NEW = 100  # new entities of one request
 MOST_GIVEN = 100  # triples of a new entity
+MOST_TYPES = 20  # of a new entity
 MOST_KEPT = 10_000  # new entities that a process keeps
 MOST_KEPT_TRIPLES = 100_000  # and their triples
 LONGEST_NAME = 1000  # characters
@@ -67,11 +68,21 @@ def _one_line(text: str) -> str:
 NewName = Annotated[Name, AfterValidator(_one_line)]
 
 
+def _no_bar(text: str) -> str:
+    if "|" in text:
+        raise ValueError("a type has no '|', which is between types")
+    return _one_line(text)
+
+
+NewType = Annotated[Name, AfterValidator(_no_bar)]
+
+
 class NewEntity(Body):
     """An entity that the graph has not; it is read by its text and the triples that it is given."""
 
     name: NewName = Field(description="What people call it.")
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
+    types: list[NewType] = Field([], max_length=MOST_TYPES, description="What it is, as other entities are.")
     label: NewName | None = Field(None, description="Its identifier; by default its name.")
     triples: list[Given] = Field(
         [],
@@ -261,6 +272,7 @@ class Explored(Explained):
     description: str
     types: list[str]
     possible: bool = Field(description="Whether it can answer at all, as training has it.")
+    in_test: bool = Field(description="Whether it is known from the test split alone.")
 
 
 class ExploreResponse(BaseModel):
@@ -301,7 +313,7 @@ class JudgmentRow(BaseModel):
 
 
 class JudgmentsResponse(BaseModel):
-    """Judgments of triples of one entity."""
+    """The latest judgments of triples."""
 
     results: list[JudgmentRow]
 
@@ -356,6 +368,7 @@ class RelationRow(BaseModel):
         None, description="Of what entities like the given one have on the given side, how much it is."
     )
     own: int | None = Field(None, description="How many training triples the given entity has there.")
+    example: str | None = Field(None, description="The label of a head to begin with.")
 
 
 class RelationsResponse(BaseModel):
@@ -385,6 +398,53 @@ class EntityResponse(BaseModel):
     triples: list[TripleRow]
 
 
+class NewFact(BaseModel):
+    """A triple that the graph lacks."""
+
+    head: str
+    relation: str
+    tail: str
+    head_name: str
+    relation_name: str
+    tail_name: str
+    probability: float = Field(description="Of finding it in a further hidden set.")
+    because: str = Field(description="Why: by rules, or by training triples that are like it; may be empty.")
+    in_test: bool = Field(description="Whether the test split, of which the list knows nothing, has it.")
+
+
+class CameTrue(BaseModel):
+    """How many of the facts from a probability on the test split has; ``expected`` is the share that should
+    be there.
+    """
+
+    probability: float
+    listed: int
+    true: int
+    precision: float
+    expected: float
+
+
+class FactsOf(BaseModel):
+    """How many of the facts are of a relation, by its label."""
+
+    label: str
+    facts: int
+
+
+class NewFactsResponse(BaseModel):
+    """The facts that the graph probably lacks, the most probable first."""
+
+    status: Literal["ready", "looking", "none"] = Field(
+        description="looking: a process is at work, ask again in seconds; none: there will be no list."
+    )
+    why: str = Field(description="Why there will be none.")
+    asked: int = Field(description="How many queries the facts are the answers of; of large graphs a sample.")
+    hidden: CameTrue | None = Field(description="A check on the test split; null where there is none.")
+    total: int
+    relations: list[FactsOf]
+    facts: list[NewFact]
+
+
 class Limits(BaseModel):
     """The most that requests may ask for."""
 
@@ -407,6 +467,16 @@ class ExampleQuery(BaseModel):
 
     head: str
     relation: str
+
+
+class WhatIf(BaseModel):
+    """An entity that the graph does not have, and the relation whose tails are asked for, by label."""
+
+    name: str
+    description: str
+    types: list[str]
+    relation: str
+    triples: list[dict[str, str]] = Field(description="As of a new entity in /rank.")
 
 
 class InfoResponse(BaseModel):
@@ -433,6 +503,8 @@ class InfoResponse(BaseModel):
         description="What has become of the run's folder since it was opened; answers stay as they were."
     )
     example: ExampleQuery | None = Field(description="A query to begin with.")
+    what_if: list[WhatIf] = Field(description="New entities to begin with.")
+    types: list[str] = Field(description="The most frequent types that entities are given.")
     added: int = Field(description="How many entities were added to this process.")
     limits: Limits
 

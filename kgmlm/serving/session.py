@@ -148,6 +148,7 @@ def table_of(entities: Sequence[NewEntity]) -> EntityTable:
         [e.label or e.name for e in entities],
         [e.name for e in entities],
         [e.description for e in entities],
+        types=["|".join(e.types) for e in entities],
     )
 
 
@@ -403,6 +404,9 @@ class Session:
         rows = [*found["predictions"], *found["also"]]
         for row in (found["entity"], *rows):
             row["types"] = self.explorer.types(row["id"], row["types"])
+        for row in rows:
+            ends = (query.entity, row["id"]) if query.target == "tail" else (row["id"], query.entity)
+            row["in_test"] = (ends[0], query.relation, ends[1]) in self._test
         found["entity"]["of_graph"] = query.entity < len(self.graph.entities)
         found["entity"]["given"] = self._given(predictor.graph, query.entity)
         return found
@@ -432,6 +436,26 @@ class Session:
         """
         names = self.names
         return self.explorer.near(query_of(names, asked), names.entity(answer))
+
+    def examples(self, relation: str, side: str, k: int) -> list[Hit]:
+        """Entities to begin with, of one relation by its label, or of any."""
+        asked = self.names.relation(relation) if relation else None
+        found = self.explorer.beginnings(asked, side, k if asked is not None else len(self.graph.relations))
+        return [Hit(entity, 100.0) for entity in list(dict.fromkeys(e for e, _ in found))[:k]]
+
+    def reasoned(self, fact: Row) -> Row:
+        """A new fact with its reason, by rules or by a like triple of training, and whether test has it."""
+        graph = self.run.graph
+        head, tail = (graph.entities.find(fact[end]) for end in ("head", "tail"))
+        relation = graph.relations.index.get(fact["relation"])
+        if head is None or tail is None or relation is None:  # a list that somebody else has written
+            return fact | {"because": "", "in_test": False}
+        because = fact.get("because") or self.explorer.likeness(head, relation, tail)
+        return fact | {"because": because, "in_test": (head, relation, tail) in self._test}
+
+    @cached_property
+    def _test(self) -> set[tuple[int, ...]]:
+        return set(map(tuple, self.run.graph.splits.get("test", np.zeros((0, 3), np.int64)).tolist()))
 
     def _judged(
         self, predictor: Predictor, claims: Sequence[tuple[IntArray, float, bool]]

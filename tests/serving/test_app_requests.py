@@ -312,7 +312,7 @@ def test_a_run_that_was_trained_further_is_opened_again_before_it_is_served(
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     paths = {"/rank", "/explain", "/classify", "/entities", "/relations", "/entity/{label}", "/info",
-             "/healthz", "/metrics", "/explore", "/near", "/feedback"}  # fmt: skip
+             "/healthz", "/metrics", "/explore", "/near", "/feedback", "/new-facts"}  # fmt: skip
     assert set(described["paths"]) == paths
     assert "HTTPValidationError" not in json.dumps(described)
     page = client.get("/docs")
@@ -392,14 +392,14 @@ def test_what_is_no_request_is_refused(client: TestClient) -> None:
         assert "bytes" in told(answer)
     assert (client.get("/nothing").status_code, client.get("/rank").status_code) == (404, 405)
     assert "/nothing" in told(client.get("/nothing"))
-    asked: list[dict[str, Any]] = [{}, {"q": ""}, {"q": "x" * 1001}, {"q": "x", "k": 0}]
+    asked: list[dict[str, Any]] = [{"side": "middle"}, {"relation": "none"}, {"q": "x" * 1001}, {"k": 0}]
     for params in asked:
         assert client.get("/entities", params=params).status_code == 422
     pages: list[dict[str, Any]] = [{"limit": 0}, {"limit": 1001}, {"offset": -1}, {"offset": "x"}]
     for page in pages:
         assert client.get("/entity/france", params=page).status_code == 422
     for path, sentence in {
-        "/entities?q=fra&limt=3": "/entities has no parameter 'limt'; it has q, k",
+        "/entities?q=fra&limt=3": "/entities has no parameter 'limt'; it has q, k, relation, side",
         "/entity/france?k=2": "/entity/{label:path} has no parameter 'k'; it has offset, limit",
         "/info?x%1bx": "/info has no parameter 'x\\x1bx'; it has none",
     }.items():

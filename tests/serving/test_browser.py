@@ -20,7 +20,10 @@ from browsing import Visitor, chromium, served
 from conftest import TINY_SETTINGS, Cli
 
 import kgmlm
+from kgmlm.core.tables import ENDS
+from kgmlm.prediction.listing import read_list
 from kgmlm.serving import feedback
+from kgmlm.serving.new_facts import FILE
 from kgmlm.serving.serve import service
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -103,22 +106,54 @@ def visit(browser: Any) -> Iterator[Callable[..., Visitor]]:
         visitor.close()
 
 
-def test_it_opens_with_a_question_that_is_answered(visit: Any, url: str, folder: Path) -> None:
+def test_it_opens_with_facts_that_the_graph_lacks(visit: Any, url: str, folder: Path) -> None:
     visitor = visit(url)
     page = visitor.open()
-    assert "head=france&relation=capital" in page.url
-    expected = kgmlm.open_run(folder, device="cpu").rank(head="france", relation="capital", k=10)
-    assert visitor.names() == expected["tail_name"].tolist()
-    chosen = page.inner_text("#list [aria-current]")
+    assert page.url == f"{url}/"
+    page.wait_for_selector(".fact")
+    table, _ = read_list(folder / FILE)
+    rows = list(zip(*(table.column(f"{end}_name").to_pylist() for end in ENDS), strict=True))
+    assert page.locator(".statement").all_inner_texts() == [" ".join(row) for row in rows[:10]]
+    assert all(text.startswith("because ") for text in page.locator(".reason").all_inner_texts())
+    capital = page.locator("#relations li:has-text('has the capital')")
+    graph = kgmlm.load_graph("toy")
+    assert capital.locator(".number").inner_text() == str(
+        sum(r == "capital" for part in graph.splits.values() for _, r, _ in graph.labeled(part))
+    )
+    relations = table.column("relation").to_pylist()
+    page.select_option("#facts-head select", relations[0])
+    shown = min(10, relations.count(relations[0]))
+    page.wait_for_function(f"document.querySelectorAll('.fact').length == {shown}")
+    visitor.click(".statement >> nth=0")
+    first = dict(zip(ENDS, (table.column(end)[0].as_py() for end in ENDS), strict=True))
+    assert urlencode({"head": first["head"], "relation": first["relation"], "why": first["tail"]}) in page.url
+    assert page.inner_text(".hole") == rows[0][2]
+    page.go_back()
+    page.wait_for_selector(".fact")
+    visitor.click("#relations a:has-text('borders') >> nth=0")
+    assert "relation=borders" in page.url
+    assert visitor.names()
+
+
+def test_a_question_is_answered(visit: Any, url: str, folder: Path) -> None:
+    visitor = visit(url)
+    page = visitor.open(CAPITAL)
+    expected = kgmlm.open_run(folder, device="cpu").rank(head="france", relation="capital", k=40)
+    known = expected[expected["known"]]["tail_name"].tolist()
+    assert visitor.names() == expected[~expected["known"]]["tail_name"].tolist()[:10]
+    assert page.inner_text("#known summary") == f"{len(known)} known: {', '.join(known)}"
+    assert page.locator("#known .answer").first.is_hidden()
+    chosen = page.text_content("[aria-current]")
     assert chosen == page.inner_text(".hole")
     assert page.inner_text("#why-title") == f"Why {chosen}?"
-    assert "France. country in western Europe | has the capital |" in page.inner_text("#text")
+    page.click("text=What the model was told")
+    assert "France. country in western Europe | has the capital |" in page.inner_text(".told")
     assert page.title() == "France has the capital ? · kgmlm"
     assert page.locator("#why .balance dt").count() == 2
     assert page.locator(".tokens li").count() >= 1
     assert page.locator(".drawing .node").count() > 4
     assert page.locator(".drawing .edge.is-predicted").count() >= 1
-    assert page.locator("#list .bar-fill i").count() > 10
+    assert page.locator("#found .bar-fill i").count() > 10
 
 
 def test_a_question_is_asked_by_typing(visit: Any, url: str) -> None:
@@ -131,7 +166,7 @@ def test_a_question_is_asked_by_typing(visit: Any, url: str) -> None:
     page.keyboard.press("Enter")
     visitor.settled()
     assert "head=germany" in page.url
-    page.click("[aria-label=Relation]")
+    page.focus("[aria-label=Relation]")
     page.wait_for_selector("#sentence [role=option]:visible")
     assert "has" in page.inner_text(
         "#sentence [role=option]:visible >> nth=0"
@@ -141,15 +176,40 @@ def test_a_question_is_asked_by_typing(visit: Any, url: str) -> None:
     page.keyboard.press("Enter")
     visitor.settled()
     assert "relation=borders" in page.url
-    assert "Germany" in page.inner_text("#text")
+    assert "Germany" in page.text_content(".told")
     visitor.click("text=ask for the head")
     assert "tail=germany" in page.url
     assert page.evaluate("[...document.querySelectorAll('#sentence > *')].map(e => e.className)")[:3] == [
         "hole is-filled", "combobox", "combobox",
     ]  # fmt: skip
     page.fill("[aria-label=Entity]", "zzzz")
+    page.wait_for_selector("#sentence :not([aria-busy]) > .none:visible")
+    assert page.inner_text("#sentence .none") == "No match."
     page.keyboard.press("Escape")
     assert page.input_value("[aria-label=Entity]") == "Germany"
+    page.fill("[aria-label=Entity]", "zzzz")
+    page.wait_for_selector("#sentence :not([aria-busy]) > .none:visible")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#new:visible")
+    visitor.settled()
+    assert page.input_value("#new-name") == "zzzz"
+    assert "name=zzzz" in page.url
+
+
+def test_the_picker_begins_with_examples(visit: Any, url: str) -> None:
+    page = visit(url).open("?relation=capital")
+    assert "Choose an entity" in page.inner_text("#hint")
+    page.focus("[aria-label=Entity]")
+    page.wait_for_selector("#sentence [role=option]:visible")
+    heads = {h for h, r, _ in kgmlm.load_graph("toy").labeled(kgmlm.load_graph("toy").splits["train"])
+             if r == "capital"}  # fmt: skip
+    named = kgmlm.load_graph("toy").entities
+    names = {e.surface for e in named if e.label in heads}
+    shown = page.locator("#sentence [role=option]:visible .option-text").all_inner_texts()
+    assert shown
+    assert set(shown) <= names
+    page.keyboard.press("Enter")  # nothing was typed or chosen
+    assert "head=" not in page.url
 
 
 def test_every_state_has_a_link_and_back_works(visit: Any, url: str) -> None:
@@ -184,9 +244,7 @@ def test_every_state_has_a_link_and_back_works(visit: Any, url: str) -> None:
 def test_answers_are_filtered_and_saved(visit: Any, url: str, tmp_path: Path) -> None:
     visitor = visit(url)
     page = visitor.open(CAPITAL)
-    assert page.locator("#list .given, #list .is-known").count() > 0
-    page.check("#novel")
-    visitor.settled()
+    assert page.locator("#known .given").count() > 0
     assert page.locator("#list .given, #list .is-known").count() == 0
     page.evaluate(
         "const r = document.getElementById('min'); r.value = 0.3; r.dispatchEvent(new Event('change'))"
@@ -208,7 +266,9 @@ def test_answers_are_filtered_and_saved(visit: Any, url: str, tmp_path: Path) ->
         waited.value.save_as(tmp_path / f"answers.{kind}")
         saved[kind] = (tmp_path / f"answers.{kind}").read_text("utf-8")
     rows = list(csv.DictReader(saved["csv"].splitlines()))
-    assert [row["name"] for row in rows] == visitor.names()
+    known = page.locator("#known .name").all_text_contents()
+    assert sorted(row["name"] for row in rows) == sorted([*known, *visitor.names()])
+    assert [int(row["rank"]) for row in rows] == sorted(int(row["rank"]) for row in rows)
     body = json.loads(saved["json"])
     assert (body["head"], body["relation"], body["tail"]) == ("france", "capital", None)
     assert [row["entity"] for row in body["predictions"]] == [row["entity"] for row in rows]
@@ -268,12 +328,13 @@ def test_what_if_there_were_another_entity(visit: Any, url: str) -> None:
     visitor = visit(url)
     page = visitor.open(CAPITAL)
     page.click("text=What if")
+    assert page.locator(".proposed button").count() == 3
     page.fill("#new-name", "Atlantis")
     page.fill("#new-about", "a lost country in the sea")
     page.wait_for_selector("#around h2:has-text('Around Atlantis')")
-    page.wait_for_selector("#text:has-text('a lost country in the sea')")
+    page.wait_for_selector(".told:has-text('a lost country in the sea')", state="attached")
     visitor.settled()
-    assert "Atlantis. a lost country in the sea | has the capital |" in page.inner_text("#text")
+    assert "Atlantis. a lost country in the sea | has the capital |" in page.text_content(".told")
     assert len(visitor.names()) == 10
     assert page.locator(".judge").count() == 0
     for label, typed in (
@@ -296,7 +357,7 @@ def test_what_if_there_were_another_entity(visit: Any, url: str) -> None:
     assert page.locator("#given li > span").all_inner_texts() == told
     page.click("#around summary")
     assert [f"{line} (known)" for line in told] == page.locator("#around details li").all_inner_texts()[:2]
-    assert page.locator(".answer:has-text('Paris') .given").inner_text() == "known"
+    assert page.locator(".answer:has-text('Paris') .given").text_content() == "known"
     link = page.url
     visitor.click("[aria-label='Remove the triple with Spain']")
     assert page.locator("#given li > span").all_inner_texts() == told[:1]
@@ -309,7 +370,20 @@ def test_what_if_there_were_another_entity(visit: Any, url: str) -> None:
     assert again.locator("#given li > span").all_inner_texts() == told
 
 
-def test_answers_are_judged(visit: Any, url: str, folder: Path) -> None:
+def test_a_new_entity_is_proposed(visit: Any, url: str) -> None:
+    visitor = visit(url)
+    page = visitor.open(CAPITAL)
+    page.click("text=What if")
+    proposed = page.inner_text(".proposed button >> nth=0")
+    page.click(".proposed button >> nth=0")
+    page.wait_for_selector(f"#around h2:has-text('Around {proposed}')")
+    visitor.settled()
+    assert page.input_value("#new-name") == proposed
+    assert page.input_value("#new-about")
+    assert len(visitor.names()) == 10
+
+
+def test_answers_are_judged(visit: Any, url: str, folder: Path, tmp_path: Path) -> None:
     visitor = visit(url)
     page = visitor.open(CAPITAL)
     row = "#list .answer >> nth=1"
@@ -319,6 +393,15 @@ def test_answers_are_judged(visit: Any, url: str, folder: Path) -> None:
     page.wait_for_selector(f"{row} >> .is-reject[aria-pressed=true]")
     visitor.open(CAPITAL)
     page.wait_for_selector(f"{row} >> .is-reject[aria-pressed=true]")
+    page.wait_for_selector("#judged:has-text('0 accepted, 1 rejected')")
+    with page.expect_download() as waited:
+        page.click("#judged button")
+    waited.value.save_as(tmp_path / "judgments.csv")
+    ((asked, label),) = [
+        ((row["head"], row["relation"]), row["label"])
+        for row in csv.DictReader((tmp_path / "judgments.csv").read_text("utf-8").splitlines())
+    ]
+    assert (asked, label) == (("france", "capital"), "0")
     page.click(f"{row} >> .is-reject")
     page.wait_for_selector(f"{row} >> .is-reject[aria-pressed=false]")
     assert [j.label for j in feedback.read_judgments(folder / feedback.FEEDBACK_FILE).judgments] == [
@@ -332,7 +415,7 @@ def test_a_token_is_asked_for_and_kept_in_the_tab(visit: Any, browser: Any, fold
     with served(service(folder, token="secret")) as at:
         visitor = visit(at)
         page = visitor.page
-        page.goto(at)
+        page.goto(f"{at}/{CAPITAL}")
         for typed in ("wrong", "secret"):
             page.wait_for_selector("#token:not([hidden])")
             page.fill("#token-field", typed)
@@ -353,7 +436,14 @@ def test_a_token_is_asked_for_and_kept_in_the_tab(visit: Any, browser: Any, fold
 
 def test_what_goes_wrong_is_said(visit: Any, url: str) -> None:
     visitor = visit(url)
-    page = visitor.open("?head=nobody&relation=capital")
+    page = visitor.open("?head=Frances&relation=capital")
+    assert "no entity has" in page.inner_text("#error")
+    assert page.inner_text(".hole").strip() == ""
+    page.click("#error button:has-text('France')")
+    page.wait_for_selector("#error", state="hidden")
+    visitor.settled()
+    assert "head=france" in page.url
+    visitor.open("?head=nobody&relation=capital")
     assert "no entity has" in page.inner_text("#error")
     assert all("422" in fault for fault in visitor.faults)
     visitor.faults.clear()
@@ -382,8 +472,17 @@ def test_it_says_when_the_run_is_gone(visit: Any, browser: Any, folder: Path, tm
 @pytest.mark.parametrize("width", [375, 1600])
 def test_everybody_can_use_it(visit: Any, url: str, width: int) -> None:
     visitor = visit(url, viewport={"width": width, "height": 900})
-    page = visitor.open(CAPITAL)
+    page = visitor.open()
+    page.wait_for_selector(".fact")
+    page.click(".fact .is-accept >> nth=0")
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        assert visitor.violations() == [], scheme
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    visitor.open(CAPITAL)
     page.click("#around summary")
+    page.click("#known summary")
+    page.click("text=What the model was told")
     assert visitor.violations() == []
     visitor.click("#list .answer:not(.is-chosen) a.compare >> nth=0")
     page.click("text=What if")
@@ -399,7 +498,7 @@ def test_everybody_can_use_it(visit: Any, url: str, width: int) -> None:
 
 def test_it_is_used_by_keyboard_alone(visit: Any, url: str) -> None:
     page = visit(url).open(CAPITAL)
-    controls = {"Entity", "Relation", "novel", "min", "name", "skip", "Accept", "Compare"}
+    controls = {"Entity", "Relation", "min", "name", "skip", "Accept", "Compare"}
     for _ in range(60):
         page.keyboard.press("Tab")
         reached = page.evaluate(
@@ -421,7 +520,7 @@ def test_hostile_names_are_only_text(visit: Any, hostile: str) -> None:
     for label in HOSTILE:
         visitor.go("?" + urlencode({"tail": label}))
         assert page.locator("#error").is_hidden(), (label, page.inner_text("#error"))
-        shown.update(page.locator("#list .name").all_text_contents())
+        shown.update(page.locator("#found .name").all_text_contents())
         assert page.locator("body img, body style, body b, body u, main script").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, label
     assert shown == {name for name, _ in HOSTILE.values()}
@@ -456,13 +555,13 @@ def test_the_pictures_of_the_docs(browser: Any) -> None:
     from PIL import Image
 
     IMAGES.mkdir(exist_ok=True)
+    asked = "?head=Astrid_Lindgren&relation=worked_in"
     shots = {
-        "explorer": ("?head=virus&relation=causes", 1280, 860, "light"),
-        "explorer-dark": ("?head=virus&relation=causes", 1280, 860, "dark"),
-        "explorer-compare": (
-            "?head=virus&relation=causes&novel=1&why=injury_or_poisoning&vs=bacterium", 1280, 860, "light",
-        ),
-        "explorer-narrow": ("?tail=disease_or_syndrome&relation=causes", 375, 812, "light"),
+        "explorer": ("", 1280, 860, "light"),
+        "explorer-why": (f"{asked}&why=literature", 1280, 800, "light"),
+        "explorer-dark": (f"{asked}&why=literature", 1280, 800, "dark"),
+        "explorer-compare": (f"{asked}&why=literature&vs=painting", 1280, 800, "light"),
+        "explorer-narrow": ("", 390, 844, "light"),
     }  # fmt: skip
     with served(service(run)) as at:
         for name, (query, width, height, scheme) in shots.items():
@@ -470,8 +569,10 @@ def test_the_pictures_of_the_docs(browser: Any) -> None:
             visitor = Visitor(browser, at, color_scheme=scheme, viewport=size)
             page = visitor.open(query)
             path = IMAGES / f"{name}.png"
+            if not query:
+                page.wait_for_selector(".fact")
             page.screenshot(path=path)
-            if name == "explorer":
+            if name == "explorer-why":
                 page.locator("#around").screenshot(path=IMAGES / "explorer-around.png")
             visitor.close()
     for path in IMAGES.glob("explorer*.png"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kgmlm.graphs.queries import Query
 from kgmlm.serving import feedback
 from kgmlm.serving.app import FOLDER
 from kgmlm.serving.explore import Explorer
+from kgmlm.serving.new_facts import FILE
 from kgmlm.serving.serve import service
 from kgmlm.signals import SIGNALS
 
@@ -136,6 +138,11 @@ def test_a_new_entity_is_read_by_its_words(client: TestClient) -> None:
     assert found["entities"] == 32
     assert client.post("/explore", json=ASKED | {"also": ["nobody"]}).status_code == 422
     assert client.post("/explore", json=ASKED | {"tail": "paris"}).status_code == 422
+    typed = {"name": "Atlantis", "types": ["country", "island"]}
+    asked = {"head": "Atlantis", "relation": "capital", "entities": [typed], "k": 2}
+    assert client.post("/explore", json=asked).json()["entity"]["types"] == ["country", "island"]
+    typed["types"] = ["a|b"]
+    assert "'|'" in client.post("/explore", json=asked).json()["error"]
 
 
 def test_what_is_given_of_a_new_entity_is_told_back(client: TestClient) -> None:
@@ -245,6 +252,86 @@ def test_an_example_of_another_graph_is_a_frequent_relation_with_a_few_answers()
     assert Explorer(graph_of(triples)).example == ("e1", "r0")
 
 
+def test_examples_are_those_of_a_relation(client: TestClient, toy: KnowledgeGraph) -> None:
+    def labels(**asked: Any) -> list[str]:
+        return [row["label"] for row in client.get("/entities", params=asked).json()["results"]]
+
+    capitals = {(h, t) for h, r, t in toy.labeled(toy.splits["train"]) if r == "capital"}
+    for side, of in (("head", {h for h, _ in capitals}), ("tail", {t for _, t in capitals})):
+        assert set(labels(relation="capital", side=side, k=100)) == of
+    any_relation = labels(k=100)
+    assert len(any_relation) == len(set(any_relation)) > 1
+    assert client.get("/entities", params={"relation": "nothing"}).status_code == 422
+    rows = client.get("/relations").json()["results"]
+    heads = {(r, h) for h, r, _ in toy.labeled(toy.splits["train"])}
+    assert all((row["label"], row["example"]) in heads for row in rows)
+
+
+def test_what_ifs_are_those_of_the_card_or_twins(client: TestClient) -> None:
+    world = Explorer(kgmlm.load_graph("world"))
+    labels = {r.label for r in world.graph.relations}
+    names = set(world.graph.entities.column("name"))
+    for proposed in world.what_ifs:
+        assert proposed["relation"] in labels
+        assert proposed["name"] not in names
+        assert set(proposed["types"]) <= set(world.frequent_types)
+    twins = client.get("/info").json()["what_if"]
+    assert len(twins) == 3
+    for twin in twins:
+        asked = {"head": twin["name"], "relation": twin.pop("relation"), "entities": [twin], "k": 2}
+        assert client.post("/explore", json=asked).status_code == 200
+    bare = Explorer(graph_of([(0, 0, 1), (0, 1, 2), (3, 0, 1)])).what_ifs
+    assert bare[0]["triples"] == [{"relation": "r1", "tail": "e2"}]
+
+
+def test_a_reason_is_a_like_fact_of_training() -> None:
+    # 0 and 1 share a fact, and 1 has r0 to 9: so may 0.
+    graph = graph_of([(0, 1, 5), (1, 1, 5), (1, 0, 9), (7, 2, 8)])
+    assert Explorer(graph).likeness(0, 0, 9) == "e1 r0 e9, and e1 shares 1 of 1 facts with e0"
+    assert Explorer(graph).likeness(7, 0, 9) == ""
+
+
+def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder, tmp_path / "toy")
+
+    def facts(client: TestClient) -> dict[str, Any]:
+        until = time.monotonic() + 300
+        while (found := client.get("/new-facts").json())["status"] == "looking":
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        return dict(found)
+
+    with TestClient(service(run), HOME) as client:
+        found = facts(client)
+        assert found["status"] == "ready", found["why"]
+        relation = found["relations"][0]["label"]
+        some = client.get("/new-facts", params={"relation": relation, "limit": 100}).json()
+    asked = {"min_probability": 0.01, "functional": True, "known": ["train", "valid"]}
+    made = kgmlm.complete(run, tmp_path / "facts.parquet", progress=False, **asked)
+    assert [row["head"] for row in made["best"]] == [row["head"] for row in found["facts"]]
+    assert found["total"] == made["listed"] == sum(of["facts"] for of in found["relations"])
+    assert {fact["relation"] for fact in some["facts"]} == {relation}
+    assert len(some["facts"]) == some["total"] == found["relations"][0]["facts"]
+    kept = (run / FILE).stat().st_mtime_ns
+    with TestClient(service(run), HOME) as again:
+        assert again.get("/new-facts").json() == found
+    assert (run / FILE).stat().st_mtime_ns == kept
+    kgmlm.tune(run, add="types", progress=False)
+    with TestClient(service(run), HOME) as other:
+        assert other.get("/new-facts").json()["status"] == "looking"
+        assert facts(other)["status"] == "ready"
+    assert (run / FILE).stat().st_mtime_ns != kept
+
+
+def test_it_is_said_why_there_are_no_new_facts(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder, tmp_path / "toy")
+    with TestClient(service(run), HOME) as client:
+        run.rename(tmp_path / "moved")
+        found = client.get("/new-facts").json()
+    assert found["status"] == "none"
+    assert "has changed" in found["why"]
+
+
 def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> None:
     assert client.get("/info").json()["judging"]
     answer = client.post("/feedback", json=JUDGED)
@@ -257,6 +344,7 @@ def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> No
     (kept,) = client.get("/feedback", params={"entity": "france"}).json()["results"]
     assert (kept["tail"], kept["label"]) == ("paris", 1)
     assert client.get("/feedback", params={"entity": "rome"}).json()["results"] == []
+    assert client.get("/feedback").json()["results"] == [kept]
     with TestClient(service(folder), HOME) as again:
         assert again.get("/feedback", params={"entity": "paris"}).json()["results"] == [kept]
     for wrong in ({"head": "France"}, {"relation": "nothing"}, {"label": 2}, {"label": "yes"}, {"more": 1}):

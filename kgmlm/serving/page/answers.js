@@ -7,20 +7,21 @@ import { advantages, count, fixed, many, mark, percent, signal, sum } from "./wo
 
 export const SIZE = 10;
 
-// Answers that the filters leave.
-export function filtered(answers, state) {
-  return answers.filter(
-    (a) =>
-      (!state.type || a.types.includes(state.type)) &&
-      (!state.min || (a.probability ?? (a.known ? 1 : 0)) >= state.min),
-  );
-}
+// What the model was trained or tuned on: nobody asks how probable it is.
+const isGiven = (answer) => answer.known && !answer.in_test;
+
+const ofType = (answer, state) => !state.type || answer.types.includes(state.type);
+
+// Answers that are not given, as far as the filters leave them.
+export const asked = (answers, state) =>
+  answers.filter((a) => !isGiven(a) && ofType(a, state) && (!state.min || (a.probability ?? 0) >= state.min));
+
+export const given = (answers, state) => answers.filter((a) => isGiven(a) && ofType(a, state));
 
 // From 0 to 1: the probability, of which small ones can be told apart; without one, how far a score is from the
 // average entity's to the best one's.
 function strength(answer, found, best) {
   if (answer.probability !== null) return Math.sqrt(answer.probability);
-  if (isGiven(answer, found)) return 1;
   return Math.max(0, Math.min(1, sum(advantages(answer, found.usual)) / (best || 1)));
 }
 
@@ -40,11 +41,8 @@ export function bar(answer, found, best) {
   );
 }
 
-// Training has it, so nobody asks how probable it is.
-const isGiven = (answer, found) => found.hidden && answer.known && answer.probability === null;
-
 function value(answer, found) {
-  if (isGiven(answer, found)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
+  if (isGiven(answer)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
   if (answer.probability === null) return el("span", { title: "score" }, fixed(answer.score));
   return el("span", { title: `of a hidden set ${found.hidden}` }, percent(answer.probability), answer.checked === false && "?");
 }
@@ -57,7 +55,7 @@ function row(answer, found, best, chosen) {
   return el(
     "li",
     {
-      class: `answer${answer.entity === chosen ? " is-chosen" : ""}${answer.entity === vs ? " is-second" : ""}${isGiven(answer, found) ? " is-given" : ""}`,
+      class: `answer${answer.entity === chosen ? " is-chosen" : ""}${answer.entity === vs ? " is-second" : ""}${isGiven(answer) ? " is-given" : ""}`,
       value: answer.rank,
       onclick: (event) => event.target.closest("a, button") || to.onclick(event),
     },
@@ -76,7 +74,7 @@ function row(answer, found, best, chosen) {
         },
         name(answer.name),
       ),
-      !isGiven(answer, found) && el("span", { class: `kind is-${kind}`, title: meaning }, kind),
+      !isGiven(answer) && el("span", { class: `kind is-${kind.replace(" ", "-")}`, title: meaning }, kind),
       tip && el("span", { class: "tip", role: "tooltip", id: tip }, name(answer.description.slice(0, 400))),
     ),
     el("span", { class: "value" }, value(answer, found)),
@@ -84,18 +82,17 @@ function row(answer, found, best, chosen) {
     el(
       "span",
       { class: "actions" },
-      judge.buttons(answer, found),
+      judge.ofAnswer(answer, found),
       answer.entity === chosen
-        ? el("span", { class: "compare is-self", "aria-hidden": "true" }, "vs")
+        ? el("span", { class: "compare is-self", "aria-hidden": "true" }, "Compare")
         : el(
             "a",
             {
               ...link({ why: why || chosen, vs: answer.entity === vs ? "" : answer.entity }),
               class: "compare",
               "aria-label": answer.entity === vs ? "Stop comparing" : `Compare with ${answer.name}`,
-              title: "Compare",
             },
-            answer.entity === vs ? "×" : "vs",
+            answer.entity === vs ? "Stop" : "Compare",
           ),
     ),
   );
@@ -120,12 +117,6 @@ function showFilters(found, state) {
     built = key;
     fill(
       byId("filters"),
-      el(
-        "label",
-        {},
-        el("input", { type: "checkbox", id: "novel", onchange: (e) => go({ novel: e.target.checked, page: 1 }) }),
-        "new only",
-      ),
       types.length > 0 &&
         el(
           "label",
@@ -156,7 +147,6 @@ function showFilters(found, state) {
         ),
     );
   }
-  byId("novel").checked = state.novel;
   if (byId("type")) byId("type").value = state.type;
   if (byId("min")) {
     byId("min").value = state.min;
@@ -164,17 +154,35 @@ function showFilters(found, state) {
   }
 }
 
-// `rows` are those of this page; `left`: how many pass the filters as far as is known; `more`: whether others follow.
-export function show(found, rows, chosen, more) {
+// Known answers in one line, which opens.
+function showKnown(found, known, best, chosen) {
+  const open = known.some((answer) => answer.entity === now().why) || Boolean(byId("known").querySelector("details[open]"));
+  const names = known.slice(0, 20).flatMap((answer, i) => [i ? ", " : "", name(answer.name)]);
+  fill(
+    byId("known"),
+    known.length > 0 &&
+      el(
+        "details",
+        { open },
+        el("summary", {}, `${count(known.length)} known: `, names, known.length > 20 && " …"),
+        el("ol", {}, known.map((answer) => row(answer, found, best, chosen))),
+      ),
+  );
+}
+
+// `rows` are those of this page; `more`: whether others follow; `known`: answers that training or validation has.
+export function show(found, rows, known, chosen, more) {
   const state = now();
   const best = Math.max(...found.predictions.map((a) => sum(advantages(a, found.usual))), 1e-9);
   showLegend(found);
   showFilters(found, state);
+  showKnown(found, known, best, chosen);
   fill(byId("list"), rows.map((answer) => row(answer, found, best, chosen)));
   const saved = (kind) => el("button", { type: "button", class: "quiet", "data-save": kind }, kind.toUpperCase());
   fill(
     byId("below"),
-    rows.length === 0 && el("p", { class: "none" }, "No answer is left. Loosen the filters."),
+    rows.length === 0 &&
+      el("p", { class: "none" }, state.type || state.min ? "No answer is left. Loosen the filters." : "No other answer."),
     el(
       "nav",
       { "aria-label": "Pages" },

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { byId, el, fill, name, svg } from "./dom.js";
-import { FRESH, link } from "./state.js";
+import { OF_GRAPH, link } from "./state.js";
 import { many, percent } from "./words.js";
 
 const KNOWN = 12;
@@ -43,7 +43,7 @@ function predicted(found) {
   }));
 }
 
-const walk = (edge) => link({ ...FRESH, side: "head", entity: edge.other.label, relation: "", name: "", about: "", given: [], type: "" });
+const walk = (edge) => link({ ...OF_GRAPH, side: "head", entity: edge.other.label, relation: "" });
 
 const cut = (text, width, letter = 7.4) => {
   const most = Math.max(4, Math.floor(width / letter));

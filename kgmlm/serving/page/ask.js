@@ -1,11 +1,11 @@
 // The question, as a sentence with a hole: an entity, a relation, and what is asked for.
 
 import { get } from "./api.js";
-import { combobox } from "./combobox.js";
+import { combobox, silently } from "./combobox.js";
 import { byId, el, fill, name } from "./dom.js";
 import * as given from "./given.js";
-import { FRESH, go, now } from "./state.js";
-import { count, many } from "./words.js";
+import { FRESH, OF_GRAPH, go, now } from "./state.js";
+import { count } from "./words.js";
 
 const PAUSE = 450; // milliseconds after the last letter of a new entity
 
@@ -15,9 +15,10 @@ let timer;
 
 const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
+// What was typed; before anything is, some that the relation is asked of.
 async function findEntities(text) {
-  if (!text) return [];
-  const { results } = await get("/entities", { q: text, k: 12 });
+  const examples = { relation: now().relation, side: now().side };
+  const { results } = await get("/entities", { q: text, k: 12, ...(text ? {} : examples) });
   return results.map((found) => ({
     value: found.label,
     text: found.name,
@@ -41,14 +42,15 @@ const entity = combobox({
   label: "Entity",
   placeholder: "an entity",
   find: findEntities,
-  choose: (option) => go({ ...FRESH, entity: option.value, name: "", about: "", given: [], type: "" }),
+  choose: (option) => (option.isNew ? invent(option.value) : go({ ...OF_GRAPH, entity: option.value })),
+  also: (text) => ({ value: text, text: `Ask about a new entity “${short(text, 40)}”`, isNew: true, keep: text }),
 });
 const relation = combobox({
   label: "Relation",
   placeholder: "a relation",
   find: findRelations,
   pause: 0,
-  choose: (option) => go({ ...FRESH, relation: option.value, type: "" }),
+  choose: (option) => go({ ...FRESH, relation: option.value }),
 });
 const hole = el("span", { class: "hole" });
 const swap = el(
@@ -56,11 +58,12 @@ const swap = el(
   {
     type: "button",
     class: "quiet",
-    onclick: () => go({ ...FRESH, side: now().side === "head" ? "tail" : "head", type: "" }),
+    onclick: () => go({ ...FRESH, side: now().side === "head" ? "tail" : "head" }),
   },
   "",
 );
 const newName = el("input", { type: "text", id: "new-name", maxlength: 990, dir: "auto", autocomplete: "off" });
+const kind = el("input", { type: "text", id: "new-kind", list: "types", maxlength: 990, dir: "auto", autocomplete: "off" });
 const about = el("textarea", { id: "new-about", rows: 2, maxlength: 10000, dir: "auto" });
 const whatIf = el(
   "button",
@@ -71,16 +74,30 @@ const whatIf = el(
     "aria-controls": "new",
     onclick: () => {
       const open = byId("new").hidden;
-      byId("new").hidden = !open;
-      whatIf.setAttribute("aria-expanded", String(open));
+      unfold(open);
       if (open) newName.focus();
-      else if (now().name) go({ ...FRESH, name: "", about: "", given: [], entity: now().entity || before });
+      else if (now().name) go({ ...OF_GRAPH, entity: before });
     },
   },
   "What if …",
 );
 const tools = el("span", { class: "tools" }, swap, whatIf);
 let before = "";
+
+function unfold(open) {
+  byId("new").hidden = !open;
+  whatIf.setAttribute("aria-expanded", String(open));
+}
+
+// Ask about an entity of this name.
+function invent(text, more = {}) {
+  before = now().entity || before;
+  newName.value = text;
+  about.value = more.about ?? "";
+  kind.value = more.kind ?? "";
+  unfold(true);
+  go({ ...OF_GRAPH, entity: "", name: text, ...more });
+}
 
 function described() {
   clearTimeout(timer);
@@ -89,17 +106,31 @@ function described() {
     if (!typed) return;
     before = now().entity || before;
     const begun = Boolean(now().name);
-    go({ ...FRESH, entity: "", name: typed, about: about.value.trim() }, { replace: begun });
+    go({ ...FRESH, entity: "", name: typed, about: about.value.trim(), kind: kind.value.trim() }, { replace: begun });
   }, PAUSE);
 }
 
-export function build() {
-  newName.addEventListener("input", described);
-  about.addEventListener("input", described);
+const triplesOf = (proposed) =>
+  proposed.triples.map((t) => [t.tail === undefined ? "head" : "tail", t.relation, t.tail ?? t.head]);
+
+function proposal(proposed) {
+  const state = { side: "head", relation: proposed.relation, about: proposed.description, kind: proposed.types.join("|") };
+  return el(
+    "button",
+    { type: "button", class: "quiet", onclick: () => invent(proposed.name, { ...state, given: triplesOf(proposed) }) },
+    name(short(proposed.name, 40)),
+  );
+}
+
+// `info` is of the service.
+export function build(info) {
+  for (const field of [newName, about, kind]) field.addEventListener("input", described);
   fill(
     byId("new"),
     el("p", {}, "An entity that the graph does not have. The model knows it by what you write here, and nothing is kept."),
+    info.what_if.length > 0 && el("p", { class: "proposed" }, "For example: ", info.what_if.map(proposal)),
     el("div", {}, el("label", { for: "new-name" }, "Name"), newName),
+    info.types.length > 0 && el("div", {}, el("label", { for: "new-kind" }, "Type"), kind, el("datalist", { id: "types" }, info.types.map((type) => el("option", { value: type })))),
     el("div", {}, el("label", { for: "new-about" }, "Description"), about),
     given.build(findRelations, findEntities),
   );
@@ -121,8 +152,10 @@ function order(state) {
   const row = byId("sentence");
   if (parts.some((part, i) => row.children[i] !== part)) {
     const focused = document.activeElement;
-    fill(row, parts);
-    focused?.focus?.();
+    silently(() => {
+      fill(row, parts);
+      focused?.focus?.();
+    });
   }
 }
 
@@ -137,43 +170,28 @@ export function show(state, found) {
   swap.textContent = state.side === "head" ? "⇄ ask for the head" : "⇄ ask for the tail";
   given.show(state, found);
   if (isNew) {
-    byId("new").hidden = false;
-    whatIf.setAttribute("aria-expanded", "true");
-    if (document.activeElement !== newName) newName.value = state.name;
-    if (document.activeElement !== about) about.value = state.about;
+    unfold(true);
+    for (const [field, text] of [[newName, state.name], [about, state.about], [kind, state.kind]])
+      if (document.activeElement !== field) field.value = text;
+  } else if (before) {
+    before = "";
+    unfold(false);
   }
 }
 
-// What stands in the hole: the answer that is looked at.
+// Names like an unknown one of the address, to click.
+export async function alike(state) {
+  const entities = state.entity ? (await get("/entities", { q: state.entity, k: 3 })).results : [];
+  const known = relations.some((r) => r.label === state.relation);
+  const link = (text, changes) => el("button", { type: "button", class: "quiet", onclick: () => go({ ...FRESH, ...changes }) }, name(text));
+  return [
+    ...entities.filter((e) => e.label !== state.entity).map((e) => link(e.name, { entity: e.label })),
+    ...(known ? [] : relations.slice(0, 5).map((r) => link(r.name, { relation: r.label }))),
+  ];
+}
+
+// What stands in the hole: the answer that is looked at; nothing as long as it is not known.
 export function showHole(answer) {
-  fill(hole, answer ? name(answer.name) : "?");
+  fill(hole, answer ? name(answer.name) : "\u00a0");
   hole.classList.toggle("is-filled", Boolean(answer));
 }
-
-// What the model reads, with its masks.
-export function showText(reading) {
-  const long = reading.before.length + reading.after.length > 320;
-  const masks = el(
-    "span",
-    { class: "masks", role: "img", "aria-label": `a hole of ${many(reading.hole, "token")}` },
-    Array.from({ length: reading.hole }, () => el("i")),
-  );
-  const text = el("span", { class: long ? "read is-long" : "read", dir: "auto" }, reading.before, " ", masks, " ", reading.after);
-  const more = el(
-    "button",
-    {
-      type: "button",
-      class: "quiet",
-      "aria-expanded": "false",
-      onclick: () => {
-        const open = text.classList.toggle("is-open");
-        more.setAttribute("aria-expanded", String(open));
-        more.textContent = open ? "less" : "all of it";
-      },
-    },
-    "all of it",
-  );
-  const cut = reading.cut ? ` (${many(reading.cut, "token")} did not fit)` : "";
-  fill(byId("text"), el("span", { class: "label" }, `The model reads${cut}`), text, long && more);
-}
-

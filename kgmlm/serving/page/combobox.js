@@ -3,9 +3,18 @@
 import { el, fill, name, say } from "./dom.js";
 
 let made = 0;
+let moving = false;
+
+// Moves elements without their lists opening.
+export function silently(move) {
+  moving = true;
+  move();
+  moving = false;
+}
 
 // `find(text)` resolves to options {value, text, note, mark}; `choose(option)` is called with the chosen one.
-export function combobox({ label, placeholder = "", find, choose, pause = 120 }) {
+// `also(text)` is a last option of what was typed.
+export function combobox({ label, placeholder = "", find, choose, also = () => null, pause = 120 }) {
   const id = `list-${++made}`;
   const list = el("ul", { id, role: "listbox", "aria-label": label, hidden: true });
   const input = el("input", {
@@ -26,6 +35,7 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
   let options = [];
   let active = -1;
   let stale = false; // what is shown was found for another text
+  let of = ""; // the text that the options are for
   let shown = "";
   let timer;
   let turn = 0;
@@ -34,9 +44,10 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
 
   function mark(at) {
     active = at;
-    for (const [i, item] of [...list.children].entries()) {
-      item.setAttribute("aria-selected", String(i === active));
-      if (i === active) item.scrollIntoView({ block: "nearest" });
+    for (const item of list.children) {
+      const isActive = item.id === `${id}-${active}`;
+      item.setAttribute("aria-selected", String(isActive));
+      if (isActive) item.scrollIntoView({ block: "nearest" });
     }
     if (active < 0) input.removeAttribute("aria-activedescendant");
     else input.setAttribute("aria-activedescendant", `${id}-${active}`);
@@ -52,16 +63,21 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
 
   function take(option) {
     close();
-    set(option.text);
+    set(option.keep ?? option.text);
     choose(option);
   }
 
-  function show(found) {
+  function show(matches, text) {
+    const isThere = matches.some((option) => option.text.toLowerCase() === text.toLowerCase());
+    const last = text && !isThere ? also(text) : null;
+    const found = last ? [...matches, last] : matches;
     options = found;
+    of = text;
     stale = false;
     list.removeAttribute("aria-busy");
     fill(
       list,
+      text && !matches.length && el("li", { role: "option", "aria-disabled": "true", "aria-selected": "false", class: "none" }, "No match."),
       found.map((option, i) =>
         el(
           "li",
@@ -78,18 +94,18 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
         ),
       ),
     );
-    const any = found.length > 0;
+    const any = found.length > 0 || text !== "";
     list.hidden = !any;
     input.setAttribute("aria-expanded", String(any));
     list.scrollTop = 0;
     mark(-1);
-    say(any ? `${found.length} suggestions` : "Nothing is called so.");
+    if (any) say(matches.length ? `${matches.length} suggestions` : "No match.");
   }
 
   async function open(text) {
     const mine = ++turn;
     const found = await find(text).catch(() => []);
-    if (mine === turn && document.activeElement === input) show(found);
+    if (mine === turn && document.activeElement === input) show(found, text);
   }
 
   function set(text) {
@@ -103,10 +119,15 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
     clearTimeout(timer);
     stale = true;
     list.setAttribute("aria-busy", "true"); // what it shows is of what was typed before
+    turn += 1; // what is being looked for is not it any more
+    if (!of || list.hidden) close();
     mark(-1);
     timer = setTimeout(() => open(input.value.trim()), pause);
   });
-  input.addEventListener("focus", () => input.select());
+  input.addEventListener("focus", () => {
+    input.select();
+    if (!moving) open("");
+  });
   input.addEventListener("click", () => list.hidden && open(""));
   input.addEventListener("blur", () => {
     close();
@@ -117,11 +138,13 @@ export function combobox({ label, placeholder = "", find, choose, pause = 120 })
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
       if (!isOpen) open("");
+      else if (!options.length || stale) return;
       else if (event.key === "ArrowDown") mark((active + 1) % options.length);
       else mark((active < 1 ? options.length : active) - 1);
     } else if (event.key === "Enter") {
       event.preventDefault();
-      if (isOpen && (active >= 0 || !stale)) take(options[Math.max(active, 0)]);
+      const typed = input.value !== shown && !stale;
+      if (isOpen && options.length && (active >= 0 || typed)) take(options[Math.max(active, 0)]);
       else if (input.value.trim()) open(input.value.trim());
     } else if (event.key === "Escape") {
       if (isOpen) event.preventDefault();

@@ -1,34 +1,65 @@
-// Accept or reject an answer. The service writes it into the run, where it may.
+// Accept or reject a triple. The service writes it into the run, where it may.
 
 import { get, post } from "./api.js";
-import { el, say } from "./dom.js";
+import { byId, el, fill, say } from "./dom.js";
+import { download } from "./save.js";
+import { count } from "./words.js";
 
 let allowed = false;
-let said = new Map();
+const said = new Map(); // what counts, by triple
 
 const key = (triple) => JSON.stringify([triple.head, triple.relation, triple.tail]);
 
-export function allow(yes) {
+// What was judged before, where judgments are taken at all.
+export async function begin(yes) {
   allowed = yes;
-}
-
-// What was said before of an entity's triples.
-export async function know(entity) {
-  said = new Map();
-  if (!allowed || !entity) return;
-  const { results } = await get("/feedback", { entity });
+  if (!allowed) return;
+  const { results } = await get("/feedback");
   for (const judgment of results) said.set(key(judgment), judgment.label);
+  showCount();
 }
 
-function triple(answer, found) {
-  const [head, tail] =
-    found.target === "tail" ? [found.entity.label, answer.entity] : [answer.entity, found.entity.label];
-  return { head, relation: found.relation.label, tail };
+function showCount() {
+  const labels = [...said.values()].filter((label) => label !== null);
+  const accepted = labels.filter((label) => label === 1).length;
+  const rows = () => [...said].filter(([, label]) => label !== null).map(([triple, label]) => [...JSON.parse(triple), label]);
+  fill(
+    byId("judged"),
+    labels.length > 0 && el("span", {}, `Judged: ${count(accepted)} accepted, ${count(labels.length - accepted)} rejected.`),
+    labels.length > 0 &&
+      el(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          onclick: () => download("judgments.csv", ["head", "relation", "tail", "label"], rows()),
+        },
+        "Save as CSV",
+      ),
+  );
 }
 
-export function buttons(answer, found) {
-  if (!allowed || !found.entity.of_graph) return null;
-  const asked = triple(answer, found);
+async function judge(asked, label, text) {
+  const to = said.get(key(asked)) === label ? null : label;
+  try {
+    await post("/feedback", { ...asked, label: to });
+  } catch (error) {
+    say(error.message);
+    document.dispatchEvent(new CustomEvent("failed", { detail: error.message }));
+    return;
+  }
+  said.set(key(asked), to);
+  for (const button of document.querySelectorAll(".judge")) {
+    if (button.dataset.triple === key(asked))
+      button.setAttribute("aria-pressed", String(Number(button.dataset.label) === to && to !== null));
+  }
+  showCount();
+  say(to === null ? "taken back" : `${to ? "Accepted" : "Rejected"}: ${text}`);
+}
+
+// Two buttons for a triple of labels; `text` says which one it is.
+export function buttons(asked, text) {
+  if (!allowed) return null;
   const pair = [
     [1, "✓", "Accept"],
     [0, "✗", "Reject"],
@@ -38,30 +69,23 @@ export function buttons(answer, found) {
       {
         type: "button",
         class: `judge is-${word.toLowerCase()}`,
-        "aria-label": `${word} ${answer.name}`,
+        "aria-label": `${word} ${text}`,
         title: word,
         "aria-pressed": String(said.get(key(asked)) === label),
         "data-triple": key(asked),
         "data-label": label,
-        onclick: async () => {
-          const to = said.get(key(asked)) === label ? null : label;
-          try {
-            await post("/feedback", { ...asked, label: to });
-          } catch (error) {
-            say(error.message);
-            document.dispatchEvent(new CustomEvent("failed", { detail: error.message }));
-            return;
-          }
-          said.set(key(asked), to);
-          for (const button of document.querySelectorAll(".judge")) {
-            if (button.dataset.triple === key(asked))
-              button.setAttribute("aria-pressed", String(Number(button.dataset.label) === to && to !== null));
-          }
-          say(to === null ? "taken back" : `${word}ed: ${answer.name}`);
-        },
+        onclick: () => judge(asked, label, text),
       },
       sign,
     ),
   );
   return el("span", { class: "judging" }, pair);
+}
+
+// The same for an answer of a question about an entity of the graph.
+export function ofAnswer(answer, found) {
+  if (!found.entity.of_graph) return null;
+  const [head, tail] =
+    found.target === "tail" ? [found.entity.label, answer.entity] : [answer.entity, found.entity.label];
+  return buttons({ head, relation: found.relation.label, tail }, answer.name);
 }

@@ -7,6 +7,7 @@ import * as ask from "./ask.js";
 import { byId, el, fill, name, say } from "./dom.js";
 import * as judge from "./judge.js";
 import { save } from "./save.js";
+import * as start from "./start.js";
 import { go, now, onChange } from "./state.js";
 import { many } from "./words.js";
 import * as why from "./why.js";
@@ -24,14 +25,15 @@ let rows = [];
 let turn = 0;
 let leave = new AbortController();
 
-const question = (state) => JSON.stringify([state.side, state.entity, state.relation, state.name, state.about, state.given, state.novel]);
+const question = (state) => JSON.stringify([state.side, state.entity, state.relation, state.name, state.about, state.kind, state.given]);
 
 function body(state, k, also) {
   const isNew = Boolean(state.name);
   const given = isNew ? NEW + state.name : state.entity;
   const triples = state.given.map(([side, relation, other]) => ({ [side]: other, relation }));
-  const entities = isNew ? [{ label: given, name: state.name, description: state.about, triples }] : [];
-  return { [state.side]: given, relation: state.relation, k, novel: state.novel, entities, also };
+  const types = state.kind.split("|").map((type) => type.trim()).filter(Boolean);
+  const entities = isNew ? [{ label: given, name: state.name, description: state.about, types, triples }] : [];
+  return { [state.side]: given, relation: state.relation, k, entities, also };
 }
 
 async function explore(state, k, also, signal) {
@@ -47,7 +49,7 @@ async function enough(state, signal) {
   for (;;) {
     if (got === null || got.k < k) got = await explore(state, k, got?.also.map((a) => a.entity) ?? [], signal);
     const last = got.predictions.length < got.k || got.k >= MOST;
-    if (last || answers.filtered(got.predictions, state).length >= need) return got;
+    if (last || answers.asked(got.predictions, state).length >= need) return got;
     k = Math.max(need, got.k * 4);
   }
 }
@@ -63,18 +65,24 @@ async function update(state) {
   try {
     const first = await ask.know(state);
     if (mine !== turn) return;
-    if (!state.relation && first) {
+    const isStart = !state.relation && !state.entity && !state.name;
+    if (!state.relation && first && !isStart) {
       go({ relation: first }, { replace: true });
       return;
     }
-    ask.show(state, asked === question(state) ? found : null);
-    if (!state.relation || !(state.entity || state.name)) {
-      byId("found").hidden = true;
-      byId("around").hidden = true;
-      ask.showHole(null);
+    const isKnown = asked === question(state);
+    ask.show(state, isKnown ? found : null);
+    if (!isKnown) ask.showHole(null);
+    byId("error").hidden = true;
+    fill(byId("hint"), !isStart && !state.entity && !state.name && "Choose an entity, or ask about a new one.");
+    if (isStart || !(state.entity || state.name)) {
+      nothing();
+      document.title = "kgmlm";
+      await start.show(isStart ? info : null);
       return;
     }
-    let [got] = await Promise.all([enough(state, signal), judge.know(state.entity)]);
+    await start.show(null);
+    let got = await enough(state, signal);
     const missing = [state.why, state.vs].filter((label) => label && !among(got, label));
     if (missing.length) {
       const more = await explore(state, got.k, missing, signal);
@@ -86,44 +94,46 @@ async function update(state) {
     show(state);
   } catch (error) {
     if (error.name === "AbortError" || mine !== turn) return;
-    if (asked !== question(state)) {
-      // Answers of another question would stand under this one.
-      byId("found").hidden = true;
-      byId("around").hidden = true;
-      ask.showHole(null);
-    }
-    fail(error.message);
+    if (asked !== question(state)) nothing(); // answers of another question would stand under this one
+    fail(error.message, await ask.alike(state).catch(() => []));
   } finally {
     if (mine === turn) byId("found").removeAttribute("aria-busy");
   }
 }
 
+function nothing() {
+  byId("found").hidden = true;
+  byId("around").hidden = true;
+  ask.showHole(null);
+}
+
 function show(state) {
-  byId("error").hidden = true;
   byId("found").hidden = false;
   byId("around").hidden = false;
-  const left = answers.filtered(found.predictions, state);
-  rows = left.slice((state.page - 1) * answers.SIZE, state.page * answers.SIZE);
-  const chosen = state.why ? among(found, state.why) : (rows.find((a) => !a.known && (a.probability ?? 1) >= LIKELY) ?? rows[0]);
+  const left = answers.asked(found.predictions, state);
+  const known = state.page === 1 ? answers.given(found.predictions, state) : [];
+  const shown = left.slice((state.page - 1) * answers.SIZE, state.page * answers.SIZE);
+  rows = [...known, ...shown].sort((a, b) => a.rank - b.rank);
+  const likely = shown.find((a) => (a.probability ?? 1) >= LIKELY);
+  const chosen = state.why ? among(found, state.why) : (likely ?? known[0] ?? shown[0]);
   const second = state.vs && state.vs !== chosen?.entity ? among(found, state.vs) : null;
   ask.show(state, found);
-  if (found.reading) ask.showText(found.reading);
   ask.showHole(chosen);
   const focused = document.activeElement?.dataset?.entity;
-  answers.show(found, rows, chosen?.entity, left.length > state.page * answers.SIZE);
+  answers.show(found, shown, known, chosen?.entity, left.length > state.page * answers.SIZE);
   if (focused) byId("list").querySelector(`[data-entity="${CSS.escape(focused)}"]`)?.focus();
   why.show(found, chosen, second);
   if (drawn !== asked) {
     drawn = asked;
     around.show(found);
-    say(`${many(rows.length, "answer")}. First: ${rows[0]?.name ?? "none"}.`);
+    say(`${many(shown.length, "answer")}. First: ${shown[0]?.name ?? "none"}.`);
   }
   const [head, tail] = found.target === "tail" ? [found.entity.name, "?"] : ["?", found.entity.name];
   document.title = `${head.slice(0, 60)} ${found.relation.name.slice(0, 60)} ${tail.slice(0, 60)} · kgmlm`;
 }
 
-function fail(message) {
-  byId("error").textContent = message;
+function fail(message, instead = []) {
+  fill(byId("error"), el("span", {}, message), instead);
   byId("error").hidden = false;
 }
 
@@ -152,7 +162,6 @@ function askToken(wrong) {
 async function begin() {
   let pending = null;
   onToken((wrong) => (pending ??= askToken(wrong).finally(() => (pending = null))));
-  ask.build();
   document.addEventListener("failed", (event) => fail(event.detail));
   byId("below").addEventListener("click", (event) => {
     const kind = event.target.closest("[data-save]")?.dataset.save;
@@ -165,7 +174,8 @@ async function begin() {
     fail(error.message);
     return;
   }
-  judge.allow(info.judging);
+  ask.build(info);
+  await judge.begin(info.judging).catch(() => {});
   const { entities, relations, triples } = info.graph;
   const all = Object.values(triples).reduce((a, b) => a + b, 0);
   fill(
@@ -187,10 +197,7 @@ async function begin() {
   }
   byId("page").hidden = false;
   onChange(update);
-  const state = now();
-  if (!state.entity && !state.name && info.example)
-    go({ side: "head", entity: info.example.head, relation: info.example.relation }, { replace: true });
-  else update(state);
+  update(now());
 }
 
 begin();

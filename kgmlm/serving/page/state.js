@@ -1,10 +1,10 @@
 // What the page shows is what its address says: every state has a link, and back and forward work.
 //
 // side: what the given entity is, "head" or "tail"; the other side is asked for.
-// name, about: of an entity that the graph has not; `entity` is empty then.
+// name, about, kind: of an entity that the graph has not, its types with "|" between them; `entity` is empty then.
 // given: its triples, each [what the other entity is, relation, other entity], by labels.
 
-const TEXTS = ["relation", "type", "why", "vs", "name", "about"];
+const TEXTS = ["relation", "type", "why", "vs", "name", "about", "kind"];
 
 function triples(text) {
   try {
@@ -22,7 +22,6 @@ export function read(search = location.search) {
   state.entity = given.get(state.side) ?? "";
   for (const key of TEXTS) state[key] = given.get(key) ?? "";
   state.given = triples(given.get("given"));
-  state.novel = given.get("novel") === "1";
   state.min = Math.min(1, Math.max(0, Number(given.get("min")) || 0));
   state.page = Math.max(1, Math.floor(Number(given.get("page")) || 1));
   return state;
@@ -34,7 +33,6 @@ export function address(state) {
   else if (state.name || state.about) values.set("side", state.side);
   for (const key of TEXTS) if (state[key]) values.set(key, state[key]);
   if (state.name && state.given.length) values.set("given", JSON.stringify(state.given));
-  if (state.novel) values.set("novel", "1");
   if (state.min) values.set("min", String(state.min));
   if (state.page > 1) values.set("page", String(state.page));
   return `?${values}`;
@@ -55,7 +53,10 @@ export function onChange(render) {
 }
 
 // Another question begins at its first page, with nothing chosen.
-export const FRESH = { page: 1, why: "", vs: "" };
+export const FRESH = { page: 1, why: "", vs: "", type: "" };
+
+// It is about an entity of the graph.
+export const OF_GRAPH = { ...FRESH, name: "", about: "", kind: "", given: [] };
 
 export function go(changes, { replace = false } = {}) {
   current = { ...current, ...changes };

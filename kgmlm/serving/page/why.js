@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { combobox } from "./combobox.js";
 import { byId, el, fill, name } from "./dom.js";
 import * as judge from "./judge.js";
-import { go, link, now } from "./state.js";
+import { OF_GRAPH, go, link, now } from "./state.js";
 import { advantages, count, fixed, many, mark, percent, signal, signed, sum } from "./words.js";
 
 const BECAUSE = /^(.*) \(([\d,]+) of ([\d,]+)\)$/s;
@@ -75,23 +75,29 @@ function because(answer) {
   );
 }
 
-const told = (found) =>
-  part(
-    `The text told ${many(found.reading.neighbors.length, "neighbor")}`,
+// The text that the masked LM reads, with a box for each mask token, and the neighbors in it.
+function told({ before, after, hole, cut, neighbors }) {
+  const boxes = Array.from({ length: hole }, () => el("i"));
+  const masks = el("span", { class: "masks", role: "img", "aria-label": `a hole of ${many(hole, "token")}` }, boxes);
+  const edges = neighbors.map((edge) =>
     el(
-      "ul",
-      { class: "plain" },
-      found.reading.neighbors.map((edge) =>
-        el(
-          "li",
-          {},
-          el("span", { class: "dim" }, name(edge.target === "tail" ? edge.relation.name : `inverse of ${edge.relation.name}`)),
-          " ",
-          name(edge.entity.name),
-        ),
-      ),
+      "li",
+      {},
+      el("span", { class: "dim" }, name(edge.target === "tail" ? edge.relation.name : `inverse of ${edge.relation.name}`)),
+      " ",
+      name(edge.entity.name),
     ),
   );
+  return el(
+    "details",
+    { class: "part told" },
+    el("summary", {}, "What the model was told"),
+    el("p", { class: "read", dir: "auto" }, before, " ", masks, " ", after),
+    cut > 0 && el("p", { class: "dim" }, `${many(cut, "token")} did not fit.`),
+    edges.length > 0 && el("p", { class: "dim" }, `Of its neighbors, ${edges.length}:`),
+    edges.length > 0 && el("ul", { class: "plain" }, edges),
+  );
+}
 
 function triple(found, given, answer) {
   const [head, tail] = found.target === "tail" ? [given, answer] : [answer, given];
@@ -122,7 +128,7 @@ function nearby(answer, found) {
       fill(
         place,
         part(
-          "Nearest triples of training",
+          "Similar facts",
           same.length > 0 && el("p", { class: "dim" }, "like ", name(found.entity.name), ":"),
           same.length > 0 && el("ul", { class: "near" }, same),
           others.length > 0 && el("p", { class: "dim" }, "like ", name(answer.name), ":"),
@@ -156,28 +162,45 @@ function headline(answer, found) {
       number && found.hidden ? el("span", { class: "dim" }, ` · ${sureness(answer, found)}`) : null,
       !number && answer.known ? el("span", { class: "dim" }, " · training has this triple") : null,
     ),
-    judge.buttons(answer, found),
+    judge.ofAnswer(answer, found),
   );
 }
 
 const walk = (answer) =>
   el(
     "a",
-    { ...link({ side: "head", entity: answer.entity, relation: "", name: "", about: "", given: [], why: "", vs: "", page: 1, type: "" }), class: "walk" },
+    { ...link({ ...OF_GRAPH, side: "head", entity: answer.entity, relation: "" }), class: "walk" },
     "Ask about it →",
   );
 
+const most = (pairs) => Math.max(...pairs.map(([, value]) => Math.abs(value)), 1e-9);
+
+// What each signal adds to one answer more than to another.
+function lead(first, second, found) {
+  const theirs = new Map(advantages(second, found.usual));
+  return advantages(first, found.usual).map(([key, value]) => [key, value - (theirs.get(key) ?? 0)]);
+}
+
+// The best of the other answers that are not known.
+const runnerUp = (answer, found) =>
+  found.predictions.find((other) => other.entity !== answer.entity && other.possible && (!other.known || other.in_test));
+
+function speaks(answer, found) {
+  const other = runnerUp(answer, found);
+  const pairs = other ? lead(answer, other, found) : advantages(answer, found.usual);
+  const against = other ? ["against ", name(other.name), ", the best of the others"] : ["against an average entity"];
+  return part("What speaks for it", el("p", { class: "dim" }, against), balance(pairs, most(pairs)));
+}
+
 function one(answer, found) {
-  const pairs = advantages(answer, found.usual);
-  const most = Math.max(...pairs.map(([, value]) => Math.abs(value)), 1e-9);
   return [
     headline(answer, found),
     answer.description && el("p", { class: "description", dir: "auto" }, answer.description),
-    part("Against an average entity", balance(pairs, most)),
+    speaks(answer, found),
     answer.because.length > 0 && part("Rules say", because(answer)),
-    found.reading?.neighbors.length > 0 && told(found),
     nearby(answer, found),
-    answer.tokens.length > 0 && part("Its name, token by token", tokens(answer)),
+    answer.tokens.length > 0 && part("How the name reads", tokens(answer)),
+    found.reading && told(found.reading),
   ];
 }
 
@@ -191,10 +214,8 @@ const ends = (pairs, first, second) =>
   );
 
 function two(first, second, found) {
-  const theirs = new Map(advantages(second, found.usual));
-  const pairs = advantages(first, found.usual).map(([key, value]) => [key, value - (theirs.get(key) ?? 0)]);
+  const pairs = lead(first, second, found);
   const total = sum(pairs);
-  const most = Math.max(...pairs.map(([, value]) => Math.abs(value)), 1e-9);
   const [better, worse] = total >= 0 ? [first, second] : [second, first];
   const strongest = [...pairs].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))[0];
   const side = (answer) =>
@@ -204,7 +225,7 @@ function two(first, second, found) {
       el("h3", {}, name(answer.name)),
       headline(answer, found),
       answer.because.length > 0 && part("Rules say", because(answer)),
-      answer.tokens.length > 0 && part("Token by token", tokens(answer)),
+      answer.tokens.length > 0 && part("How the name reads", tokens(answer)),
     );
   return [
     el(
@@ -216,7 +237,7 @@ function two(first, second, found) {
       ` by ${fixed(Math.abs(total))}`,
       strongest && pairs.length > 1 ? `, most by ${signal(strongest[0])}.` : ".",
     ),
-    part("What makes the difference", balance(pairs, most), ends(pairs, first, second)),
+    part("What makes the difference", balance(pairs, most(pairs)), ends(pairs, first, second)),
     el("div", { class: "sides" }, side(first), side(second)),
   ];
 }

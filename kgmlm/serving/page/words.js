@@ -39,5 +39,6 @@ export const sum = (pairs) => pairs.reduce((total, [, value]) => total + value, 
 export function mark(answer) {
   if (!answer.possible) return ["impossible", "As training has it, this cannot be an answer."];
   if (!answer.known) return ["new", "The graph does not have this triple."];
+  if (answer.in_test) return ["in test", "The test split has this triple; the model was not trained on it."];
   return ["known", "The graph has this triple."];
 }
