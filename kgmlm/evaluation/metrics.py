@@ -120,6 +120,16 @@ def rank_answers(
     return Ranks(*(x.cpu().numpy() for x in (higher_B + 1, at_least_B, candidates_B)))
 
 
+def half_interval(reciprocal_B: FloatArray) -> float:
+    """Half of the 95 % interval of a mean reciprocal rank: 1.96 standard errors over triples.
+
+    Args:
+        reciprocal_B: of both queries of each triple, all heads and then all tails.
+    """
+    per_triple = reciprocal_B.reshape(2, -1).mean(0) if len(reciprocal_B) % 2 == 0 else reciprocal_B
+    return float(1.96 * per_triple.std() / np.sqrt(len(per_triple)))
+
+
 def summarize(ranks: Ranks, rank_type: RankType = "realistic") -> dict[str, float]:
     """Metrics of one set of ranks under PyKEEN's names; an empty set has only its count.
 

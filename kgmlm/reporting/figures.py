@@ -16,12 +16,14 @@ import numpy as np
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.config import Protocol, load_protocol
 from kgmlm.core.errors import DataError
+from kgmlm.core.tables import ENDS
 from kgmlm.evaluation.compare import Difference
-from kgmlm.evaluation.metrics import Bins, Ranks, rank_answers, read_ranks, sides, summarize
+from kgmlm.evaluation.metrics import Bins, Ranks, half_interval, rank_answers, read_ranks, sides, summarize
 from kgmlm.evaluation.results import about_relations, breakdown, brief
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Queries, both_sides
+from kgmlm.prediction.new_facts import TEST, NewFacts
 from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.reporting.charts import (
@@ -39,6 +41,7 @@ from kgmlm.reporting.charts import (
     percent,
     weight,
 )
+from kgmlm.training.summary import Figure
 
 # Training triples that answer a question already, from and to.
 ANSWERS = {"none": (0, 0), "1": (1, 1), "2–9": (2, 9), "10–99": (10, 99), "100+": (100, None)}
@@ -50,6 +53,7 @@ UNSEEN = {
 }
 _ENDS = [1, 2, 3, 5, 10, 30, 100, 300, *(m * 10**e for e in range(3, 9) for m in (1, 3))]
 _SHOWN = 3  # candidates that are shown of a question
+_FACTS = 20  # new facts that are shown
 _AT_ONCE = 8  # questions whose scores are kept at once
 
 
@@ -267,20 +271,21 @@ def _few(figures: Mapping[str, float]) -> tuple[Cell, ...]:
     )
 
 
-def key_figures(ranked: Ranked) -> list[tuple[str, str, str]]:
-    """The figures that a reader sees first: name, value, and what guessing would have."""
-    both = ranked.by_side()["both"]
+def key_figures(ranked: Ranked, counting: Figure) -> list[tuple[str, str, str]]:
+    """The figures that a reader sees first: name, value, and what guessing would have.
+
+    Args:
+        counting: the MRR of counting on the same split.
+    """
+    both, half = ranked.by_side()["both"], half_interval(1 / ranked.realistic)
     candidates = ranked.ranks.candidates_B
-    # By chance any rank is as likely as any other.
-    harmonic = np.cumsum(1 / np.arange(1, int(candidates.max()) + 1))
-    guessed = {
-        "mrr": float((harmonic[candidates - 1] / candidates).mean()),
+    guessed = {  # any rank is as likely as any other
         **{f"hits_at_{k}": float(np.minimum(1, k / candidates).mean()) for k in (1, 10)},
         "median": float(np.median((candidates + 1) / 2)),
     }
     return [
         ("MRR", f"{both['inverse_harmonic_mean_rank']:.3f}",
-         f"mean of 1/rank: 1 is perfect, guessing has {_least(guessed['mrr'], number)}"),
+         f"± {half:.3f} at 95 %. The mean of 1/rank: 1 is perfect; {counting.name} has {counting.mrr:.3f}"),
         ("Hits@1", percent(both["hits_at_1"]).text,
          f"of the answers come first; guessing has {_least(guessed['hits_at_1'], percent)}"),
         ("Hits@10", percent(both["hits_at_10"]).text,
@@ -293,6 +298,39 @@ def key_figures(ranked: Ranked) -> list[tuple[str, str, str]]:
 def _least(value: float, shown: Callable[[float], Cell]) -> str:
     """A score of guessing, which among many candidates is nearly nothing."""
     return shown(value).text if value >= 0.001 else f"under {shown(0.001).text}"
+
+
+def signal_table(rows: Sequence[Figure], triples: int) -> Table:
+    """The MRR of all signals together, of each alone, and of counting, on validation."""
+    cells = [
+        (Cell(row.name), number(row.mrr), Cell("" if row.half is None else f"± {row.half:.3f}", right=True))
+        for row in rows
+    ]
+    return Table.of(f"MRR of {triples:,} validation triples", ("signal", "MRR", "95 %"), cells)
+
+
+def fact_table(found: NewFacts, graph: KnowledgeGraph) -> Table:
+    """The most probable new facts."""
+    test = set(graph.labeled(graph.splits[TEST])) if TEST in graph.splits else set()
+    rows = []
+    for fact in found.table.slice(0, _FACTS).to_pylist():
+        reason = str(fact.get("because", "")).split("; ")[0]
+        there = [Cell("yes" if tuple(fact[end] for end in ENDS) in test else "")] if test else []
+        told = clipped(" ".join(fact[f"{end}_name"] for end in ENDS), _DESCRIBED)
+        rows.append((Cell(told), percent(fact["probability"]), Cell(clipped(reason, _DESCRIBED)), *there))
+    columns = ("fact", "probability", "because (how often the rule is right)", *(["in test"] if test else []))
+    return Table.of("Facts that the graph probably lacks", columns, rows)
+
+
+def came_true(found: NewFacts) -> str:
+    """A sentence on how many of the most probable facts the test split has."""
+    if (of := found.hidden) is None:
+        return ""
+    return (
+        f"The test split was hidden. Of the {of['listed']:,} facts with a probability of "
+        f"{of['probability']:.0%} or more it has {of['true']:,}; {of['listed'] * of['expected']:.0f} were "
+        "expected."
+    )
 
 
 def side_table(ranked: Ranked) -> Table:

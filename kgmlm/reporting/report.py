@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import __version__
 from kgmlm.core import files
-from kgmlm.core.errors import DataError, RunError, check_numbers, counted
+from kgmlm.core.errors import DataError, KgmlmError, RunError, check_numbers, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.evaluation.compare import compare_ranks
 from kgmlm.evaluation.evaluate import evaluate, ranks_name
 from kgmlm.evaluation.metrics import find_ranks, made_by, read_ranks
 from kgmlm.graphs.checks import check_graph, lines_of
+from kgmlm.prediction.new_facts import FILE, NewFacts
 from kgmlm.reporting.charts import Cell, Chart, Table
 from kgmlm.reporting.figures import Ranked, ShownQuestion
 from kgmlm.runs.folder import RunFolder
@@ -32,6 +34,8 @@ from kgmlm.runs.opened import open_ranker, read_vectors
 from kgmlm.runs.packs import find_pack, is_unpacked
 from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, open_run, path_if
+from kgmlm.training.summary import compared
+from kgmlm.training.summary import counted as counted_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -87,6 +91,8 @@ class Contents:
 
     Attributes:
         unranked, uncalibrated: why there is no result, and no measured probabilities.
+        signals: the MRR of each signal alone on validation, beside counting.
+        came_true: how many of the new facts the test split has, as a sentence.
         example: a question that the introduction shows.
         moved: a sentence where ranks are no longer what they were when they were evaluated.
     """
@@ -104,6 +110,9 @@ class Contents:
     audit: Sequence[tuple[str, Sequence[str]]]
     result: Result | None = None
     unranked: str = ""
+    signals: Table | None = None
+    new_facts: Table | None = None
+    came_true: str = ""
     measured: Probabilities | None = None
     uncalibrated: str = ""
     reranked: str = ""
@@ -117,16 +126,17 @@ class Contents:
     def sections(self) -> list[tuple[str, str]]:
         """The headings of the page, by their anchors."""
         found = [
-            ("made", "What was trained", True),
-            ("curves", "How it learned", True),
-            ("metrics", "How well it ranks", self.result),
-            ("compared", "Against another run", self.compared),
-            ("relations", "By relation", self.result),
-            ("probabilities", "Probabilities", True),
-            ("weights", "What a score is made of", True),
+            ("metrics", "Ranking", self.result),
+            ("signals", "Signals", self.signals or self.weights),
+            ("compared", "Another run", self.compared),
+            ("relations", "Relations", self.result),
+            ("new-facts", "New facts", self.new_facts),
+            ("probabilities", "Probabilities", self.measured),
             ("questions", "Questions", self.result),
-            ("audit", "The graph, audited", True),
-            ("words", "Words", True),
+            ("made", "Training", True),
+            ("curves", "Learning curves", self.curves),
+            ("audit", "The graph", True),
+            ("words", "Terms", True),
         ]
         return [(anchor, title) for anchor, title, there in found if there]
 
@@ -197,9 +207,10 @@ def report(
 ) -> Path:
     """Write a report of a run that anybody can read: one HTML file that loads nothing.
 
-    It shows what was trained on what, learning curves, metrics by side, relation, unseen entities and known
-    answers, calibration, weights, the worst and the typical questions, and the audit of the graph. Ranks that
-    `evaluate` has kept of the run as it is now are used; else the run is evaluated first.
+    It shows metrics by side, relation, unseen entities and known answers; each signal alone; facts that the
+    graph probably lacks; how probabilities come true; the worst and the typical questions; training; and what
+    `kgmlm data check` says of the graph. Ranks that `evaluate` has kept of the run as it is now are used;
+    else the run is evaluated first. The list of new facts is kept in the run.
 
     Args:
         output: where to write it.
@@ -322,6 +333,8 @@ class _Work:
             }
         probabilities = self._probabilities(ranker, "" if ranked is None else ranked.split)
         more["uncalibrated" if isinstance(probabilities, str) else "measured"] = probabilities
+        more["signals"] = self._signals()
+        more |= self._new_facts()
         return Contents(
             name=clipped(_name(run)),
             graph=clipped(graph.name),
@@ -341,17 +354,47 @@ class _Work:
             **more,
         )
 
+    def _signals(self) -> Table | None:
+        """Each signal alone on validation, as training or `kgmlm tune` has measured it."""
+        from kgmlm.reporting import figures
+
+        run = self.run.folder
+        chosen = run.tuned.by or {}
+        if not chosen.get("valid") or not run.graph.has("valid"):
+            return None
+        triples = chosen.get("triples", len(run.graph.splits["valid"]))
+        return figures.signal_table(compared(chosen["valid"], counted_of(run.graph, triples)), triples)
+
+    def _new_facts(self) -> dict[str, Any]:
+        """The most probable facts that the graph lacks; nothing where no probability can be estimated."""
+        from kgmlm.reporting import figures
+
+        run, folder = self.run, self.run.folder
+        keep = not is_unpacked(folder.path) and os.access(folder.path, os.W_OK)
+        if run.further is not None or not folder.graph.has("valid"):
+            return {}
+        with TemporaryDirectory() as spare:
+            try:
+                found = NewFacts.of(run, (folder.path if keep else Path(spare)) / FILE, self.watch)
+            except KgmlmError as error:
+                self.watch.tell(f"no new facts: {error}")
+                return {}
+        if found is None or not len(found.table):
+            return {}
+        return {"new_facts": figures.fact_table(found, run.graph), "came_true": figures.came_true(found)}
+
     def _result(self, ranked: Ranked) -> Result:
         """The sections that ranks say."""
         from kgmlm.evaluation.task import Scope
         from kgmlm.reporting import figures
 
         run = self.run
+        counting = counted_of(run.graph, self.max_triples or 0, ranked.split)
         scope = Scope.of(run.graph, run.folder.past(run.options.reranks)[0])
         return Result(
             asked=_asked(ranked),
             candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
-            keys=figures.key_figures(ranked),
+            keys=figures.key_figures(ranked, counting),
             sides=figures.side_table(ranked),
             distribution=figures.rank_chart(ranked),
             answers=figures.answers_chart(ranked),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,6 +13,7 @@ import torch
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import QueryError
 from kgmlm.evaluation.evaluator import evaluate
+from kgmlm.evaluation.metrics import half_interval
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, distinct_triples
@@ -19,6 +21,7 @@ from kgmlm.ranking.ranker import PlainScorer
 from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS
 
+COUNTING = "counting answers in training"
 AT_ONCE = 2**22  # counts that are looked up at once
 
 
@@ -38,37 +41,59 @@ class Counting(PlainScorer):
         return torch.from_numpy(self.counts[2 * queries.relation_B + queries.tail_B].toarray())
 
 
-def counted(graph: KnowledgeGraph, triples: int = 0) -> float:
-    """The MRR of counting on a seeded sample of validation; 0 is all of it."""
-    asked = Protocol(split="valid", max_triples=triples)
+class Figure(NamedTuple):
+    """An MRR by name, and half of its 95 % interval; None where no record has it."""
+
+    name: str
+    mrr: float
+    half: float | None
+
+
+def counted(graph: KnowledgeGraph, triples: int = 0, split: str = "valid") -> Figure:
+    """The MRR of counting on a seeded sample of a split; 0 is all of it."""
+    asked = Protocol(split=split, max_triples=triples)
     found = evaluate(Counting(graph), graph, asked, batch_size=max(1, AT_ONCE // len(graph.entities)))
-    return float((1 / found.ranks.of_type("realistic")).mean())
+    reciprocal_B = 1 / found.ranks.of_type("realistic")
+    return Figure(COUNTING, float(reciprocal_B.mean()), half_interval(reciprocal_B))
 
 
-def summary(figures: Mapping[str, Mapping[str, float]], triples: int, counting: float) -> list[str]:
-    """The lines of a table: validation MRR with a 95 % interval, the best signal first; and a hint where the
-    masked LM ranks no better than counting.
+def compared(figures: Mapping[str, Mapping[str, float]], counting: Figure) -> list[Figure]:
+    """All signals together, each alone, the best first, and counting.
+
+    Args:
+        figures: by stage, as of :func:`kgmlm.training.weights.weigh`.
+    """
+    first = {stage: of for stage, of in figures.items() if stage == "text" or stage in SIGNALS}
+    alone: dict[str, Figure] = {}
+    for stage, of in first.items():
+        names = [name for name in SIGNALS if f"mrr_{name}" in of]
+        own = [Figure(name, of[f"mrr_{name}"], of.get(f"half_{name}")) for name in names]
+        only = Figure("likelihood" if stage == "text" else stage, of["mrr"], of.get("half"))
+        alone |= {figure.name: figure for figure in own or [only]}
+    last = [*first.values()][-1]
+    rows = sorted(alone.values(), key=lambda figure: -figure.mrr)
+    return [Figure("all signals", last["mrr"], last.get("half")), *rows, counting]
+
+
+def summary(figures: Mapping[str, Mapping[str, float]], triples: int, counting: Figure) -> list[str]:
+    """The lines of a table: validation MRR with its 95 % interval, the best signal first; and a hint where
+    the masked LM ranks no better than counting.
 
     Args:
         figures: by stage, as of :func:`kgmlm.training.weights.weigh`.
         triples: of validation, that they are of.
         counting: as of :func:`counted`.
     """
-    first = {stage: of for stage, of in figures.items() if stage == "text" or stage in SIGNALS}
-    alone: dict[str, float] = {}
-    for stage, of in first.items():
-        own = {name: of[f"mrr_{name}"] for name in SIGNALS if f"mrr_{name}" in of}
-        alone |= own or {"likelihood" if stage == "text" else stage: of["mrr"]}
-    last = [*first.values()][-1]
-    rows = sorted(alone.items(), key=lambda pair: -pair[1])
-    rows = [("all signals", last["mrr"]), *rows, ("counting answers in training", counting)]
-    width = max(len(name) for name, _ in rows)
-    half = f", ± {last['half']:.3f} at 95 %" if "half" in last else ""
+    rows = compared(figures, counting)
+    width = max(len(row.name) for row in rows)
     lines = [
-        f"validation MRR of {triples:,} triples{half}:",
-        *(f"  {name:<{width}}  {mrr:.3f}" for name, mrr in rows),
+        f"validation MRR of {triples:,} triples, with 95 % intervals:",
+        *(
+            f"  {name:<{width}}  {mrr:.3f}" + ("" if half is None else f" ± {half:.3f}")
+            for name, mrr, half in rows
+        ),
     ]
-    if "text" in figures and figures["text"]["mrr"] <= counting:
+    if "text" in figures and figures["text"]["mrr"] <= counting.mrr:
         lines.append(
             "the masked LM ranks no better than counting: it needs more time (--minutes) or a pretrained "
             "model (--model)"

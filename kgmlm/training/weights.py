@@ -33,7 +33,7 @@ from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import Advance, Watcher
-from kgmlm.evaluation.metrics import Ranks
+from kgmlm.evaluation.metrics import Ranks, half_interval
 from kgmlm.evaluation.task import Part, RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -129,7 +129,7 @@ def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
     """``mrr`` and half of its 95 % interval, ``hits_at_1`` and ``hits_at_10`` of reciprocal ranks."""
     return {
         "mrr": float(reciprocal_B.mean()),
-        "half": float(1.96 * reciprocal_B.std() / np.sqrt(len(reciprocal_B))),
+        "half": half_interval(reciprocal_B),
         "hits_at_1": float((reciprocal_B >= 1).mean()),
         "hits_at_10": float((reciprocal_B >= 0.1).mean()),
     }
@@ -543,7 +543,8 @@ def weigh(
         The mixture of all signals; and by stage, the text first and then each signal beside those before it,
         ``mrr``, ``hits_at_1`` and ``hits_at_10``, each half of the triples by weights that were fitted on the
         other; ``mrr_one_weight`` with the same weights for all relations; ``mrr_`` and its name by a signal
-        alone; ``mrr_text`` without the stage's signal, of all but the text; ``weight_...`` of the text's.
+        alone, and ``half_`` half of its 95 % interval; ``mrr_text`` without the signal of the stage; and
+        ``weight_...`` of the parts of the text.
     """
     task, stages = validation_task(graph, protocol, among), _stages(ranker)
     if not stages:
@@ -569,6 +570,8 @@ def weigh(
         if len(of) > 1:
             figures[stage]["mrr_one_weight"] = mrr[f"{stage} one"]
             figures[stage] |= {f"mrr_{name}": mrr[f"{name} alone"] for name in new}
+            alone = {name: measured[f"{name} alone"] for name in new}
+            figures[stage] |= {f"half_{name}": half_interval(of_B) for name, of_B in alone.items()}
         if before is not None:
             figures[stage]["mrr_text"] = mrr[before]
     if "text" in stages and len(stages["text"]) > 1:

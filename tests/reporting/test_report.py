@@ -25,11 +25,14 @@ from trainings import TINY
 import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError, RunError
+from kgmlm.core.tables import ENDS
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.metrics import Ranks
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.prediction.listing import read_list
+from kgmlm.prediction.new_facts import FILE
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.reporting import figures
 from kgmlm.reporting.charts import (
@@ -51,19 +54,10 @@ from kgmlm.reporting.figures import Ranked, questions
 from kgmlm.reporting.report import Contents, render
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.run import Run
+from kgmlm.training.summary import counted
 
 VOID = {"meta", "line", "rect", "polyline", "circle", "br"}
-SECTIONS = [
-    "made",
-    "curves",
-    "metrics",
-    "relations",
-    "probabilities",
-    "weights",
-    "questions",
-    "audit",
-    "words",
-]
+SECTIONS = ["metrics", "signals", "relations", "new-facts", "questions", "made", "curves", "audit", "words"]
 
 
 class Page(HTMLParser):
@@ -150,9 +144,15 @@ def test_a_report_says_what_the_evaluation_said(evaluated: Path, tmp_path: Path,
         for name in ("inverse_harmonic_mean_rank", "adjusted_arithmetic_mean_rank_index"):
             assert number(metrics[f"{side}.realistic.{name}"]).text in page.text
     assert f"kgmlm calibrate {evaluated}" in page.text  # how to get what is not there
+    assert "probabilities" not in page.ids
+    counting = counted(kgmlm.load_graph("toy"), split="test")
+    assert f"counting answers in training has {counting.mrr:.3f}" in page.text
+    assert "counting answers in training" in page.text
+    best = read_list(evaluated / FILE)[0].slice(0, 1).to_pylist()[0]
+    assert " ".join(best[f"{end}_name"] for end in ENDS) in page.text
     assert "the 8 test triples, which training has not seen" in page.text
     assert "Table 1" not in page.text  # numbered by the style
-    assert "Against toy" in page.text
+    assert "Compared with toy" in page.text
     assert "0 of 12 intervals do not touch zero" in page.text
     assert page.text.count("+0.0000 to +0.0000") == 12
 
@@ -254,8 +254,8 @@ def test_runs_of_different_graphs_do_not_compare(
 def test_a_pack_has_a_report(evaluated: Path, tmp_path: Path) -> None:
     pack = kgmlm.pack(evaluated, tmp_path / "small-one.kgmlm", progress=False)
     page = read(kgmlm.report(pack, tmp_path / "a.html", progress=False))
-    assert "small-one How well" in page.text
-    assert "a pack leaves it out" in page.text
+    assert "small-one Link prediction" in page.text
+    assert "curves" not in page.ids  # a pack leaves out how it was trained
     assert "kgmlm pack PACK --calibrate" in page.text
 
 

@@ -22,8 +22,8 @@ from conftest import TINY_SETTINGS, Cli
 import kgmlm
 from kgmlm.core.tables import ENDS
 from kgmlm.prediction.listing import read_list
+from kgmlm.prediction.new_facts import FILE
 from kgmlm.serving import feedback
-from kgmlm.serving.new_facts import FILE
 from kgmlm.serving.serve import service
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]

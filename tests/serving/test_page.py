@@ -20,10 +20,10 @@ from kgmlm.graphs.entities import EntityTable, RelationTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
+from kgmlm.prediction.new_facts import FILE
 from kgmlm.serving import feedback
 from kgmlm.serving.app import FOLDER
 from kgmlm.serving.explore import Explorer
-from kgmlm.serving.new_facts import FILE
 from kgmlm.serving.serve import service
 from kgmlm.signals import SIGNALS
 

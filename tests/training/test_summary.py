@@ -19,37 +19,44 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.runs.folder import open_folder
-from kgmlm.training.summary import Counting, counted, following, summary
+from kgmlm.training.summary import COUNTING, Counting, Figure, counted, following, summary
 
 FIGURES = {
-    "text": {"mrr": 0.31, "half": 0.02, "mrr_likelihood": 0.3, "mrr_vector": 0.2},
-    "kge": {"mrr": 0.35, "half": 0.02, "mrr_kge": 0.25, "mrr_text": 0.31},
-    "types": {"mrr": 0.4, "half": 0.021, "mrr_types": 0.1, "mrr_text": 0.35},
+    "text": {
+        "mrr": 0.31,
+        "half": 0.02,
+        "mrr_likelihood": 0.3,
+        "half_likelihood": 0.03,
+        "mrr_vector": 0.2,
+        "half_vector": 0.04,
+    },
+    "kge": {"mrr": 0.35, "half": 0.02, "mrr_kge": 0.25, "half_kge": 0.05, "mrr_text": 0.31},
+    "types": {"mrr": 0.4, "half": 0.021, "mrr_types": 0.1, "half_types": 0.06, "mrr_text": 0.35},
     "reverse": {"mrr": 0.42, "k": 10},
 }
 
 
 def test_a_table_has_all_signals_each_alone_and_counting() -> None:
-    head, *rows = summary(FIGURES, 1234, 0.15)
-    assert head == "validation MRR of 1,234 triples, ± 0.021 at 95 %:"
-    assert [row.split() for row in rows] == [
-        ["all", "signals", "0.400"],
-        ["likelihood", "0.300"],
-        ["kge", "0.250"],
-        ["vector", "0.200"],
-        ["types", "0.100"],
-        ["counting", "answers", "in", "training", "0.150"],
+    head, *rows = summary(FIGURES, 1234, Figure(COUNTING, 0.15, 0.01))
+    assert head == "validation MRR of 1,234 triples, with 95 % intervals:"
+    assert [row.split(maxsplit=4 if row.split()[0] == "counting" else -1) for row in rows] == [
+        ["all", "signals", "0.400", "±", "0.021"],
+        ["likelihood", "0.300", "±", "0.030"],
+        ["kge", "0.250", "±", "0.050"],
+        ["vector", "0.200", "±", "0.040"],
+        ["types", "0.100", "±", "0.060"],
+        ["counting", "answers", "in", "training", "0.150 ± 0.010"],
     ]
     assert len({len(row) for row in rows}) == 1, "figures stand below each other"
 
 
 @pytest.mark.parametrize(("counting", "weak"), [(0.309, False), (0.31, True), (0.5, True)])
 def test_a_text_that_is_no_better_than_counting_is_told(counting: float, weak: bool) -> None:
-    assert ("no better than counting" in summary(FIGURES, 100, counting)[-1]) == weak
+    assert ("no better than counting" in summary(FIGURES, 100, Figure(COUNTING, counting, None))[-1]) == weak
 
 
 def test_one_signal_is_a_table_too() -> None:
-    rows = summary({"rules": {"mrr": 0.2, "half": 0.1}}, 10, 0.3)
+    rows = summary({"rules": {"mrr": 0.2, "half": 0.1}}, 10, Figure(COUNTING, 0.3, 0.1))
     assert [row.split()[0] for row in rows[1:]] == ["all", "rules", "counting"]
     assert "no better" not in rows[-1], "there is no masked LM"
 
@@ -62,7 +69,7 @@ def test_counting_goes_by_training_alone(toy: KnowledgeGraph) -> None:
         expected = np.bincount(train[:, column], minlength=len(toy.entities))
         assert scores_BN[row].tolist() == expected.tolist()
     found = evaluate(Counting(toy), toy, Protocol(split="valid"))
-    assert counted(toy) == pytest.approx((1 / found.ranks.of_type("realistic")).mean())
+    assert counted(toy).mrr == pytest.approx((1 / found.ranks.of_type("realistic")).mean())
 
 
 def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:

@@ -1,0 +1,102 @@
+"""The list of new facts that a run keeps for its page and its report, as `kgmlm complete` makes it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kgmlm.core.errors import KgmlmError
+from kgmlm.core.progress import Watcher
+from kgmlm.prediction.complete import complete, made_of
+from kgmlm.prediction.listing import read_list
+from kgmlm.runs.run import Run
+
+FILE = "new-facts.parquet"  # in the run
+QUERIES = 2000  # of larger graphs: a sample, some half a minute of a core
+LEAST = 0.01  # the least probability that is listed
+ENOUGH = 10  # facts of which it says something how many came true
+TEST = "test"  # the split that the list knows nothing of, to see how many came true
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class NewFacts:
+    """The most probable triples that a run's graph lacks.
+
+    Attributes:
+        table: as :func:`~kgmlm.prediction.listing.read_list` reads it, best first.
+        asked: queries whose answers they are.
+        hidden: of those from a probability on, how many the test split has; None where there is none.
+    """
+
+    table: pa.Table
+    asked: int
+    hidden: Row | None
+
+    @classmethod
+    def read(cls, run: Run, file: Path) -> NewFacts | None:
+        """The list that is kept, if it is there and of the run as it is."""
+        with suppress(KgmlmError, OSError):
+            table, manifest = read_list(file)
+            asked = (made_of(run.folder), run.options.scores, list(_known(run)))
+            if tuple(manifest.get(key) for key in ("run", "scores", "known")) == asked:
+                rows = (manifest.get("report") or {"by probability": []})["by probability"]
+                hidden = next((row for row in reversed(rows) if row["listed"] >= ENOUGH), None)
+                return cls(table, int(manifest["queries"]), hidden)
+        return None
+
+    @classmethod
+    def of(cls, run: Run, file: Path, watch: Watcher) -> NewFacts | None:
+        """The list that is kept, or a new one.
+
+        Raises:
+            DataError: when the graph has no validation triples, which probabilities are estimated by.
+            RunError: when another process is at work on it.
+        """
+        if (found := cls.read(run, file)) is not None:
+            return found
+        clear(file)
+        complete(run.folder.path, file, options=run.options, progress=watch, **_keywords(run))
+        return cls.read(run, file)
+
+
+def clear(file: Path) -> None:
+    """Remove a list, and its parts, which may be of another state of the run."""
+    shutil.rmtree(f"{file}.parts", ignore_errors=True)
+    file.unlink(missing_ok=True)
+
+
+def command(run: Run, file: Path) -> list[str]:
+    """The command that makes the list in a process of its own."""
+    given = _keywords(run)
+    return [
+        *(sys.executable, "-m", "kgmlm", "complete", str(run.path.resolve()), "--output", str(file)),
+        *("--min-probability", str(LEAST), "--sample", str(QUERIES), "--functional", "--quiet"),
+        *("--known", ",".join(given["known"]), "--scores", run.options.scores),
+        *(["--explain"] if given["explain"] else []),
+        *(["--report", TEST] if given["report"] else []),
+    ]
+
+
+def _known(run: Run) -> tuple[str, ...]:
+    """The splits that are never listed."""
+    return tuple(split for split in run.graph.splits if split != TEST)
+
+
+def _keywords(run: Run) -> dict[str, Any]:
+    """How the list is asked for, as keywords of :func:`~kgmlm.prediction.complete.complete`."""
+    with_rules = run.options.scores == "all" and "rules" in run.folder.tuned.mixture.signals
+    return {
+        "min_probability": LEAST,
+        "sample": QUERIES,
+        "functional": True,
+        "explain": with_rules,
+        "known": list(_known(run)),
+        "report": TEST if TEST in run.graph.splits else None,
+    }
