@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: files of the repository's root become pages, and links that leave the site become text.
+"""Hooks of MkDocs: some files outside of `docs/` become pages, and links that leave the site become text.
 
 So the same Markdown works in the repository and on the site, and a link to a file that is gone fails both.
 """
@@ -19,6 +19,7 @@ PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "eval/MEASURED.md": "measured.md",
 }
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -33,7 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links at the site's pages; a file that is no page is named instead of linked."""
     name = page.file.src_uri
-    folder = "" if name in PAGES.values() else "docs"
+    folder = {page: str(Path(source).parent) for source, page in PAGES.items()}.get(name, "docs")
 
     def rewritten(link: re.Match[str]) -> str:
         text, target, anchor = link.groups(default="")

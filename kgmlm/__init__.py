@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Threads of OpenMP that wait for each other spin, which takes the cores from other processes: training beside
-# five of them took four times as long as with threads that soon sleep (docs/measured.md). GNU's OpenMP, which
+# five of them took four times as long as with threads that soon sleep (eval/MEASURED.md). GNU's OpenMP, which
 # torch's wheels for Linux bring, reads this when torch is imported; its own default is 300,000 rounds.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):

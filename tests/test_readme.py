@@ -22,7 +22,7 @@ from kgmlm.graphs.cards import cards_folder
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *DOCS]
+PAGES = [README, *(ROOT / x for x in ("CONTRIBUTING.md", "ARCHITECTURE.md", "eval/MEASURED.md")), *DOCS]
 RUN = [README, *(ROOT / "docs" / f"{name}.md" for name in ("unseen-entities", "signals", "retrieval"))]
 TREE: Any = typer.main.get_command(app)
 
@@ -215,5 +215,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_of_the_docs_is_in_the_menu() -> None:
     menu = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
     assert menu == {page.name for page in DOCS} | {
-        f"{x}.md" for x in ("index", "architecture", "contributing", "changelog")
+        f"{x}.md" for x in ("index", "architecture", "contributing", "changelog", "measured")
     }

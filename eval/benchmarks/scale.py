@@ -8,7 +8,7 @@ since reading five million takes 83 hours of one core. Its recall is therefore t
 "step" is a training step with entity vectors. "train" are two steps without them, a validation of 1,000
 triples, and all around that; its run is opened and asked. "rank" is the first query and "again" the median of
 twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg, a
-table to docs/measured.md.
+table to eval/MEASURED.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SHOWN = (
     ("rank one by the index of vectors, cold", "retrieve-vectors", "seconds"),
     ("rank one by the index of vectors, warm", "retrieve-vectors", "again"),
 )
-DOCS = HERE.parents[1] / "docs" / "measured.md"
+DOCS = HERE.parent / "MEASURED.md"
 STEPS = 10
 
 
@@ -244,7 +244,7 @@ def fitted(rows: list[dict[str, Any]], key: str) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table of seconds and GiB, for docs/measured.md."""
+    """The rows as a table of seconds and GiB, for eval/MEASURED.md."""
     sizes = [size for size in SIZES if any(row["size"] == size for row in rows)]
     lines = ["| | " + " | ".join(f"{SIZES[x][0]:,} / {SIZES[x][1]:,}" for x in sizes) + " |"]
     lines.append("|---" * (len(sizes) + 1) + "|")
@@ -298,7 +298,7 @@ def main(
     parts: Annotated[str, typer.Option(help="What is measured.")] = ",".join(PARTS),
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
     output: Annotated[
-        Path, typer.Option(help="Rows; the plot is beside them, the table in docs/measured.md.")
+        Path, typer.Option(help="Rows; the plot is beside them, the table in eval/MEASURED.md.")
     ] = (HERE / "scale.json"),
     run: Annotated[Path, typer.Option(hidden=True)] = Path(),
 ) -> None:
