@@ -16,6 +16,7 @@ from kgmlm.core.config import load_settings
 from kgmlm.core.errors import ConfigError, check_numbers, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.results import Result
 from kgmlm.graphs.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.graphs.checks import LISTED, check_graph, lines_of
 from kgmlm.graphs.datasets import load_graph, unread_files, write_folder
@@ -46,7 +47,7 @@ Triple = tuple[str, str, str]  # labels
 
 
 @dataclass(frozen=True)
-class Cards:
+class Cards(Result):
     """The built-in datasets, by name."""
 
     cards: Mapping[str, Card]
@@ -60,10 +61,6 @@ class Cards:
         import pandas as pd
 
         return pd.DataFrame(self.as_json()).set_index("name")
-
-    def _repr_html_(self) -> str:
-        table: str = self.to_frame().to_html()
-        return table
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from kgmlm.core.errors import DataError, check_numbers
 from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.results import Result
 from kgmlm.evaluation.metrics import KEY, SIDES, Ranks
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.packs import find_pack, unpack
@@ -183,7 +184,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result):
     """Two runs side by side.
 
     Attributes:
@@ -212,7 +213,3 @@ class Comparison:
         import pandas as pd
 
         return pd.DataFrame(self.as_json()["differences"])
-
-    def _repr_html_(self) -> str:
-        table: str = self.to_frame().to_html(index=False, float_format="{:.4f}".format)
-        return table

@@ -15,6 +15,7 @@ from kgmlm.core.config import Protocol, load_protocol
 from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.results import Result
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.evaluation.evaluator import Ranking
 from kgmlm.evaluation.task import Scope
@@ -157,7 +158,7 @@ _SHOWN = {
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(Result):
     """The ranks and metrics of an evaluation.
 
     Attributes:
@@ -202,9 +203,7 @@ class Report:
         return f"<{found['dataset']} {found['split']}: MRR {self.metrics.get('mrr', float('nan')):.4f}>"
 
     def _repr_html_(self) -> str:
-        what = html.escape(f"{self.values['dataset']} {self.values['split']}")
-        table: str = self.to_frame().to_html(float_format="{:.4f}".format)
-        return f"<p>{what}</p>{table}"
+        return f"<p>{html.escape(repr(self))}</p>{super()._repr_html_()}"
 
 
 class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):

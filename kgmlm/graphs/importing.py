@@ -29,6 +29,7 @@ from kgmlm.core.errors import ConfigError, DataError, check_numbers
 from kgmlm.core.files import as_path
 from kgmlm.core.processes import check_main_guard
 from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.results import Outcome
 from kgmlm.core.tables import header_columns
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
 from kgmlm.graphs.datasets import read_folder, write_splits
@@ -347,7 +348,7 @@ def import_graph(
     split: bool = False,
     seed: int = 0,
     progress: bool | Watcher | Advance = True,
-) -> dict[str, Any]:
+) -> Outcome:
     """Make a dataset folder of RDF files or of a Wikidata JSON dump.
 
     RDF is N-Triples, N-Quads, Turtle, TriG or RDF/XML. Labels are IRIs, or Wikidata's ids. Names are
@@ -409,7 +410,7 @@ def import_graph(
             for message in split_notes(graph, [s for s in graph.splits if s != "train"], {"valid": None}):
                 watch.tell(message)
             report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
-    return report
+    return Outcome(report)
 
 
 def _bytes(watch: Watcher, total: int, n: int) -> None:

@@ -18,6 +18,8 @@ from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import ConfigError, QueryError, check_numbers, check_whole
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.results import Outcome, Result
+from kgmlm.core.tables import ENDS
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import EntityTable
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Classified:
+class Classified(Result):
     """Probabilities of n triples.
 
     Attributes:
@@ -81,14 +83,16 @@ class Classified:
         return replace(self, **{key: value[rows] for key, value in arrays.items()})
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per triple: its labels, ``probability``, ``true`` (what is decided), ``known``, and ``label``
-        where a file had one.
+        """A row per triple: names, ``probability``, ``true`` (what is decided), ``known``, ``label`` where a
+        file had one, and labels.
         """
         import pandas as pd
 
-        table = pd.DataFrame(self.graph.labeled(self.triples), columns=["head", "relation", "tail"])
-        table = table.assign(probability=self.probabilities, true=self.decided, known=self.known)
-        return table if self.labels is None else table.assign(label=self.labels)
+        names = pd.DataFrame(self.graph.named(self.triples), columns=[f"{end}_name" for end in ENDS])
+        table = names.assign(probability=self.probabilities, true=self.decided, known=self.known)
+        if self.labels is not None:
+            table["label"] = self.labels
+        return table.join(pd.DataFrame(self.graph.labeled(self.triples), columns=list(ENDS)))
 
     def explained(self) -> list[dict[str, Any] | None]:
         """The parts of each probability, None for known triples: for each side its features and what they
@@ -155,10 +159,6 @@ class Classified:
             "accuracy": float((self.decided[new] == labels).mean()),
             "known": int(self.known.sum()),
         }
-
-    def _repr_html_(self) -> str:
-        table: str = self.to_frame().to_html(index=False, float_format="{:.4f}".format)
-        return table
 
 
 def judged(
@@ -247,7 +247,7 @@ def calibrate(
     batch_size: int = 64,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
-) -> dict[str, Any]:
+) -> Outcome:
     """Fit probabilities to a run's scores on validation, and keep them with the run.
 
     Two kinds: that a given triple is true, where as many are true as false (:func:`classify`); and that a
@@ -282,7 +282,7 @@ def calibrate(
         batch_size=batch_size, device=device, watch=watch,
     )  # fmt: skip
     save_calibration(folder, found)
-    return {**figures, "lists": [{"stages": list(x.stages), **x.valid} for x in found.lists]}
+    return Outcome({**figures, "lists": [{"stages": list(x.stages), **x.valid} for x in found.lists]})
 
 
 def measure_probabilities(
@@ -299,7 +299,7 @@ def measure_probabilities(
     batch_size: int = 64,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
-) -> dict[str, Any]:
+) -> Outcome:
     """Measure a run's probabilities on triples that they were not fitted to.
 
     Those that :func:`calibrate` kept are measured; it is done first where it was not yet.
@@ -337,10 +337,11 @@ def measure_probabilities(
     options = RankingOptions(rerank=0, retrieve=0, device=device, precision=precision, runtime="torch")
     with watch:
         ranker = _ranker(folder, options, asked, batch_size, watch)
-        return measured_on(
+        found = measured_on(
             calibration, ranker, asked, split, _numbers(folder.graph, asked),
             most=max_triples, seed=seed, batch_size=batch_size, advance=watch,
         )  # fmt: skip
+    return Outcome(found)
 
 
 def classify(

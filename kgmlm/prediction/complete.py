@@ -20,6 +20,7 @@ from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers
 from kgmlm.core.files import as_path, locked
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.results import Outcome
 from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -243,7 +244,7 @@ def complete(
     shard: str | None = None,
     progress: bool | Watcher | Advance = True,
     **keywords: Unpack[CompletionKeywords],
-) -> dict[str, Any]:
+) -> Outcome:
     """List the triples that a run's graph lacks, the most probable first.
 
     Every (entity, relation, side) that training has is asked. Parts are kept in ``OUTPUT.parts``: the same
@@ -268,8 +269,9 @@ def complete(
             ``options``.
 
     Returns:
-        The manifest: settings, counts, how probabilities were estimated, the highest one, the report; and
-        ``best``, the ten most probable triples with names and, in runs with rules, reasons.
+        The manifest, as a dict: settings, counts, how probabilities were estimated, the highest one, the
+        report; and ``best``, which is its table: the ten most probable triples with names and, in runs with
+        rules, reasons.
 
     Raises:
         RunError: when the parts of another run or of other settings are there, a process was killed, or no
@@ -298,8 +300,9 @@ def complete(
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
         if shard is None:
-            return _list(plan, target, wanted, watch) | made
-        return {"shard": shard, "parts": plan.parts.count, "missing": len(plan.parts.missing()), **made}
+            return Outcome(_list(plan, target, wanted, watch) | made, "best")
+        parts = {"parts": plan.parts.count, "missing": len(plan.parts.missing())}
+        return Outcome({"shard": shard, **parts, **made})
 
 
 def _check_replaced(target: Path) -> None:

@@ -17,6 +17,7 @@ from kgmlm.core import files
 from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.core.files import as_path
 from kgmlm.core.processes import check_main_guard
+from kgmlm.core.results import Outcome
 from kgmlm.core.tables import CsvFile, for_spreadsheet
 from kgmlm.prediction.listing import read_list
 from kgmlm.runs.record import check_result
@@ -206,7 +207,7 @@ def export(
     min_probability: float = 0.0,
     base: str = BASE,
     spreadsheet: bool = False,
-) -> dict[str, Any]:
+) -> Outcome:
     """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, TSV, JSON Lines, or for Neo4j.
 
     Args:
@@ -239,4 +240,4 @@ def export(
     table, _ = read_list(source)
     table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
     write_export(table, target, chosen, base, spreadsheet=spreadsheet)
-    return {"output": str(target), "format": chosen, "triples": len(table)}
+    return Outcome({"output": str(target), "format": chosen, "triples": len(table)})

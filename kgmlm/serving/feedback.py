@@ -10,7 +10,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 from filelock import FileLock
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kgmlm.core import files
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.core.files import as_path
+from kgmlm.core.results import Outcome
 from kgmlm.core.tables import ENDS, LABEL, write_tsv
 from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, path_of
@@ -107,7 +108,7 @@ def add_judgments(path: Path, judgment: Judgment) -> None:
         raise RunError(f"{path} cannot be written: {error.strerror or 'it is locked'}") from None
 
 
-def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
+def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
     """Write the judgments that the service's page took as a file of triples with labels.
 
     Args:
@@ -136,9 +137,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> dict[str, Any]:
     else:
         write_tsv(target, rows)
     accepted = sum(judgment.label == 1 for judgment in counting)
-    return {
-        "output": str(target),
-        "accepted": accepted,
-        "rejected": len(counting) - accepted,
-        "damaged": said.damaged,
-    }
+    rejected = len(counting) - accepted
+    return Outcome(
+        {"output": str(target), "accepted": accepted, "rejected": rejected, "damaged": said.damaged}
+    )

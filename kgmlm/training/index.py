@@ -19,6 +19,7 @@ import torch
 from kgmlm.core.arrays import cosines
 from kgmlm.core.processes import join, shared_by, sharing
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.results import Outcome
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
@@ -206,7 +207,7 @@ def index(
     recall: float = 0.99,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
-) -> dict[str, Any]:
+) -> Outcome:
     """Index a run's entity vectors; ``open_run(..., retrieve=100)`` then scores only what the index finds.
 
     Several processes (``torchrun``) share the reading of entities.
@@ -236,4 +237,4 @@ def index(
             target=recall,
             advance=lambda n, total: watch("indexing", n, total),
         )
-    return dict(world.from_main(save_index(folder, made).record if world.main else None))
+    return Outcome(world.from_main(save_index(folder, made).record if world.main else None))

@@ -15,6 +15,7 @@ from kgmlm.core.config import Protocol, Settings, load_settings
 from kgmlm.core.errors import RunError, check_numbers
 from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.results import Outcome
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
 from kgmlm.runs.record import (
     ENDED,
@@ -214,7 +215,7 @@ def tune(
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
     **settings: Any,
-) -> Figures:
+) -> Outcome:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
     Then how many of the best are scored in reverse, if that was added, and how many a reranker reads again,
@@ -277,8 +278,8 @@ def tune(
         )
 
     if {*as_names(add), *dropping} != {REVERSE}:
-        return chosen("")
-    return chosen("reverse") | (chosen("reranking") if folder.reranker else {})
+        return Outcome(chosen(""))
+    return Outcome(chosen("reverse") | (chosen("reranking") if folder.reranker else {}))
 
 
 def _read_texts(
