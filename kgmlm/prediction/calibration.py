@@ -37,7 +37,7 @@ from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
-from kgmlm.runs.opened import constraints_of
+from kgmlm.runs.opened import constraints_of, open_retrieval, shortlist_of
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import RERANKER, command_line
 
@@ -599,7 +599,8 @@ def fitted(
 def _lists(
     run: RunFolder, ranker: Ranker, most: int, watch: Watcher, **options: Any
 ) -> tuple[ListCalibration, ...]:
-    """The probabilities of candidate lists, by the first stage alone and with the run's second stages.
+    """The probabilities of candidate lists, by the first stage alone and with the run's second stages; of
+    what the index finds, where the run ranks so by default.
 
     Args:
         ranker: the first stage.
@@ -607,6 +608,8 @@ def _lists(
     """
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
     asked = drawn(run.graph, typed.askable, most or 10 * QUERIES, options["seed"])
+    retrieval = open_retrieval(run, ranker, shortlist_of(run) or None)
+    options |= {"retrieval": retrieval}
     found = [fit_lists(ranker, run.graph, asked, advance=partial(watch, "ranking validation"), **options)]
     use, back, whole, reranker = run.tuned.use, run.tuned.reverse_use, ranker, ""
     if back is not None:

@@ -10,13 +10,13 @@ Shapes: n candidates, B queries, N entities.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, highest, numpy, some_of
+from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, numpy, some_of
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, triple_keys
@@ -24,6 +24,7 @@ from kgmlm.prediction.merged import Examples, by_others, fit_likely, held_out, s
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import ListCalibration, Truth, falling, list_features, temperature_of
 from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.retrieval import Retrieval, columns_of, lists_of
 
 TOP = 20  # candidates of each query that are fitted to
 QUERIES = 1000  # of those that validation answers, and of those that training answers; of others half as many
@@ -115,6 +116,7 @@ def fit_lists(
     asked: Asked,
     *,
     reranker: str = "",
+    retrieval: Retrieval | None = None,
     lacking: float = 1.0,
     seed: int = 0,
     batch_size: int = 64,
@@ -125,12 +127,14 @@ def fit_lists(
     Args:
         ranker: of the run's own graph, with its second stages or without.
         reranker: the digest of the cross-encoder among the second stages.
+        retrieval: the index that finds the candidates; None scores all.
         lacking: how large the hidden set is of which a probability is the share, in times of validation.
     """
     hidden = hidden_keys(graph)
     truth = Truth.hidden(len(hidden), lacking)
     count = len(asked.queries)
-    examples, query_n = _examples(ranker, graph, asked, hidden, seed, batch_size, lambda n: advance(n, count))
+    lists = lists_of(ranker, asked.queries, retrieval, batch_size, lambda n: advance(n, count))
+    examples, query_n = _examples(lists, graph, asked, hidden, seed, temperature_of(ranker))
     relations = len(graph.relations) + 1  # the last is the average one
     in_all = replace(examples, weights=asked.each * examples.weights)
     examples = replace(examples, weights=np.ones(len(examples.labels)), offsets=_offsets(examples))
@@ -144,7 +148,9 @@ def fit_lists(
         "held out": held_out(in_all, others, truth),
     }
     likely = fit_likely(examples, relations, truth.labeled, STRENGTH)
-    return ListCalibration.of(likely, len(hidden), lacking, stages, reranker, valid)
+    return ListCalibration.of(
+        likely, len(hidden), lacking, stages, reranker, 0 if retrieval is None else retrieval.k, valid
+    )
 
 
 def _offsets(examples: Examples) -> FloatArray:
@@ -177,34 +183,34 @@ def hidden_keys(graph: KnowledgeGraph) -> IntArray:
 
 
 def _examples(
-    ranker: Ranker,
+    lists: Iterable[tuple[IntArray, Array, IntArray | None]],
     graph: KnowledgeGraph,
     asked: Asked,
     hidden: IntArray,
     seed: int,
-    batch_size: int,
-    advance: Callable[[int], None],
+    temperature: float,
 ) -> tuple[Examples, IntArray]:
     """The best candidates of queries, and whether validation has them; and of which query each is ``(n,)``.
 
     The candidates of a query stand together, the best first.
 
     Args:
+        lists: of the queries, as of :func:`~kgmlm.ranking.retrieval.lists_of`.
         hidden: as of :func:`hidden_keys`.
     """
     entities, relations = len(graph.entities), len(graph.relations)
     fold_B = np.random.default_rng((seed, 1)).integers(0, 4, len(asked.queries))
-    temperature = temperature_of(ranker)
     parts, which = [], []
-    for at, scores_bN in ranker.rank(asked.queries, batch_size=batch_size, advance=advance):
+    for at, scores_bC, ids_bC in lists:
         some = asked.queries[at]
-        taken = graph.context.answers.lookup(some)
-        open_bN = numpy(scores_bN).copy()
-        open_bN[taken] = MISSED
-        values_bK, ids_bK = (numpy(x) for x in highest(open_bN, min(TOP, entities)))
+        taken = columns_of(ids_bC, *graph.context.answers.lookup(some))
+        open_bC = numpy(scores_bC).copy()
+        open_bC[taken] = MISSED
+        values_bK, columns_bK = (numpy(x) for x in highest(open_bC, min(TOP, open_bC.shape[1])))
         rows, places = np.nonzero(values_bK > MISSED)
-        ids = ids_bK[rows, places]
-        features, evidence, _ = list_features(some, scores_bN, taken, rows, ids, temperature)
+        columns = columns_bK[rows, places]
+        features, evidence, _ = list_features(some, scores_bC, taken, rows, columns, temperature)
+        ids = columns if ids_bC is None else ids_bC[rows, columns]
         asking, tail = some.entity_B[rows], some.tail_B[rows]
         triples = np.stack(
             [np.where(tail, asking, ids), some.relation_B[rows], np.where(tail, ids, asking)], axis=1

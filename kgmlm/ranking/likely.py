@@ -205,6 +205,7 @@ class ListCalibration(StrictModel):
     Attributes:
         stages: the second stages that the scores went through: how many candidates, and the weight.
         reranker: the digest of the cross-encoder among them; empty where there is none.
+        retrieve: how many candidates an index finds; 0 where all are scored.
         lacking: how large the hidden set is, in times of validation.
         validation: how many triples it has that training has not.
         mean, deviation: of the features of each relation, those of the tail side first; the last row is of a
@@ -215,6 +216,7 @@ class ListCalibration(StrictModel):
 
     stages: dict[str, tuple[int, _Finite]]
     reranker: str
+    retrieve: Annotated[int, Field(ge=0)] = 0
     lacking: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     validation: Annotated[int, Field(ge=1)]
     mean: _Table
@@ -246,6 +248,7 @@ class ListCalibration(StrictModel):
         lacking: float,
         stages: Mapping[str, tuple[int, float]],
         reranker: str,
+        retrieve: int,
         valid: Mapping[str, Any],
     ) -> ListCalibration:
         """Keep what was fitted."""
@@ -256,7 +259,7 @@ class ListCalibration(StrictModel):
 
         return cls(
             stages={name: (int(k), float(weight)) for name, (k, weight) in stages.items()},
-            reranker=reranker, lacking=float(lacking), validation=validation,
+            reranker=reranker, retrieve=retrieve, lacking=float(lacking), validation=validation,
             mean=table(likely.scale.mean), deviation=table(np.maximum(likely.scale.deviation, 1e-6)),
             sides=table(likely.effects.sides), better=table(likely.effects.better),
             intercepts=table(likely.effects.intercepts), valid=dict(valid),

@@ -96,7 +96,7 @@ class Predictor:
 
     Args:
         retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
-        lists: the probabilities of candidates, where some are fitted to these scores; not with an index.
+        lists: the probabilities of candidates, where some are fitted to these scores.
         seen_N: the entities that the run was trained on; None is those of the graph.
 
     Example:
@@ -176,7 +176,7 @@ class Predictor:
             explain: add each token's log-likelihood and the parts of the score.
         """
         table = Queries.of(queries)
-        for rows, ranked, scores_BN in self._ranked(table, k, novel, batch_size, advance):
+        for rows, ranked, scores_BC, ids_BC in self._ranked(table, k, novel, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             never = known if novel else set()
@@ -184,7 +184,8 @@ class Predictor:
                 [(i, score) for i, score in of_query if score > MISSED and (b, i) not in never][:k]
                 for b, of_query in enumerate(ranked)
             ]
-            probable = self._probabilities(table[rows], [[i for i, _ in x] for x in chosen], scores_BN)
+            ids = [[i for i, _ in of_query] for of_query in chosen]
+            probable = self._probabilities(table[rows], ids, scores_BC, ids_BC)
             for b, row in enumerate(rows.tolist()):
                 predictions = [
                     self._prediction(queries[row], rank, i, score, (b, i) in known, probability)
@@ -214,6 +215,8 @@ class Predictor:
         # A candidate is no more probable than those before it, of which the best have a say.
         listed = sorted({*ids.tolist(), *top(others_N, BEFORE)}, key=lambda i: (-scores_N[i], i))
         (probable,) = self._probabilities(asked, [listed], scores_N[None])
+        if self.retrieval is not None:  # they are of what the index finds
+            probable = [None] * len(listed)
         probability = dict(zip(listed, probable, strict=True))
         predictions = [
             self._prediction(
@@ -239,16 +242,28 @@ class Predictor:
         )
 
     def _probabilities(
-        self, asked: Queries, ids: Sequence[Sequence[int]], scores_BN: Array | None
+        self,
+        asked: Queries,
+        ids: Sequence[Sequence[int]],
+        scores_BC: Array,
+        ids_BC: IntArray | None = None,
     ) -> list[list[float | None]]:
-        """The probabilities of candidates of each query, best first; None where there are none."""
-        if self.lists is None or scores_BN is None:
+        """The probabilities of candidates of each query, best first; None where there are none.
+
+        Args:
+            scores_BC: of all that compete: all entities, or those of ``ids_BC``.
+        """
+        if self.lists is None:
             return [[None] * len(of_query) for of_query in ids]
         rows = np.repeat(np.arange(len(ids)), [len(of_query) for of_query in ids])
         chosen = np.array([i for of_query in ids for i in of_query], np.int64)
-        taken = self.graph.context.answers.lookup(asked)
+        taken, columns = self.graph.context.answers.lookup(asked), chosen
+        if ids_BC is not None:
+            from kgmlm.ranking.retrieval import columns_of
+
+            taken, (_, columns) = columns_of(ids_BC, *taken), columns_of(ids_BC, rows, chosen)
         temperature = temperature_of(self.ranker)
-        found = self.lists.probabilities(asked, scores_BN, taken, rows, chosen, temperature)
+        found = self.lists.probabilities(asked, scores_BC, taken, rows, columns, temperature)
         if self.graph.has("valid"):  # which has them: nobody asks how probable they are
             tail, entity = asked.tail_B[rows], asked.entity_B[rows]
             ends = np.where(tail, entity, chosen), asked.relation_B[rows], np.where(tail, chosen, entity)
@@ -273,19 +288,21 @@ class Predictor:
         novel: bool,
         batch_size: int,
         advance: Callable[[int], None],
-    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Array | None]]:
-        """Ids and scores of each query, best first: a shortlist, or the k best of all, and all scores."""
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Array, IntArray | None]]:
+        """Ids and scores of each query, best first: a shortlist, or the k best of all; and the scores of all
+        that compete, with their ids where these are not all entities.
+        """
         if self.retrieval is not None:
-            from kgmlm.ranking.retrieval import shortlist
+            from kgmlm.ranking.retrieval import lists_of
 
-            text = self.ranker.reads()
-            for rows, reading in self.ranker.reader.readings(queries, batch_size, advance, text=text):
-                ids_BK, scores_BK = shortlist(self.ranker, reading, self.retrieval, batch_size)
+            found = lists_of(self.ranker, queries, self.retrieval, batch_size, advance)
+            for rows, scores_BC, ids_BC in found:
+                assert ids_BC is not None
                 pairs = (
-                    zip(*row, strict=True) for row in zip(ids_BK.tolist(), scores_BK.tolist(), strict=True)
+                    zip(*row, strict=True) for row in zip(ids_BC.tolist(), scores_BC.tolist(), strict=True)
                 )
                 best = [[(i, score) for i, score in row if i >= 0] for row in pairs]
-                yield rows, best, None
+                yield rows, best, scores_BC, ids_BC
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
             scores_BN = numpy(scores_BN)
@@ -294,7 +311,7 @@ class Predictor:
                 ranked = put(scores_BN, self._known.lookup(queries[rows]), float("-inf"))
             ids = [top(row, k) for row in ranked]
             best = [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
-            yield rows, best, scores_BN
+            yield rows, best, scores_BN, None
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """Add to predictions the parts of their scores."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from kgmlm.core import digests, files
-from kgmlm.core.arrays import BoolArray, IntArray, check_finite, numpy
+from kgmlm.core.arrays import Array, BoolArray, IntArray, check_finite, numpy
 from kgmlm.core.errors import ConfigError, RunError, first_line
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
@@ -528,6 +528,40 @@ def _taken(ids_BK: IntArray, scores_BK: torch.Tensor, order: IntArray) -> tuple[
     return np.take_along_axis(ids_BK, order, 1), scores_BK.gather(
         1, torch.from_numpy(order).to(scores_BK.device)
     )
+
+
+def lists_of(
+    ranker: Ranker,
+    queries: Queries,
+    retrieval: Retrieval | None,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Iterator[tuple[IntArray, Array, IntArray | None]]:
+    """The candidates of queries and their scores, batch by batch.
+
+    Yields:
+        (rows, scores ``(b, C)``, ids ``(b, C)`` of what the index finds; None where all entities are scored).
+    """
+    if retrieval is None:
+        for rows, scores_bN in ranker.rank(queries, batch_size=batch_size, advance=advance):
+            yield rows, scores_bN, None
+        return
+    for rows, reading in ranker.reader.readings(queries, batch_size, advance, text=ranker.reads()):
+        ids_bC, scores_bC = shortlist(ranker, reading, retrieval, batch_size)
+        yield rows, scores_bC, ids_bC
+
+
+def columns_of(ids_BC: IntArray | None, rows: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Where candidates stand, as (row, column) pairs; those that an index has not found are left out.
+
+    Args:
+        ids_BC: as of :func:`lists_of`.
+    """
+    if ids_BC is None:
+        return rows, ids
+    hit_nC = ids_BC[rows] == ids[:, None]
+    there_n = hit_nC.any(1)
+    return rows[there_n], hit_nC.argmax(1)[there_n]
 
 
 def retrieve_and_rank(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from kgmlm.ranking.likely import ListCalibration
     from kgmlm.ranking.predictor import Prediction, Predictor
     from kgmlm.ranking.ranker import Ranker
+    from kgmlm.ranking.retrieval import Retrieval
 
 
 def open_predictor(
@@ -60,14 +61,18 @@ def open_predictor(
     opened = open_run_model(folder, options, graph, watch.tell, shortlist=True)
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
-    lists = _lists(opened.folder, ranker, options, watch) if opened.retrieval is None else None
+    lists = _lists(opened.folder, ranker, opened.retrieval, options, watch)
     return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval, lists, folder.graph.seen_N)
 
 
 def _lists(
-    folder: RunFolder, ranker: Ranker, options: RankingOptions, watch: Watcher
+    folder: RunFolder,
+    ranker: Ranker,
+    retrieval: Retrieval | None,
+    options: RankingOptions,
+    watch: Watcher,
 ) -> ListCalibration | None:
-    """The probabilities that were fitted to the scores of a ranker of all entities; None where none were."""
+    """The probabilities that were fitted to the scores of a ranker; None where none were."""
     from kgmlm.ranking.second_stage import CrossEncoding
 
     if options.scores != "all":
@@ -79,8 +84,11 @@ def _lists(
         return None
     stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
     reranker = folder.fingerprints.get(RERANKER, "") if CrossEncoding.name in stages else ""
-    found = next((x for x in there if (x.stages, x.reranker) == (stages, reranker)), None)
-    stale = found is None and (folder.path / PROBABILITIES).is_file() and options.rerank is None
+    found_by = 0 if retrieval is None else retrieval.k if retrieval.effort is None else -1
+    way = (stages, reranker, found_by)
+    found = next((x for x in there if (x.stages, x.reranker, x.retrieve) == way), None)
+    as_by_default = options.rerank is None and options.retrieve is None and options.effort is None
+    stale = found is None and (folder.path / PROBABILITIES).is_file() and as_by_default
     if stale and not is_unpacked(folder.path):
         watch.tell(
             f"no probabilities: those of {folder.path} are of other scores; `kgmlm calibrate {folder.path}` "

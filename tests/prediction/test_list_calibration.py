@@ -15,15 +15,19 @@ import pytest
 
 import kgmlm
 from kgmlm.core.arrays import BoolArray
+from kgmlm.core.config import TextSettings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import FilterIndex, both_sides
+from kgmlm.graphs.queries import FilterIndex, Query, both_sides
 from kgmlm.prediction import list_calibration
 from kgmlm.prediction.list_calibration import drawn, fit_lists
 from kgmlm.ranking.likely import Truth
+from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.retrieval import Retrieval
 from kgmlm.runs.folder import open_folder
+from kgmlm.training.index import build_index
 
 
 class Hears(Watcher):
@@ -170,6 +174,22 @@ def test_how_many_queries_a_sample_stands_for_does_not_change_the_fit(
     one, ten = (fit_lists(ranker, toy, asked._replace(each=each)) for each in (1.0, 10.0))
     assert one.model_copy(update={"valid": {}}) == ten.model_copy(update={"valid": {}})
     assert ten.valid["candidates"] == pytest.approx(10 * one.valid["candidates"], rel=1e-3)
+
+
+def test_an_index_that_finds_all_changes_nothing(
+    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
+) -> None:
+    pytest.importorskip("faiss")
+    ranker = make_ranker(TextSettings(max_length=40), VectorSettings(enabled=True))
+    asked, retrieval = drawn(toy, askable(toy), 0), Retrieval(build_index(ranker, toy), len(toy.entities))
+    whole, found = (fit_lists(ranker, toy, asked, retrieval=index) for index in (None, retrieval))
+    assert (whole.retrieve, found.retrieve) == (0, len(toy.entities))
+    queries = [Query(e, r, "tail") for e in range(4) for r in range(2)]
+    either = (Predictor(toy, ranker, index, lists) for index, lists in ((None, whole), (retrieval, found)))
+    exact, indexed = ([p for _, of in one.predict(queries, 5) for p in of] for one in either)
+    assert [p.id for p in indexed] == [p.id for p in exact]
+    for one, other in zip(indexed, exact, strict=True):
+        assert one.probability == pytest.approx(other.probability, rel=0.02)
 
 
 def test_an_entity_that_training_lacks_is_not_checked(calibrated: Path) -> None:

@@ -332,12 +332,19 @@ def test_validation_of_false_triples_alone_chooses_nothing(tmp_path: Path) -> No
 def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kgmlm.training.recipes.LARGE", 5)
     monkeypatch.setattr("kgmlm.training.index.SHORTLIST", 4)
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     vector = {"enabled": True, "max_length": 24}
     kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, vector=vector)
     run = kgmlm.open_run(tmp_path / "run")
     assert run.folder.record["shortlist"]["entities"] == 4
     assert len(run.rank(head="France", relation="has the capital", k=20)) == 4
+    probable = run.rank([("France", "capital", None), (None, "located_in", "europe")], k=20)
+    assert probable["probability"].notna().any(), "they are fitted to what the index finds"
+    assert probable[~probable["known"]]["probability"].notna().all()
+    for other in ({"retrieve": 0}, {"retrieve": 3}):
+        asked = kgmlm.open_run(tmp_path / "run", **other).rank(head="France", relation="capital")
+        assert asked["probability"].isna().all()
     whole = kgmlm.open_run(tmp_path / "run", retrieve=0)
     assert len(whole.rank(head="France", relation="has the capital", k=20)) == 20
     assert "retrieval" not in kgmlm.evaluate(run, progress=False).values, "all compete, unless asked"
