@@ -66,11 +66,11 @@ def folded(text: str) -> str:
 
 def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
     """``found``, but for the odd ones of some texts, which a function of Python's changes."""
-    at = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
-    if not len(at):
+    chosen = texts.filter(odd)
+    if not len(chosen):
         return found
-    parts = [texts.take(pa.array(at[start : start + _ODD])) for start in range(0, len(at), _ODD)]
-    changed = [pa.array([change(x) for x in part.to_pylist()], texts.type) for part in parts]
+    parts = [chosen.slice(start, _ODD) for start in range(0, len(chosen), _ODD)]
+    changed = [text_array([change(x) for x in part.to_pylist()]).cast(texts.type) for part in parts]
     return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
 
 
@@ -264,11 +264,16 @@ def _utf8(text: pa.Scalar) -> bytes:
     return found
 
 
+def text_array(texts: Sequence[str]) -> pa.LargeStringArray:
+    """Texts for Arrow, which imports pandas to make an array of Python's objects."""
+    encoded = [text.encode(errors="surrogatepass") for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
 def text_scalar(text: str) -> pa.Scalar:
-    """A text for Arrow, which imports pandas to make one of a Python object."""
-    data = text.encode(errors="surrogatepass")
-    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
-    return pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(data))[0]
+    """A text for Arrow, as :func:`text_array`."""
+    return text_array([text])[0]
 
 
 class RelationTable:

@@ -22,6 +22,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 
 LARGE = 200_000  # entities from which on names are compared as columns, instead of in a dictionary of all
+FEW = 20  # names of any graph that are looked up as columns: making the dictionary takes longer
 _LIKE = 20_000  # names of a large graph among which the nearest to an unknown one are looked for
 
 
@@ -30,6 +31,7 @@ class Resolver:
 
     def __init__(self, graph: KnowledgeGraph) -> None:
         self.graph = graph
+        self._asked = 0  # names
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:
@@ -42,7 +44,7 @@ class Resolver:
 
     @cached_property
     def _folded(self) -> list[pa.ChunkedArray]:
-        """Names and surfaces of a large graph, folded."""
+        """Names and surfaces, folded."""
         table = self.graph.entities.table
         same = table.column("surface").equals(table.column("name"))
         columns = [table.column("name")] if same else [table.column("name"), table.column("surface")]
@@ -50,7 +52,8 @@ class Resolver:
 
     def _named(self, text: str) -> list[int]:
         """The entities of a name: those that have it letter by letter, else whatever the case and form."""
-        if len(self.graph.entities) < LARGE:
+        self._asked += 1
+        if len(self.graph.entities) < LARGE and self._asked > FEW:
             found = self._by_name.get(folded(text), [])
         else:
             asked = text_scalar(folded(text))
@@ -141,9 +144,9 @@ def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
 
 def _folded(names: pa.Array) -> pa.Array:
     """Fold names as :func:`~kgmlm.graphs.graph.folded` does, only the odd ones one by one in Python."""
-    lowered = pc.utf8_lower(pc.if_else(pc.string_is_ascii(names), names, ""))
+    lowered = pc.ascii_lower(pc.if_else(pc.string_is_ascii(names), names, text_scalar("")))
     blank = pc.replace_substring_regex(lowered, r"[\s_]+", " ")
-    return by_python(pc.utf8_trim_whitespace(blank), names, pc.invert(pc.string_is_ascii(names)), folded)
+    return by_python(pc.ascii_trim_whitespace(blank), names, pc.invert(pc.string_is_ascii(names)), folded)
 
 
 def _check_text(text: object) -> None:

@@ -19,10 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, IntArray, distinct
 from kgmlm.core.config import RuleSettings
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import distinct_triples
 from kgmlm.signals.rule_set import LONGEST, NONE, ConstantRules, Floats, PathRules, RuleSet, confidence
 
 MOST = 2**22  # steps of paths that are taken at once
@@ -63,14 +62,16 @@ class Adjacency:
 
     def __init__(self, train: IntArray, entities: int, relations: int) -> None:
         self.entities, self.directed = entities, 2 * relations
-        triples = distinct_triples(train)
-        h, r, t = triples[triples[:, 0] != triples[:, 2]].T
-        keys = np.concatenate([h * self.directed + 2 * r, t * self.directed + 2 * r + 1])
-        others = np.concatenate([t, h])
-        order = np.lexsort((others, keys))
-        self.keys, begins = np.unique(keys[order], return_index=True)
-        self.offsets = np.append(begins, len(keys))
-        self.others = others[order]
+        h, r, t = train[train[:, 0] != train[:, 2]].T
+        pairs = np.concatenate(
+            [(h * self.directed + 2 * r) * entities + t, (t * self.directed + 2 * r + 1) * entities + h]
+        )
+        pairs = distinct(pairs)
+        keys = pairs // max(1, entities)
+        self.others = pairs - keys * entities
+        first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        begins = np.flatnonzero(first)
+        self.keys, self.offsets = keys[begins], np.append(begins, len(keys))
         ones = np.ones(len(keys), np.float32)
         self.matrix = sp.csr_array((ones, self.others, self.offsets), (len(self.keys), entities))
 

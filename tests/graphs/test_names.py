@@ -15,6 +15,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """How names are found: by a dictionary of all, or as columns, as in a large graph."""
     if request.param == "columns":
         monkeypatch.setattr(names, "LARGE", 0)
+    else:
+        monkeypatch.setattr(names, "FEW", 0)
 
 
 def test_labels_win_over_names_and_case_is_forgiven(toy: KnowledgeGraph) -> None:
