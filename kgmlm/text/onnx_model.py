@@ -111,6 +111,7 @@ class Structure:
         self.path = path
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what goes wrong is raised
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as OpenMP's threads here
         if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
             options.intra_op_num_threads = int(threads)
         data = path.read_bytes()
