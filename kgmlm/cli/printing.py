@@ -162,14 +162,14 @@ def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
     print_titled(f"A: {a}, B: {b}", table)
 
 
-def percent(probability: float | None, checked: bool = True) -> str:
-    """A probability; with a question mark where it could not be checked."""
+def percent(probability: float | None) -> str:
+    """A probability, as people read it."""
     if probability is None:
         return ""
-    whole, mark = 100 * probability, "" if checked else "?"
+    whole = 100 * probability
     if whole >= 99.5:
-        return "> 99 %" + mark  # nothing is certain
-    return "< 0.1 %" + mark if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %{mark}"
+        return "> 99 %"  # nothing is certain
+    return "< 0.1 %" if whole < 0.1 else f"{whole:.{0 if whole >= 9.95 else 1}f} %"
 
 
 def print_predictions(
@@ -206,11 +206,11 @@ def print_predictions(
         tell("bars: how much a signal adds to the score, beyond the least that it adds to an answer here")
     if tokens and not any(p.tokens for found in results for p in found):
         tell("no tokens: no masked LM was trained, so no name was read token by token")
-    of_all = [p for found in results for p in found if p.probability is not None]
-    if of_all:
+    of_all = [p for found in results for p in found]
+    if any(p.probability is not None for p in of_all):
         tell(f"probability: the share of such answers in a further hidden set {hidden}")
-    if any(not p.checked for p in of_all):
-        tell("?: not checked, since training has nothing of one of the entities")
+    if hidden and any(not p.checked for p in of_all):
+        tell("no probability where training has nothing of an entity: none could be checked")
 
 
 def _predictions_as_data(
@@ -250,7 +250,7 @@ def _names(found: Sequence[Prediction]) -> list[str]:
 
 def _sureness(p: Prediction, probable: bool) -> str:
     """The probability of an answer; its score where no answer of the query has a probability."""
-    return percent(p.probability, p.checked) if probable else f"{p.score:.3f}"
+    return percent(p.probability) if probable else f"{p.score:.3f}"
 
 
 def _told(known: bool) -> Text:

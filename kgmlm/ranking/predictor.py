@@ -49,8 +49,8 @@ class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
     The probability is that of finding the triple in a further hidden set (:class:`ListCalibration`); None
-    where nothing was fitted to the scores, or training has the triple. It is not ``checked`` where training
-    has nothing of the candidate or of the entity that is asked about.
+    where nothing was fitted to the scores, or training has the triple, or has nothing of the candidate or of
+    the entity that is asked about: it is not ``checked`` then.
 
     Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
     types, reverse and reranking, those that the run ranks by. The likelihood is told where it counts nothing,
@@ -79,7 +79,7 @@ class Prediction:
             "score": self.score,
             "known": self.known,
         }
-        if self.probability is not None and not self.checked:
+        if not self.checked:
             row["checked"] = False
         if self.parts is not None:
             row["parts"] = {
@@ -237,6 +237,8 @@ class Predictor:
         """A candidate with its label and name."""
         found = self.graph.entities[i]
         checked = all(x < len(self.seen_N) and bool(self.seen_N[x]) for x in (i, query.entity))
+        if not checked:  # no hidden set has such entities
+            probability = None
         return Prediction(
             rank, i, found.label, found.surface, score, known, probability=probability, checked=checked
         )

@@ -175,7 +175,7 @@ class Ranked(BaseModel):
     score: float
     known: bool = Field(description="Whether the graph has the triple, in any split.")
     checked: bool = Field(
-        True, description="False where training has nothing of an entity, so that no probability was checked."
+        True, description="False where training has nothing of an entity, so that there is no probability."
     )
 
 

@@ -117,19 +117,11 @@ def test_answers_of_one_name_have_their_labels(
 
 
 @pytest.mark.parametrize(
-    ("probability", "checked", "text"),
-    [
-        (0.5, True, "50 %"),
-        (0.0123, True, "1.2 %"),
-        (0.5, False, "50 %?"),
-        (1e-5, True, "< 0.1 %"),
-        (0.997, True, "> 99 %"),
-        (0.994, False, "99 %?"),
-        (None, True, ""),
-    ],
+    ("probability", "text"),
+    [(0.5, "50 %"), (0.0123, "1.2 %"), (1e-5, "< 0.1 %"), (0.997, "> 99 %"), (0.994, "99 %"), (None, "")],
 )
-def test_a_probability_is_short(probability: float | None, checked: bool, text: str) -> None:
-    assert percent(probability, checked) == text
+def test_a_probability_is_short(probability: float | None, text: str) -> None:
+    assert percent(probability) == text
 
 
 def test_a_table_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ export function bar(answer, found, best) {
 function value(answer, found) {
   if (isGiven(answer)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
   if (answer.probability === null) return el("span", { title: "score" }, fixed(answer.score));
-  return el("span", { title: `of a hidden set ${found.hidden}` }, percent(answer.probability), answer.checked === false && "?");
+  return el("span", { title: `of a hidden set ${found.hidden}` }, percent(answer.probability));
 }
 
 function row(answer, found, best, chosen) {

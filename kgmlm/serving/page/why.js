@@ -140,16 +140,11 @@ function nearby(answer, found) {
   return place;
 }
 
-// An entity that training has nothing of is unlike those that probabilities were fitted to.
-const sureness = (answer, found) =>
-  answer.checked === false
-    ? "probability, not checked on entities like these"
-    : `the share of such answers in a hidden set ${found.hidden}`;
-
 function headline(answer, found) {
   const [kind, meaning] = mark(answer);
-  const number =
-    answer.probability === null ? (found.hidden ? "" : `score ${fixed(answer.score)}`) : percent(answer.probability);
+  const isUnchecked = answer.checked === false; // no hidden set has such entities
+  const score = found.hidden && !isUnchecked ? "" : `score ${fixed(answer.score)}`;
+  const number = answer.probability === null ? score : percent(answer.probability);
   return el(
     "div",
     { class: "headline" },
@@ -159,7 +154,8 @@ function headline(answer, found) {
       {},
       el("span", { class: `kind is-${kind}`, title: meaning }, kind),
       answer.possible ? ` rank ${count(answer.rank)}` : "",
-      number && found.hidden ? el("span", { class: "dim" }, ` · ${sureness(answer, found)}`) : null,
+      answer.probability !== null ? el("span", { class: "dim" }, ` · the share of such answers in a hidden set ${found.hidden}`) : null,
+      isUnchecked && found.hidden ? el("span", { class: "dim" }, " · no probability: training has nothing of one of the entities") : null,
       !number && answer.known ? el("span", { class: "dim" }, " · training has this triple") : null,
     ),
     judge.ofAnswer(answer, found),
