@@ -363,6 +363,14 @@ Functional = Annotated[
         "second one.",
     ),
 ]
+Unlinked = Annotated[
+    bool,
+    typer.Option(
+        "--unlinked",
+        help="Leave out (`evaluate`: rank last) the entities that training links to the query's entity by "
+        "another triple, in either direction.",
+    ),
+]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
 ]
@@ -417,6 +425,7 @@ RANKING: Options = {
     "allow_self": (AllowSelf, False),
     "typed": (Typed, False),
     "functional": (Functional, False),
+    "unlinked": (Unlinked, False),
     "rerank": (Rerank, None),
     "retrieve": (Retrieve, None),
     "effort": (Effort, None),

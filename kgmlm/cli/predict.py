@@ -27,6 +27,7 @@ from kgmlm.cli.common import (
     RuntimeOption,
     Scores,
     Typed,
+    Unlinked,
     command,
     flag,
     option,
@@ -214,6 +215,7 @@ COMPLETE: Options = {
     "top": option(int, 10, "Answers kept per query.", min=1),
     "typed": (Typed, False),
     "functional": (Functional, False),
+    "unlinked": (Unlinked, False),
     "known": option(
         str | None, None, "The splits that are never listed, such as train,valid; by default all."
     ),

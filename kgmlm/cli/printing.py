@@ -162,6 +162,9 @@ def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
     print_titled(f"A: {a}, B: {b}", table)
 
 
+LINKED = "already linked"  # a sentence that need not speak for an answer
+
+
 def percent(probability: float | None) -> str:
     """A probability, as people read it."""
     if probability is None:
@@ -293,7 +296,8 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
             line.append(_bar(of[n], bar, console.options.ascii_only), "blue").append(" ")
         line.rstrip()
         console.print(line, no_wrap=True, overflow="crop", crop=False)
-        told = [f"because {p.because[0]}"] if p.because else []
+        first = p.because[0] if p.because else ""
+        told = [first if first.startswith(LINKED) else f"because {first}"] if first else []
         if tokens and p.tokens:
             pieces = (f"{t['text'].strip() or t['token']} {t['log_likelihood']:.2f}" for t in p.tokens)
             told.append(f"tokens: {', '.join(pieces)}")

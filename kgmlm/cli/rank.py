@@ -143,8 +143,8 @@ def _check_relations(run: Run) -> None:
 
     if run.options != RankingOptions(device=run.options.device, runtime=run.options.runtime):
         raise QueryError(
-            "relations are ranked by probability: --scores, --allow-self, --typed, --functional, --rerank "
-            "and --retrieve are for entities"
+            "relations are ranked by probability: --scores, --allow-self, --typed, --functional, "
+            "--unlinked, --rerank and --retrieve are for entities"
         )
 
 

@@ -442,7 +442,9 @@ __all__ = [
 _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
 # The stages of a training by a preset.
-Stage = Literal["text", "kge", "rules", "types", "biencoder", "reverse", "reranker", "index", "calibration"]
+Stage = Literal[
+    "text", "kge", "rules", "types", "biencoder", "linked", "reverse", "reranker", "index", "calibration"
+]
 
 
 class Settings(Strict):

@@ -327,6 +327,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
             if a in distinct and b in distinct
         },
         "leakage": leakage(graph, pairs),
+        "linked": linked(graph, pairs),
         "overlapping_relations": overlaps(graph, pairs),
         "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
@@ -349,6 +350,18 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
             k: {"card": wanted[k], "found": actual[k]} for k in wanted if wanted[k] != actual[k]
         }
     return report
+
+
+def linked(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, int]:
+    """Return how many triples of each split link two entities that another training triple links, by any
+    relation in either direction; self-loops are left out.
+    """
+    found = {}
+    for split, triples in graph.splits.items():
+        h, r, t = triples[triples[:, 0] != triples[:, 2]].T
+        others = pairs.held(h, t)[0] + pairs.held(t, h)[0] - pairs.has(h, r, t)
+        found[split] = int((others > 0).sum())
+    return found
 
 
 def _pairs(values: dict[str, Any]) -> str:
@@ -382,6 +395,12 @@ def _about_types(types: Mapping[str, int] | None) -> dict[str, list[str]]:
         return {}
     seen = f"{types['entities']:,}, of which {types['unseen']:,} are unseen; {types['types']:,} types"
     return {"entities with types": [seen]}
+
+
+def _about_linked(report: Mapping[str, Any]) -> str:
+    """Shares of triples whose entities another training triple links."""
+    shares = ((s, report["linked"][s] / max(1, n)) for s, n in report["triples"].items() if n)
+    return ", ".join(f"{split} {share:.1%}" for split, share in shares) or "none"
 
 
 def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -440,6 +459,7 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
             )
             for kind, found in report["overlapping_relations"].items()
         },
+        "triples of linked pairs": [_about_linked(report)],
         "longest names": _listed(report["longest_names"][:3]),
     }
     if "name_tokens" in report:

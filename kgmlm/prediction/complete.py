@@ -139,6 +139,7 @@ class Plan:
             "top": self.top,
             "typed": self.options.typed,
             "functional": self.options.functional,
+            "unlinked": self.options.unlinked,
             "scores": self.options.scores,
             "precision": self.options.precision,
             "batch_size": self.batch_size,
@@ -260,7 +261,8 @@ def complete(
         report: a split that is not among these, of which it is counted how many are listed.
         options: how the run is asked: with ``typed``, only entities whose types fit answer, and all whose
             types fit are asked about; with ``functional``, nothing is asked for that training has, where it
-            has one answer per entity. Second stages, indexes and ``allow_self`` take no part.
+            has one answer per entity; with ``unlinked``, no pair is listed that training links already.
+            Second stages, indexes and ``allow_self`` take no part.
         workers: who scores.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
         keywords: ``explain`` adds the rules that predict a triple; ``sample`` asks only so many queries, a

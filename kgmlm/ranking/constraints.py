@@ -2,7 +2,8 @@
 
 Always: a query's own entity cannot, in a relation that links no entity to itself in training; text models
 like to copy what they are asked about. If asked for: nor can entities whose types do not fit
-(:class:`Typed`), nor any where a relation has one answer and that is there (:class:`Functional`).
+(:class:`Typed`), nor any where a relation has one answer and that is there (:class:`Functional`), nor
+those that training links to the query's entity by another triple (:class:`Unlinked`).
 
 Shapes: B queries, N candidates, R relations.
 """
@@ -20,6 +21,7 @@ import scipy.sparse as sp
 from kgmlm.core.arrays import Array, BoolArray, IntArray, put
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Queries, distinct_triples
+from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import KEPT, EntityTypes, Floats, fills
 
 PLENTY = 10_000  # triples of a relation that are not all the same few
@@ -181,6 +183,37 @@ class Functional:
             "one_head": int(self.one_R2[:, 1].sum()),
             "exceptions": int(self.exceptions_R2[self.one_R2].sum()),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class Unlinked:
+    """Forbids pairs of entities that training links by another triple, in either direction."""
+
+    name: ClassVar[str] = "unlinked"
+
+    linked: Linked
+
+    def allowed(self, queries: Queries) -> BoolArray:
+        """See :class:`Constraint`; training's answers stay allowed."""
+        allowed_BN: BoolArray = self.linked.of_all(queries) == 0
+        allowed_BN[self.linked.context.answers.lookup(queries)] = True
+        return allowed_BN
+
+    def askable(self, relation: int, tails: bool) -> BoolArray:
+        """See :class:`Constraint`: anybody can be asked."""
+        return np.ones(len(self.linked.context.entities), np.bool_)
+
+    def over(self, context: ContextGraph, relation_rows: IntArray) -> Unlinked:
+        """See :class:`Constraint`."""
+        return Unlinked(Linked(context))
+
+    def aided(self, vectors_ND: Callable[[], Floats]) -> Unlinked:
+        """See :class:`Constraint`: it needs none."""
+        return self
+
+    def learned(self) -> Mapping[str, Any]:
+        """See :class:`Constraint`."""
+        return {"linked_pairs": self.linked.pairs}
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.signals.base import Reason, Reasoned
+from kgmlm.signals.linked import Linked
 from kgmlm.text.reader import Reading
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ class Prediction:
         if self.because:
             row["because"] = list(self.because)
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
+
+
+SHOWN_LINKS = 3  # triples that link a candidate already
 
 
 class Predictor:
@@ -371,7 +375,18 @@ class Predictor:
         """The reasons of those signals that can give some for a candidate."""
         signals = [self.ranker.signals[name] for name in names]
         reasons = [r for s in signals if isinstance(s, Reasoned) for r in s.reasons(query, candidate)]
-        return sentences(self.graph, reasons)
+        return *sentences(self.graph, reasons), *self._links(query, candidate, names)
+
+    def _links(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
+        """A sentence on the training triples that link a candidate to the query's entity, if that counts."""
+        linked = self.ranker.signals.get(Linked.name)
+        weight = float(self.ranker.mixture.of(Linked.name, Queries.of([query]))[0])
+        if not (isinstance(linked, Linked) and Linked.name in names and weight):
+            return ()
+        triples = self.graph.named(linked.links(query, candidate)[:SHOWN_LINKS])
+        counts = "for" if weight > 0 else "against"
+        told = " and ".join(map(" ".join, triples))
+        return (f"already linked, which counts {counts} it: {told}",) if triples else ()
 
     def rank(
         self,

@@ -21,12 +21,13 @@ from kgmlm.core import digests, files, machine
 from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.constraints import Constraint, Functional, Typed
+from kgmlm.ranking.constraints import Constraint, Functional, Typed, Unlinked
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.runs.folder import ONNX, RunFolder, unread
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import steady
 from kgmlm.signals import rows_of
+from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import EntityTypes, Types
 from kgmlm.signals.vector import Vector, read_together
 from kgmlm.text.onnx_model import ONNX_FILE
@@ -301,6 +302,8 @@ def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGrap
         learned.append(Typed(types_of(run)))
     if options.functional:
         learned.append(Functional.learn(run.graph.context))
+    if options.unlinked:
+        learned.append(Unlinked(Linked(run.graph.context)))
     if not learned:
         return []
     _, relation_rows = rows_of(graph.context, run.graph.context)

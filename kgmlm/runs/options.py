@@ -25,6 +25,7 @@ class RankingKeywords(ComputeKeywords, total=False):
     allow_self: bool | None
     typed: bool | None
     functional: bool | None
+    unlinked: bool | None
     rerank: int | None
     retrieve: int | None
     effort: int | None
@@ -39,6 +40,7 @@ class RankingOptions:
         allow_self: let an entity answer a query about itself where training says that it cannot.
         typed: leave out entities whose types do not fit, as training has them.
         functional: leave out what training has filled already, where a relation has one answer.
+        unlinked: leave out entities that training links to the query's entity by another triple.
         rerank: how many of the best the second stages score; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
             run's recipe.
@@ -60,6 +62,7 @@ class RankingOptions:
     allow_self: bool = False
     typed: bool = False
     functional: bool = False
+    unlinked: bool = False
     rerank: int | None = None
     retrieve: int | None = None
     effort: int | None = None
@@ -131,6 +134,7 @@ class RankingOptions:
             *(["allow-self"] if self.allow_self else []),
             *(["typed"] if self.typed else []),
             *(["functional"] if self.functional else []),
+            *(["unlinked"] if self.unlinked else []),
             *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),

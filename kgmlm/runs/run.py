@@ -400,7 +400,7 @@ class Run:
                 for p in found:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
-                    why = {"because": list(p.because)} if "rules" in parts else {}
+                    why = {"because": list(p.because)} if {"rules", "linked"} & set(parts) else {}
                     rows.append(_columns(self.graph, query) | _row(p) | parts | {"tokens": tokens} | why)
         return pd.DataFrame(rows)
 

@@ -18,6 +18,7 @@ from kgmlm.signals.base import Signal
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
+from kgmlm.signals.linked import Linked
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.signals.vector import Vector
@@ -50,7 +51,14 @@ class Beside(Signal, Protocol):
         """
 
 
-SIGNALS: dict[str, type[Signal]] = {s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder)}
+SIGNALS: dict[str, type[Signal]] = {
+    s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked)
+}
+
+
+def is_signed(name: str) -> bool:
+    """Return whether the weights of a signal may be negative; those of the others are positive."""
+    return bool(getattr(SIGNALS.get(name), "signed", False))
 
 
 def beside() -> dict[str, type[Beside]]:

@@ -19,7 +19,7 @@ from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, distinct_triples
 from kgmlm.ranking.ranker import PlainScorer
 from kgmlm.runs.folder import RunFolder
-from kgmlm.signals import SIGNALS
+from kgmlm.signals import SIGNALS, is_signed
 
 COUNTING = "counting answers in training"
 AT_ONCE = 2**22  # counts that are looked up at once
@@ -66,10 +66,10 @@ def compared(figures: Mapping[str, Mapping[str, float]], counting: Figure) -> li
     first = {stage: of for stage, of in figures.items() if stage == "text" or stage in SIGNALS}
     alone: dict[str, Figure] = {}
     for stage, of in first.items():
-        names = [name for name in SIGNALS if f"mrr_{name}" in of]
+        names = [name for name in SIGNALS if f"mrr_{name}" in of and not is_signed(name)]
         own = [Figure(name, of[f"mrr_{name}"], of.get(f"half_{name}")) for name in names]
         only = Figure("likelihood" if stage == "text" else stage, of["mrr"], of.get("half"))
-        alone |= {figure.name: figure for figure in own or [only]}
+        alone |= {figure.name: figure for figure in own or ([] if is_signed(stage) else [only])}
     last = [*first.values()][-1]
     rows = sorted(alone.values(), key=lambda figure: -figure.mrr)
     return [Figure("all signals", last["mrr"], last.get("half")), *rows, counting]

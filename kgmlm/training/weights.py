@@ -6,7 +6,8 @@ half chose (two-fold cross-fitting).
 
 The weighted sum of S signal scores of a query's candidates goes through a softmax over those that no known
 triple has; the weights maximize the likelihood of validation's answers. Weights are positive, so their
-logarithms are fitted: one for each signal, and an addition per relation and side, shrunk to 0. Reciprocal
+logarithms are fitted: one for each signal, and an addition per relation and side, shrunk to 0. Those of a
+signal that may count against a candidate (`linked`) have either sign, and are fitted as they are. Reciprocal
 ranks are steps, and what they choose on a few hundred triples is mostly chance (eval/LOG.md); likelihoods are
 smooth, and weights that maximize them rank better. The weight of a second stage is fitted the same way.
 
@@ -40,7 +41,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores, Use
 from kgmlm.ranking.second_stage import Best, CrossEncoding, Floats, ReverseScoring, best_of
 from kgmlm.runs.record import REVERSE
-from kgmlm.signals import SIGNALS
+from kgmlm.signals import SIGNALS, is_signed
 from kgmlm.signals.vector import read_together
 
 SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
@@ -208,14 +209,19 @@ class ValidationSample:
         kinds_G, kind_B = np.unique(2 * queries.relation_B + queries.side_B, return_inverse=True)
         columns = [self.names.index(name) for name in names]
         scores_BCS, there_BC = self.scores_BCS[rows][:, :, columns], self.there_BC[rows]
-        spread_S = spreads(scores_BCS[there_BC])
-        log_S, own_GS = _most_likely(
-            (scores_BCS / spread_S).astype(np.float32), there_BC, kind_B, len(kinds_G) if by_relation else 0
+        spread_S, signed_S = spreads(scores_BCS[there_BC]), np.array([is_signed(name) for name in names])
+        all_S, own_GS = _most_likely(
+            (scores_BCS / spread_S).astype(np.float32),
+            there_BC,
+            kind_B,
+            len(kinds_G) if by_relation else 0,
+            signed_S,
         )
-        average_S = self.confident * np.exp(log_S) / spread_S
+        unit_S = self.confident / spread_S
+        average_S = unit_S * _weights(all_S, signed_S)
         table_R2S = np.broadcast_to(average_S, (self.relations, 2, len(names))).copy()
         if by_relation:
-            table_R2S[kinds_G // 2, kinds_G % 2] *= np.exp(own_GS)
+            table_R2S[kinds_G // 2, kinds_G % 2] = unit_S * _weights(all_S + own_GS, signed_S)
         tables = {name: table_R2S[:, :, s].astype(np.float32) for s, name in enumerate(names)}
         return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
 
@@ -236,7 +242,8 @@ def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> 
     blocked_bN[rows, columns] = True
     blocked_bN.scatter_(1, answer_b1, True)
     most = min(BEST, blocked_bN.shape[1])
-    best_bC = torch.cat([x.masked_fill(blocked_bN, -torch.inf).topk(most).indices for x in said_SbN], 1)
+    ranking = [x for name, x in zip(said, said_SbN, strict=True) if not is_signed(name)]
+    best_bC = torch.cat([x.masked_fill(blocked_bN, -torch.inf).topk(most).indices for x in ranking], 1)
     best_bC = best_bC.sort(1).values
     there_bC = ~blocked_bN.gather(1, best_bC)
     there_bC[:, 1:] &= best_bC[:, 1:] != best_bC[:, :-1]
@@ -246,10 +253,16 @@ def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> 
     return scores_bCS.masked_fill(~there_bC[..., None], 0.0).cpu().numpy(), there_bC.cpu().numpy()
 
 
+def _weights(fitted_S: FloatArray, signed_S: BoolArray) -> FloatArray:
+    """Weights ``(..., S)`` of what is fitted: logarithms, but for signed signals the weights themselves."""
+    return np.where(signed_S, fitted_S, np.exp(np.where(signed_S, 0, fitted_S)))
+
+
 def _most_likely(
-    scores_BCS: _Floats, there_BC: BoolArray, kind_B: IntArray, kinds: int
+    scores_BCS: _Floats, there_BC: BoolArray, kind_B: IntArray, kinds: int, signed_S: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of weights ``(S,)`` and what each of G kinds of queries adds ``(G, S)``, by L-BFGS.
+    """Logarithms of weights ``(S,)`` and what each of G kinds of queries adds ``(G, S)``, by L-BFGS; for
+    signed signals the weights themselves.
 
     Args:
         kinds: how many there are; 0 is one weight for all.
@@ -271,7 +284,7 @@ def _most_likely(
 
     def cost(flat: FloatArray) -> tuple[float, FloatArray]:
         log_S, own_GS = flat[:signals], flat[signals:].reshape(kinds, signals)
-        weight_GS = np.exp(log_S + own_GS if kinds else log_S[None])
+        weight_GS = _weights(log_S + own_GS if kinds else log_S[None], signed_S)
         logits_T = np.concatenate([scores_TS[at] @ w_S for at, w_S in zip(blocks, weight_GS, strict=True)])
         top_B = np.maximum.reduceat(logits_T, first_B)
         share_T = np.exp(logits_T - np.repeat(top_B, count_B))
@@ -280,7 +293,8 @@ def _most_likely(
         value += float((np.log(sum_B) + top_B - logits_T[first_B]).sum())
         share_T /= np.repeat(sum_B, count_B)
         share_T[first_B] -= 1
-        slope_GS = weight_GS * np.stack([share_T[at] @ scores_TS[at] for at in blocks])
+        slope_GS = np.stack([share_T[at] @ scores_TS[at] for at in blocks])
+        slope_GS *= np.where(signed_S, 1.0, weight_GS)
         own_slope_GS = 2 * SHRINKAGE * own_GS + (slope_GS if kinds else 0)
         return value, np.concatenate([slope_GS.sum(0) + 2 * REGULARIZATION * log_S, own_slope_GS.ravel()])
 

@@ -32,6 +32,7 @@ FIGURES = {
     },
     "kge": {"mrr": 0.35, "half": 0.02, "mrr_kge": 0.25, "half_kge": 0.05, "mrr_text": 0.31},
     "types": {"mrr": 0.4, "half": 0.021, "mrr_types": 0.1, "half_types": 0.06, "mrr_text": 0.35},
+    "linked": {"mrr": 0.4, "half": 0.021, "mrr_linked": 0.01, "half_linked": 0.001, "mrr_text": 0.4},
     "reverse": {"mrr": 0.42, "k": 10},
 }
 

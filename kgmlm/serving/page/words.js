@@ -7,6 +7,7 @@ export const SIGNALS = {
   rules: "rules",
   types: "types",
   biencoder: "text encoder",
+  linked: "already linked",
   reverse: "scored in reverse",
   reranking: "second reading",
 };

@@ -1,0 +1,150 @@
+"""Pairs that training links: a candidate that has another triple with the query's entity already.
+
+On FB15k-237 no validation or test triple links such a pair, on GraIL's graphs a third to a half do, and on
+WN18RR it differs by relation: a property of how a graph was split. So the signal only says which pairs are
+linked, and its weights, fitted on validation by relation and side, may be negative.
+
+Half of the lead of graph networks on FB15k-237 is this pattern (arXiv 2412.05114).
+
+Shapes: B queries, N candidates that they share, K candidates of each query's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from kgmlm.core import files
+from kgmlm.core.arrays import Device, IntArray
+from kgmlm.core.errors import RunError, first_line
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.graphs.queries import Queries, Query, distinct_triples
+from kgmlm.signals.base import Pool
+from kgmlm.text.reader import Reader, Reading
+
+Floats = npt.NDArray[np.float32]
+
+
+class Linked:
+    """Which pairs of entities the training triples of a graph link, by any relation in either direction."""
+
+    name: ClassVar[str] = "linked"
+    title: ClassVar[str] = "linked pairs"
+    about: ClassVar[str] = "whether training links the two entities already; weights may be negative"
+    reads: ClassVar[bool] = False
+    file: ClassVar[str] = "signals/linked.safetensors"
+    signed: ClassVar[bool] = True
+
+    def __init__(self, context: ContextGraph) -> None:
+        self.context = context
+
+    @cached_property
+    def _links(self) -> sp.csr_array:
+        """How many training triples each pair of entities has ``(N, N)``; self-loops are left out."""
+        count = len(self.context.entities)
+        h, _, t = distinct_triples(self.context.train).T
+        h, t = h[h != t], t[h != t]
+        ones = np.ones(2 * len(h), np.float32)
+        links = sp.coo_array((ones, (np.concatenate([h, t]), np.concatenate([t, h]))), (count, count))
+        found = sp.csr_array(links)
+        found.sum_duplicates()
+        return found
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs that are linked."""
+        return int(self._links.nnz) // 2
+
+    @classmethod
+    def fresh(cls, reader: Reader) -> None:
+        """It does not come with the model: it is counted beside it."""
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any = None,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: Device = None,
+        kept: Path | None = None,
+    ) -> Linked:
+        """Count a graph's training triples."""
+        return cls(graph.context)
+
+    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Linked:
+        """A copy for the training triples of another graph."""
+        return Linked(reader.context)
+
+    def save(self, path: Path) -> None:
+        """Write how many pairs are linked; which these are the graph says."""
+        files.write_tensors(path, {"pairs": np.array([self.pairs], np.int64)})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Linked:
+        """Open what :meth:`save` wrote for a graph.
+
+        Raises:
+            RunError: when the file is damaged or of another graph.
+        """
+        from safetensors.numpy import load_file
+
+        found = cls(graph.context)
+        try:
+            (pairs,) = load_file(path)["pairs"].tolist()
+        except Exception as error:
+            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
+        if pairs != found.pairs:
+            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add linked` makes another")
+        return found
+
+    def score(self, reading: Reading, pool: Pool) -> Floats:
+        """1 for candidates that are linked to the query's entity, else 0, ``(B, N)`` or ``(B, K)``.
+
+        The triple that is asked about does not count, where training has it.
+        """
+        if pool.own:
+            return self._of_own(reading.queries, pool.filled)
+        found = self.of_all(reading.queries)
+        return found if pool.ids is None else found[:, pool.filled]
+
+    def of_all(self, queries: Queries) -> Floats:
+        """The scores of all entities ``(B, N)``."""
+        counts_BN = self._links[queries.entity_B].toarray()
+        counts_BN[self.context.answers.lookup(queries)] -= 1
+        found: Floats = (counts_BN > 0).astype(np.float32)
+        return found
+
+    def _of_own(self, queries: Queries, ids_BK: IntArray) -> Floats:
+        """The scores of each query's own candidates, however many entities there are."""
+        entity_BK = np.broadcast_to(queries.entity_B[:, None], ids_BK.shape)
+        relation_BK = np.broadcast_to(queries.relation_B[:, None], ids_BK.shape)
+        tail_BK = queries.tail_B[:, None]
+        heads, tails = np.where(tail_BK, entity_BK, ids_BK), np.where(tail_BK, ids_BK, entity_BK)
+        asked = np.stack([heads, relation_BK, tails], -1).reshape(-1, 3)
+        counts = np.zeros(ids_BK.size, np.float32)
+        for row, at in enumerate(np.split(np.arange(ids_BK.size), len(ids_BK)) if len(ids_BK) else ()):
+            begin, end = self._links.indptr[queries.entity_B[row] : queries.entity_B[row] + 2]
+            own, wanted = self._links.indices[begin:end], ids_BK.ravel()[at]
+            place = np.minimum(np.searchsorted(own, wanted), max(0, len(own) - 1))
+            if len(own):
+                counts[at] = np.where(own[place] == wanted, self._links.data[begin:end][place], 0)
+        counts -= self.context.answers.has(asked)
+        return (counts > 0).astype(np.float32).reshape(ids_BK.shape)
+
+    def links(self, query: Query, candidate: int) -> IntArray:
+        """The training triples ``(n, 3)`` that link a candidate to the query's entity, but the asked one."""
+        train = self.context.train
+        ends = (train[:, 0], train[:, 2])
+        there = ((ends[0] == query.entity) & (ends[1] == candidate)) | (
+            (ends[0] == candidate) & (ends[1] == query.entity)
+        )
+        found = distinct_triples(train[there])
+        head, tail = (query.entity, candidate) if query.target == "tail" else (candidate, query.entity)
+        others: IntArray = found[(found != (head, query.relation, tail)).any(1)]
+        return others
