@@ -1,4 +1,4 @@
-"""What functions give back: a short repr, a table in notebooks, and the table itself."""
+"""Results of functions: a short repr, a table in notebooks, and the table itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Result:
 
 
 class Outcome(dict[str, Any], Result):
-    """What a job has made or measured: values by name, as ``--json`` prints them.
+    """The values that a job has made or measured, by name, as ``--json`` prints them.
 
     Args:
         rows: the key of the value that :meth:`to_frame` gives; by default all values that are figures by

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, IntArray, like, top
@@ -30,6 +29,9 @@ from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import FEATURES, compared, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
+
+if TYPE_CHECKING:
+    import torch
 
 
 def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries:
@@ -330,11 +332,15 @@ class Completer:
 
 
 def _at(pairs: tuple[IntArray, IntArray], like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    import torch
+
     return tuple(torch.from_numpy(x).to(like.device) for x in pairs)
 
 
 def _best(scores_N: torch.Tensor, k: int) -> list[int]:
     """The k best of those that may be chosen."""
+    import torch
+
     ids = top(scores_N, k)
     finite = torch.isfinite(scores_N[ids]).tolist() if ids else []
     return [i for i, there in zip(ids, finite, strict=True) if there]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, triple_keys
 from kgmlm.prediction.merged import Examples, by_others, fit_likely, held_out, share_of
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import ListCalibration, Truth, falling, list_features, temperature_of
+from kgmlm.ranking.likely import ListCalibration, Truth, columns_of, falling, list_features, temperature_of
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.retrieval import Retrieval, columns_of, lists_of
+
+if TYPE_CHECKING:
+    from kgmlm.ranking.retrieval import Retrieval
 
 TOP = 20  # candidates of each query that are fitted to
 QUERIES = 1000  # of those that validation answers, and of those that training answers; of others half as many
@@ -130,6 +132,8 @@ def fit_lists(
         retrieval: the index that finds the candidates; None scores all.
         lacking: how large the hidden set is of which a probability is the share, in times of validation.
     """
+    from kgmlm.ranking.retrieval import lists_of
+
     hidden = hidden_keys(graph)
     truth = Truth.hidden(len(hidden), lacking)
     count = len(asked.queries)
@@ -149,7 +153,7 @@ def fit_lists(
     }
     likely = fit_likely(examples, relations, truth.labeled, STRENGTH)
     return ListCalibration.of(
-        likely, len(hidden), lacking, stages, reranker, 0 if retrieval is None else retrieval.k, valid
+        likely, len(hidden), lacking, stages, reranker, valid, 0 if retrieval is None else retrieval.k
     )
 
 

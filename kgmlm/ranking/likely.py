@@ -248,8 +248,8 @@ class ListCalibration(StrictModel):
         lacking: float,
         stages: Mapping[str, tuple[int, float]],
         reranker: str,
-        retrieve: int,
         valid: Mapping[str, Any],
+        retrieve: int = 0,
     ) -> ListCalibration:
         """Keep what was fitted."""
 
@@ -343,6 +343,19 @@ def list_features(
     is_new_B[taken[0]] = False
     evidence = np.where(is_new_B[rows], NEW, np.where(tail_n, TAIL, HEAD))
     return features, evidence, ~numpy(out_BC)[rows, columns]
+
+
+def columns_of(ids_BC: IntArray | None, rows: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Where candidates stand, as (row, column) pairs; those that an index has not found are left out.
+
+    Args:
+        ids_BC: as of :func:`~kgmlm.ranking.retrieval.lists_of`.
+    """
+    if ids_BC is None:
+        return rows, ids
+    hit_nC = ids_BC[rows] == ids[:, None]
+    there_n = hit_nC.any(1)
+    return rows[there_n], hit_nC.argmax(1)[there_n]
 
 
 def falling(values: FloatArray, rows: IntArray) -> FloatArray:

@@ -19,7 +19,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import ListCalibration, temperature_of
+from kgmlm.ranking.likely import ListCalibration, columns_of, temperature_of
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.signals.base import Reason, Reasoned
 from kgmlm.signals.linked import Linked
@@ -240,7 +240,8 @@ class Predictor:
     ) -> Prediction:
         """A candidate with its label and name."""
         found = self.graph.entities[i]
-        checked = all(x < len(self.seen_N) and bool(self.seen_N[x]) for x in (i, query.entity))
+        seen = (x < len(self.seen_N) and bool(self.seen_N[x]) for x in (i, query.entity))
+        checked = self.lists is None or all(seen)
         if not checked:  # no hidden set has such entities
             probability = None
         return Prediction(
@@ -265,8 +266,6 @@ class Predictor:
         chosen = np.array([i for of_query in ids for i in of_query], np.int64)
         taken, columns = self.graph.context.answers.lookup(asked), chosen
         if ids_BC is not None:
-            from kgmlm.ranking.retrieval import columns_of
-
             taken, (_, columns) = columns_of(ids_BC, *taken), columns_of(ids_BC, rows, chosen)
         temperature = temperature_of(self.ranker)
         found = self.lists.probabilities(asked, scores_BC, taken, rows, columns, temperature)

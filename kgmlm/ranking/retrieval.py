@@ -551,19 +551,6 @@ def lists_of(
         yield rows, scores_bC, ids_bC
 
 
-def columns_of(ids_BC: IntArray | None, rows: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
-    """Where candidates stand, as (row, column) pairs; those that an index has not found are left out.
-
-    Args:
-        ids_BC: as of :func:`lists_of`.
-    """
-    if ids_BC is None:
-        return rows, ids
-    hit_nC = ids_BC[rows] == ids[:, None]
-    there_n = hit_nC.any(1)
-    return rows[there_n], hit_nC.argmax(1)[there_n]
-
-
 def retrieve_and_rank(
     ranker: Ranker,
     queries: Queries,

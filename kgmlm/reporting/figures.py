@@ -480,7 +480,7 @@ def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
     """The weights of signals: one for all relations, and those by relation and side where they differ."""
     names = list(mixture.tables)
     rows = [(Cell(name), weight(mixture.averages[name]), Cell(about(name))) for name in names]
-    found = [Table.of("Signals", ("signal", "weight", "what it says"), rows)]
+    found = [Table.of("Weights of all relations", ("signal", "weight", "what it says"), rows)]
     tables = {name: mixture.tables[name].tolist() for name in names}
     differing = [n for n in names if any(row != tables[n][0] or row[0] != row[1] for row in tables[n])]
     if differing:

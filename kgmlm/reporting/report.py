@@ -550,6 +550,6 @@ def _both(own: Run, other: Run) -> Any:
     rows = [(Cell(n), a, b) for n, a, b in zip(names, column(own), column(other), strict=True)]
     return Table.of(
         f"This run, {clipped(_name(own))}, and the other, {clipped(_name(other))}",
-        ("", "this run", "the other"),
+        ("what", "this run", "the other"),
         rows,
     )

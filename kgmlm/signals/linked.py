@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Linked:
-    """Which pairs of entities the training triples of a graph link, by any relation in either direction."""
+    """Pairs of entities that the training triples of a graph link, by any relation in either direction."""
 
     name: ClassVar[str] = "linked"
     title: ClassVar[str] = "linked pairs"

@@ -17,6 +17,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
 import pytest
+from browsing import chromium
 from conftest import Cli, refused
 from doubles import run
 from hypothesis import given
@@ -155,6 +156,24 @@ def test_a_report_says_what_the_evaluation_said(evaluated: Path, tmp_path: Path,
     assert "Compared with toy" in page.text
     assert "0 of 12 intervals do not touch zero" in page.text
     assert page.text.count("+0.0000 to +0.0000") == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_everybody_can_read_it(evaluated: Path, tmp_path: Path, width: int) -> None:
+    path = kgmlm.report(evaluated, tmp_path / "a.html", compare=evaluated, progress=False)
+    with chromium() as browser:
+        context = browser.new_context(bypass_csp=True, viewport={"width": width, "height": 900})
+        page = context.new_page()
+        page.goto(path.absolute().as_uri())
+        from axe_playwright_python.sync_playwright import Axe
+
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+            assert [fault["id"] for fault in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        context.close()
 
 
 def test_a_run_that_was_not_evaluated_is_evaluated_and_its_ranks_are_kept(
