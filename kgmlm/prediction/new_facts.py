@@ -63,13 +63,19 @@ class NewFacts:
             return found
         clear(file)
         complete(run.folder.path, file, options=run.options, progress=watch, **_keywords(run))
+        clear_parts(file)
         return cls.read(run, file)
 
 
 def clear(file: Path) -> None:
     """Remove a list, and its parts, which may be of another state of the run."""
-    shutil.rmtree(f"{file}.parts", ignore_errors=True)
+    clear_parts(file)
     file.unlink(missing_ok=True)
+
+
+def clear_parts(file: Path) -> None:
+    """Remove the parts that a list was made of."""
+    shutil.rmtree(f"{file}.parts", ignore_errors=True)
 
 
 def command(run: Run, file: Path) -> list[str]:

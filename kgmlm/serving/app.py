@@ -36,7 +36,7 @@ from kgmlm.core.errors import KgmlmError, RunError, readable
 from kgmlm.serving import schema
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.feedback import Feedback, Judgment, add_judgments, read_judgments
-from kgmlm.serving.new_facts import Search
+from kgmlm.serving.new_facts import FactFinder
 from kgmlm.serving.schema import MOST_BYTES
 from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Origin, Own, RankTask, Session, Task
 
@@ -462,7 +462,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     )
     _add_asking(app, service)
     keep = options.feedback is not None
-    facts = Search(session.run, keep, lambda: session.origin.standing == "as opened")
+    facts = FactFinder(session.run, keep, lambda: session.origin.standing == "as opened")
     _add_exploring(app, service, facts)
     judging = Judging(options.feedback, session.origin)
     _add_reading(app, service, judging)
@@ -516,7 +516,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         return {"labels": labels, "added": len(service.session.added)}
 
 
-def _add_exploring(app: FastAPI, service: Service, facts: Search) -> None:
+def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
     """Add the paths that the page asks."""
     session = service.session
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow.compute as pc
 
-from kgmlm.prediction.new_facts import FILE, NewFacts, clear, command
+from kgmlm.prediction.new_facts import FILE, NewFacts, clear, clear_parts, command
 from kgmlm.runs.run import Run
 
 IDLE = 10  # how much other processes go before this one, from 0 to 19
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 Status = Literal["ready", "looking", "none"]
 
 
-class Search:
+class FactFinder:
     """The most probable triples that a run's graph lacks; the first question for them begins the work.
 
     Args:
@@ -83,6 +83,8 @@ class Search:
             return "looking"
         if self._found is None and not self._why:
             self._found = NewFacts.read(self.run, self.file)
+            if self._found is not None:
+                clear_parts(self.file)
         if self._found is None and not self._why and self._process is not None:
             said = (self._process.communicate()[1] or "").strip() or "the work was ended"
             self._why = said.splitlines()[-1].removeprefix("Error: ")

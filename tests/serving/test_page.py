@@ -313,6 +313,7 @@ def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Pa
     assert {fact["relation"] for fact in some["facts"]} == {relation}
     assert len(some["facts"]) == some["total"] == found["relations"][0]["facts"]
     kept = (run / FILE).stat().st_mtime_ns
+    assert not [path for path in run.iterdir() if path.name.startswith(f"{FILE}.")], "no parts are left"
     with TestClient(service(run), HOME) as again:
         assert again.get("/new-facts").json() == found
     assert (run / FILE).stat().st_mtime_ns == kept
