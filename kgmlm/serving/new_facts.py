@@ -87,7 +87,7 @@ class FactFinder:
                 clear_parts(self.file)
         if self._found is None and not self._why and self._process is not None:
             said = (self._process.communicate()[1] or "").strip() or "the work was ended"
-            self._why = said.splitlines()[-1].removeprefix("Error: ")
+            self._why, self._process = said.splitlines()[-1].removeprefix("kgmlm: "), None
         if self._found is None and not self._why:
             self._begin()
         return "ready" if self._found is not None else "none" if self._why else "looking"

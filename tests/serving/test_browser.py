@@ -201,10 +201,9 @@ def test_the_picker_begins_with_examples(visit: Any, url: str) -> None:
     assert "Choose an entity" in page.inner_text("#hint")
     page.focus("[aria-label=Entity]")
     page.wait_for_selector("#sentence [role=option]:visible")
-    heads = {h for h, r, _ in kgmlm.load_graph("toy").labeled(kgmlm.load_graph("toy").splits["train"])
-             if r == "capital"}  # fmt: skip
-    named = kgmlm.load_graph("toy").entities
-    names = {e.surface for e in named if e.label in heads}
+    graph = kgmlm.load_graph("toy")
+    heads = [h for h, r, _ in graph.splits["train"].tolist() if graph.relations[r].label == "capital"]
+    names = {graph.entities[h].surface for h in heads}
     shown = page.locator("#sentence [role=option]:visible .option-text").all_inner_texts()
     assert shown
     assert set(shown) <= names

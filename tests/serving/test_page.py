@@ -14,6 +14,7 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from trainings import TINY
 
 import kgmlm
 from kgmlm.graphs.entities import EntityTable, RelationTable
@@ -291,22 +292,30 @@ def test_a_reason_is_a_like_fact_of_training() -> None:
     assert Explorer(graph).likeness(7, 0, 9) == ""
 
 
+def awaited(client: TestClient) -> dict[str, Any]:
+    """The new facts, once they are there or will not be."""
+    until = time.monotonic() + 300
+    while (found := client.get("/new-facts").json())["status"] == "looking":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return dict(found)
+
+
+def toy_triples() -> list[tuple[str, str, str]]:
+    """The training triples of the toy graph."""
+    toy = kgmlm.load_graph("toy")
+    return list(toy.labeled(toy.splits["train"]))
+
+
 def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(folder, tmp_path / "toy")
 
-    def facts(client: TestClient) -> dict[str, Any]:
-        until = time.monotonic() + 300
-        while (found := client.get("/new-facts").json())["status"] == "looking":
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        return dict(found)
-
     with TestClient(service(run), HOME) as client:
-        found = facts(client)
+        found = awaited(client)
         assert found["status"] == "ready", found["why"]
         relation = found["relations"][0]["label"]
         some = client.get("/new-facts", params={"relation": relation, "limit": 100}).json()
-    asked = {"min_probability": 0.01, "functional": True, "known": ["train", "valid"]}
+    asked: dict[str, Any] = {"min_probability": 0.01, "functional": True, "known": ["train", "valid"]}
     made = kgmlm.complete(run, tmp_path / "facts.parquet", progress=False, **asked)
     assert [row["head"] for row in made["best"]] == [row["head"] for row in found["facts"]]
     assert found["total"] == made["listed"] == sum(of["facts"] for of in found["relations"])
@@ -320,7 +329,7 @@ def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Pa
     kgmlm.tune(run, add="types", progress=False)
     with TestClient(service(run), HOME) as other:
         assert other.get("/new-facts").json()["status"] == "looking"
-        assert facts(other)["status"] == "ready"
+        assert awaited(other)["status"] == "ready"
     assert (run / FILE).stat().st_mtime_ns != kept
 
 
@@ -331,6 +340,13 @@ def test_it_is_said_why_there_are_no_new_facts(folder: Path, tmp_path: Path) -> 
         found = client.get("/new-facts").json()
     assert found["status"] == "none"
     assert "has changed" in found["why"]
+    small: dict[str, Any] = {"max_steps": 1, "holdout": False, **TINY}
+    alone = kgmlm.train(toy_triples(), "scratch", tmp_path / "alone", progress=False, **small)
+    with TestClient(service(alone), HOME) as client:
+        found = awaited(client)
+    assert found["status"] == "none"
+    assert found["why"].startswith("the graph ")
+    assert "no split 'valid'" in found["why"]
 
 
 def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> None:

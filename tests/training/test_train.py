@@ -342,8 +342,9 @@ def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: py
     probable = run.rank([("France", "capital", None), (None, "located_in", "europe")], k=20)
     assert probable["probability"].notna().any(), "they are fitted to what the index finds"
     assert probable[~probable["known"]]["probability"].notna().all()
-    for other in ({"retrieve": 0}, {"retrieve": 3}):
-        asked = kgmlm.open_run(tmp_path / "run", **other).rank(head="France", relation="capital")
+    for retrieve in (0, 3):
+        other = kgmlm.open_run(tmp_path / "run", retrieve=retrieve)
+        asked = other.rank(head="France", relation="capital")
         assert asked["probability"].isna().all()
     whole = kgmlm.open_run(tmp_path / "run", retrieve=0)
     assert len(whole.rank(head="France", relation="has the capital", k=20)) == 20
