@@ -96,7 +96,7 @@ def _known(run: Run) -> tuple[str, ...]:
 
 
 def _keywords(run: Run) -> dict[str, Any]:
-    """How the list is asked for, as keywords of :func:`~kgmlm.prediction.complete.complete`."""
+    """Keywords of :func:`~kgmlm.prediction.complete.complete` for the list."""
     with_rules = run.options.scores == "all" and "rules" in run.folder.tuned.mixture.signals
     return {
         "min_probability": LEAST,

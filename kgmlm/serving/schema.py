@@ -413,8 +413,8 @@ class NewFact(BaseModel):
 
 
 class CameTrue(BaseModel):
-    """How many of the facts from a probability on the test split has; ``expected`` is the share that should
-    be there.
+    """New facts with at least a probability, and those of them that the test split has; ``expected`` is the
+    share that should be there.
     """
 
     probability: float
@@ -425,7 +425,7 @@ class CameTrue(BaseModel):
 
 
 class FactsOf(BaseModel):
-    """How many of the facts are of a relation, by its label."""
+    """The number of facts of a relation, by its label."""
 
     label: str
     facts: int

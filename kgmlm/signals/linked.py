@@ -46,7 +46,7 @@ class Linked:
 
     @cached_property
     def _links(self) -> sp.csr_array:
-        """How many training triples each pair of entities has ``(N, N)``; self-loops are left out."""
+        """Numbers of training triples of pairs of entities ``(N, N)``, without self-loops."""
         count = len(self.context.entities)
         h, _, t = distinct_triples(self.context.train).T
         h, t = h[h != t], t[h != t]
@@ -82,7 +82,7 @@ class Linked:
         return Linked(reader.context)
 
     def save(self, path: Path) -> None:
-        """Write how many pairs are linked; which these are the graph says."""
+        """Write the number of linked pairs; the graph says which these are."""
         files.write_tensors(path, {"pairs": np.array([self.pairs], np.int64)})
 
     @classmethod
