@@ -172,7 +172,7 @@ def recipe_of(
     settings = as_settings(values)
     stages: list[Stage] = []  # those that take least time come first
     if preset != PLAIN:
-        stages += ["types", "rules"]
+        stages += ["types", "rules", "linked"]
     if preset != PLAIN and shape.entities > LARGE:
         reasons["biencoder"] = f"none: {shape.entities:,} texts to read; `kgmlm tune --add biencoder` does"
     elif preset != PLAIN and (not scratch or settings.biencoder.encoder):

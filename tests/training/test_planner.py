@@ -48,11 +48,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize(
     ("preset", "minutes", "speed", "expected"),
     [
-        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "biencoder"}),
-        ("quick", 0.01, (1.0, 0.1), {"rules", "types"}),
-        ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "biencoder"}),
-        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
-        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "biencoder"}),
+        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "linked", "biencoder"}),
+        ("quick", 0.01, (1.0, 0.1), {"rules", "types", "linked"}),
+        ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "linked", "biencoder"}),
+        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder"}),
+        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder"}),
     ],
 )
 def test_a_time_goes_to_the_stages_that_fit_into_it(
@@ -75,7 +75,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
     assert ("  biencoder: none: reading" in told) == ("biencoder" not in expected)
     assert recipe.seconds == 60 * minutes
-    assert set(recipe.timed) == expected - {"types"}
+    assert set(recipe.timed) == expected - {"types", "linked"}
     read = len(toy.entities) * speed[0] if "biencoder" in expected else 0.0
     assert recipe.reading == pytest.approx(read, abs=0.1)
 
@@ -266,9 +266,9 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     ).folder
     record = run.record
     assert record["status"] == "finished"
-    assert list(record["spent"])[:5] == ["planning", "types", "rules", "biencoder", "kge"]
+    assert list(record["spent"])[:6] == ["planning", "types", "rules", "linked", "biencoder", "kge"]
     assert sum(record["spent"].values()) >= 1
-    assert set(run.tuned.mixture.tables) >= {"types", "rules", "biencoder", "kge"}
+    assert set(run.tuned.mixture.tables) >= {"types", "rules", "linked", "biencoder", "kge"}
     assert watch.told[-4].endswith(f"of 0.3 minutes: {accounts(run)[0].partition(': ')[2]}")
     assert watch.told[-3].startswith("more time: ")
     assert watch.told[-2].startswith("next: kgmlm rank ")
