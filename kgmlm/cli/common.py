@@ -285,14 +285,16 @@ Rerank = Annotated[
     typer.Option(
         min=0,
         help="How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`) and "
-        "reranked (`kgmlm rerank`), in runs that do so; by default as many as validation chose, 0 for none.",
+        "reranked (`kgmlm rerank`), in runs that do so; by default as many as validation chose. 0 leaves out "
+        "all second stages, trees, too.",
     ),
 ]
 Candidates = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Score in reverse or rerank at most this many candidates; by default reranking.candidates.",
+        help="Score in reverse or rerank at most this many candidates; by default reranking.candidates, and "
+        "100 by trees.",
         show_default=False,
     ),
 ]

@@ -39,9 +39,9 @@ TRAIN: Options = {
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         None,
         "Stages and settings that suit the graph: quick (bi-encoder, rules, types), balanced (with the "
-        "masked LM and KGE), best (longer, scores in reverse, with a reranker), zero-shot (for unseen "
-        "entities: as best, without KGE); plain: text by the settings as they are. By default balanced, or "
-        "plain with --config or an objective.",
+        "masked LM and KGE), best (longer, scores in reverse, with a reranker and trees), zero-shot (for "
+        "unseen entities: as best, without KGE and trees); plain: text by the settings as they are. By "
+        "default balanced, or plain with --config or an objective.",
     ),
     "minutes": option(
         float | None,
@@ -96,13 +96,14 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal (kge, rules, types, biencoder), or take a reranker; reverse asks the best "
-        "candidates back, which needs no training. May be given several times.",
+        "First train a signal (kge, rules, types, biencoder, linked), or take a reranker; reverse asks the "
+        "best candidates back, which needs no training, and trees ranks them by trees that LightGBM fits to "
+        "validation. May be given several times.",
     ),
     "drop": option(
         list[str] | None,
         None,
-        "First remove a signal, such as kge, the reranker, or reverse. May be given several times.",
+        "First remove a signal, such as kge, the reranker, reverse, or trees. May be given several times.",
     ),
     "source": option(
         Path | None,
@@ -134,9 +135,10 @@ def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **giv
 
     Signals are the likelihood, entity vectors, and those that --add has trained. With --add reverse, the best
     candidates of (h, r, ?) are scored in reverse: a candidate t gains by how probable h is as the answer of
-    (?, r, t). If the run has a reranker, that comes last. Validation chooses how many candidates are scored
-    so, and how much that counts. `rank` and `evaluate` use all of this from then on; reverse scoring costs
-    them a query per candidate, and --rerank 0 leaves it out.
+    (?, r, t). If the run has a reranker, that comes next. Validation chooses how many candidates are scored
+    so, and how much that counts. With --add trees, trees rank the best 100 again, by the scores of all
+    signals and by what the graph says of candidate and query. `rank` and `evaluate` use all of this from then
+    on; reverse scoring costs them a query per candidate, and --rerank 0 leaves all second stages out.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import tune as job
@@ -198,7 +200,9 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
             f"{stage}: validation MRR {found['mrr']:.4f}{more}, Hits@1 {found['hits_at_1']:.4f}, "
             f"Hits@10 {found['hits_at_10']:.4f}{how}"
         )
-    for stage, what in (("reverse", "scored in reverse"), ("reranking", "reranked")):
+    for stage, what in (
+        ("reverse", "scored in reverse"), ("reranking", "reranked"), ("trees", "ranked by trees")
+    ):  # fmt: skip
         if figures.get(stage, {}).get("k", 1) == 0:
             tell(f"no weight improves validation: nothing will be {what}")
 

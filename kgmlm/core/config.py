@@ -443,8 +443,9 @@ _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
 # The stages of a training by a preset.
 Stage = Literal[
-    "text", "kge", "rules", "types", "biencoder", "linked", "reverse", "reranker", "index", "calibration"
-]
+    "text", "kge", "rules", "types", "biencoder", "linked", "reverse", "reranker", "trees", "index",
+    "calibration",
+]  # fmt: skip
 
 
 class Settings(Strict):

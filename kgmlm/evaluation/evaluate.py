@@ -423,7 +423,7 @@ def whole_report(
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
-        "reverse": asdict(ranker.uses["reverse"]) if "reverse" in ranker.uses else None,
+        **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in ("reverse", "trees")},
         "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,

@@ -35,11 +35,10 @@ from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, f
 from kgmlm.prediction.list_calibration import QUERIES, drawn, fit_lists
 from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
-from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
 from kgmlm.runs.opened import constraints_of, open_retrieval, shortlist_of
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import RERANKER, command_line
+from kgmlm.runs.record import RERANKER, RERANKING, TREES, command_line
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # the share of true triples
@@ -611,13 +610,11 @@ def _lists(
     retrieval = open_retrieval(run, ranker, shortlist_of(run) or None)
     options |= {"retrieval": retrieval}
     found = [fit_lists(ranker, run.graph, asked, advance=partial(watch, "ranking validation"), **options)]
-    use, back, whole, reranker = run.tuned.use, run.tuned.reverse_use, ranker, ""
-    if back is not None:
-        whole = whole.with_stage(ReverseScoring(back))
-    if use is not None and use.k:
-        whole = whole.with_stage(run.cross_encoding(use, ranker.reader.model.device))
-        reranker = run.fingerprints[RERANKER]
-    if whole is not ranker:
+    uses, whole = run.tuned.active, run.staged(ranker, run.tuned.uses)
+    if TREES in uses:  # of which validation is asked as new queries will be
+        whole = whole.with_stage(run.trees(uses[TREES]).of_unseen())
+    reranker = run.fingerprints[RERANKER] if RERANKING in uses else ""
+    if uses:
         advance = partial(watch, "reranking validation")
         found.append(fit_lists(whole, run.graph, asked, reranker=reranker, advance=advance, **options))
     return tuple(found)

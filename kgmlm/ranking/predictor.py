@@ -21,6 +21,7 @@ from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import ListCalibration, columns_of, temperature_of
 from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.trees import Trees
 from kgmlm.signals.base import Reason, Reasoned
 from kgmlm.signals.linked import Linked
 from kgmlm.text.reader import Reading
@@ -93,6 +94,7 @@ class Prediction:
 
 
 SHOWN_LINKS = 3  # triples that link a candidate already
+SHOWN_GROUPS = 4  # groups of features of trees
 
 
 class Predictor:
@@ -334,6 +336,8 @@ class Predictor:
             columns[name] = ranker.signal_score(name, reading, ranker.pool(ids))[0].tolist()
         weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
         stages = self._second(asked, ids, [p.score for p in predictions])
+        trees = ranker.stages.get(Trees.name)
+        of_trees = trees.parts(ranker, asked) if isinstance(trees, Trees) and trees.use.k else {}
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
             parts = {name: WeighedScore(weights[name], column[n]) for name, column in columns.items()}
@@ -348,7 +352,8 @@ class Predictor:
                     zip(rows, log_likelihoods, strict=True)
                 )
             )
-            told = replace(p, tokens=tokens, parts=parts, because=self._because(query, p.id, further))
+            because = (*self._because(query, p.id, further), *_told_of_trees(of_trees.get(p.id, {})))
+            told = replace(p, tokens=tokens, parts=parts, because=because)
             explained.append(told)
         return explained
 
@@ -440,3 +445,10 @@ def sentences(graph: KnowledgeGraph, reasons: Sequence[Reason]) -> tuple[str, ..
         f"{' and '.join(map(said, triples))} ({reason.correct:,} of {reason.predicted:,})"
         for triples, reason in first.items()
     )
+
+
+def _told_of_trees(parts: Mapping[str, float]) -> tuple[str, ...]:
+    """A sentence on how much groups of features add to what trees say of a candidate, the largest first."""
+    largest = sorted(parts.items(), key=lambda part: -abs(part[1]))[:SHOWN_GROUPS]
+    told = ", ".join(f"{group} {added:+.2f}" for group, added in largest)
+    return (f"trees: {told}",) if told else ()

@@ -169,6 +169,7 @@ class SecondStage(Protocol):
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
         free_B: BoolArray | None = None,
+        reading: Reading | None = None,
     ) -> Array:
         """Scores with what this stage adds to the best of each query; these stay ahead of the rest.
 
@@ -176,6 +177,7 @@ class SecondStage(Protocol):
             ranker: whose first stage the scores are of.
             advance: called with how many of how many distinct queries have just been scored.
             free_B: queries whose scores have no constraints on what can answer; None is no query.
+            reading: the states of the queries, where they have been read already.
         """
 
     def over(self, context: ContextGraph) -> SecondStage:
@@ -394,7 +396,9 @@ class Ranker:
             raise ConfigError(f"the run has no {SIGNALS[scores].title}; {makes}")
         if scores in SIGNALS:
             return self.but(mixture=self.mixture.only(scores), stages={})
-        return self if scores == "all" else self.but(mixture=self.mixture.without(*beside()))
+        if scores == "all":
+            return self
+        return self.but(mixture=self.mixture.without(*beside())).without_stage("trees")  # fitted to all
 
     def reduce(self, enabled: bool = True) -> None:
         """Encode in bf16, second stages too, or in float32 again."""
@@ -410,11 +414,12 @@ class Ranker:
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
         free_B: BoolArray | None = None,
+        reading: Reading | None = None,
     ) -> Array:
         """Scores after all second stages; arguments as of :meth:`SecondStage.reranked`."""
         pool = pool or self.pool()
         for stage in self.stages.values():
-            scores_BN = stage.reranked(self, queries, scores_BN, pool, batch_size, advance, free_B)
+            scores_BN = stage.reranked(self, queries, scores_BN, pool, batch_size, advance, free_B, reading)
         return scores_BN
 
     def rank(
@@ -433,9 +438,21 @@ class Ranker:
         Yields:
             (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
         """
+        for rows, scores_bN, _ in self.scored(queries, entity_ids, batch_size, advance):
+            yield rows, scores_bN
+
+    def scored(
+        self,
+        queries: Queries,
+        entity_ids: IntArray | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, Array, Reading]]:
+        """As :meth:`rank`, and beside the scores the states of the queries."""
         pool = self.pool(entity_ids)
-        for rows, scores_bN, _, back in self._first(queries, pool, batch_size, advance):
-            yield rows, self.reranked(queries[rows], scores_bN, pool, batch_size, back)
+        for rows, scores_bN, _, reading, back in self._first(queries, pool, batch_size, advance):
+            found = self.reranked(queries[rows], scores_bN, pool, batch_size, back, reading=reading)
+            yield rows, found, reading
 
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
@@ -444,7 +461,7 @@ class Ranker:
         answer, from the same forward passes.
         """
         pool = self.pool()
-        for rows, scores_bN, free_bN, back in self._first(queries, pool, batch_size, advance):
+        for rows, scores_bN, free_bN, reading, back in self._first(queries, pool, batch_size, advance):
             if not self.reranks:
                 yield rows, scores_bN, free_bN
                 continue
@@ -454,37 +471,41 @@ class Ranker:
             if len(constrained):
                 scores_bN = joined([scores_bN, free_bN[like(constrained, free_bN)]])
             free_B = np.arange(len(twice)) >= len(rows)
-            found = self.reranked(queries[rows[twice]], scores_bN, pool, batch_size, back, free_B)
+            again = reading.take(twice)
+            found = self.reranked(queries[rows[twice]], scores_bN, pool, batch_size, back, free_B, again)
             own_bN, freed = found[: len(rows)], found[len(rows) :]
             yield rows, own_bN, put(own_bN, constrained, freed) if len(constrained) else own_bN
 
     def _first(
         self, queries: Queries, pool: Pool, batch_size: int, advance: Callable[[int], None]
-    ) -> Iterator[tuple[IntArray, Array, Array, Callable[[int, int], None]]]:
+    ) -> Iterator[tuple[IntArray, Array, Array, Reading, Callable[[int, int], None]]]:
         """Score queries by the first stage.
 
-        Yields rows of queries, their scores, the same without constraints, and a function that reverse
-        scoring calls with (candidates done, all). For reverse scoring, many queries of one relation come at
-        once, as they share candidates.
+        Yields rows of queries, their scores, the same without constraints, their states, and a function that
+        reverse scoring calls with (candidates done, all). For reverse scoring, many queries of one relation
+        come at once, as they share candidates.
         """
         if "reverse" not in self.stages:
-            for rows, _, said in self.signal_scores(queries, pool, batch_size, advance):
+            for rows, reading, said in self.signal_scores(queries, pool, batch_size, advance):
                 asked = queries[rows]
                 free_bN = self.mixture.combine(said, asked)
-                yield rows, self.possible.applied(free_bN, asked, pool.ids), free_bN, lambda n, total: None
+                found_bN = self.possible.applied(free_bN, asked, pool.ids)
+                yield rows, found_bN, free_bN, reading, lambda n, total: None
             return
         order = np.lexsort((queries.side_B, queries.relation_B))
         size = max(1, MAX_SCORES // 2 // max(1, pool.width))
         for start in range(0, len(order), size):
             part = order[start : start + size]
             found = [
-                (rows, self.mixture.combine(said, queries[part[rows]]))
-                for rows, _, said in self.signal_scores(queries[part], pool, batch_size)
+                (rows, of, self.mixture.combine(said, queries[part[rows]]))
+                for rows, of, said in self.signal_scores(queries[part], pool, batch_size)
             ]
-            rows = part[np.concatenate([at for at, _ in found])]
-            free_bN = joined([scores_bN for _, scores_bN in found])
+            within = np.concatenate([at for at, _, _ in found])
+            rows = part[within]
+            reading = Reading.joined([(at, of) for at, of, _ in found]).take(within)
+            free_bN = joined([scores_bN for _, _, scores_bN in found])
             told = _QueryProgress(len(rows), advance)
-            yield rows, self.possible.applied(free_bN, queries[rows], pool.ids), free_bN, told
+            yield rows, self.possible.applied(free_bN, queries[rows], pool.ids), free_bN, reading, told
             told.end()
 
 

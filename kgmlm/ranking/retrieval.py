@@ -499,7 +499,7 @@ def shortlist(
     ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
     if not ranker.reranks:
         return ids_BK, scores_BK
-    scores_BK = ranker.reranked(queries, scores_BK, Pool(pool.count, ids_BK), batch_size)
+    scores_BK = ranker.reranked(queries, scores_BK, Pool(pool.count, ids_BK), batch_size, reading=reading)
     return _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK))
 
 
@@ -566,7 +566,7 @@ def retrieve_and_rank(
     """
     for rows, reading, said in ranker.signal_scores(queries, None, batch_size, advance):
         asked = queries[rows]
-        exact_BN = ranker.reranked(asked, ranker.combined(asked, said), None, batch_size)
+        exact_BN = ranker.reranked(asked, ranker.combined(asked, said), None, batch_size, reading=reading)
         ids_BK, scores_BK = shortlist(ranker, reading, retrieval, batch_size)
         scores_BN = torch.full_like(exact_BN, MISSED)
         found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)

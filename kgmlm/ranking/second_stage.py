@@ -41,7 +41,7 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import BEST, Ranker, Use
 from kgmlm.signals.base import Pool
 from kgmlm.text.linearization import answer_text, linearize, neighborhood
-from kgmlm.text.reader import Reader, SpanOutput, padded
+from kgmlm.text.reader import Reader, Reading, SpanOutput, padded
 from kgmlm.text.tokenization import Encoded, SpanTokenizer
 
 if TYPE_CHECKING:
@@ -297,6 +297,7 @@ class _OfTheBest(ABC):
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
         free_B: BoolArray | None = None,
+        reading: Reading | None = None,
     ) -> Array:
         """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
         if not self.use.k:

@@ -509,6 +509,11 @@ def _reranked(ranker: Ranker) -> str:
             f"Then a second model, the reranker, reads the {use.k:,} best answers together with the "
             f"question; what it says is added with a weight of {use.weight:.3g}."
         )
+    if use := ranker.uses.get("trees"):
+        told.append(
+            f"Last, decision trees rank the {use.k:,} best answers again, by the scores of all signals and "
+            f"by how each answer is linked to the rest of the graph, with a weight of {use.weight:.3g}."
+        )
     return " ".join(told)
 
 

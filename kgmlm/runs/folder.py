@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -39,12 +39,17 @@ from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
 from kgmlm.ranking.likely import ListCalibration
-from kgmlm.ranking.ranker import Ranker, unit
+from kgmlm.ranking.ranker import Ranker, SecondStage, unit
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring
+from kgmlm.ranking.trees import Trees
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
 from kgmlm.runs.record import (
     FORMAT,
     RERANKER,
+    RERANKING,
+    REVERSE,
+    TREES,
+    TREES_FILE,
     WEIGHTS,
     TunedWeights,
     accepted,
@@ -373,12 +378,23 @@ class RunFolder:
             digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
         self._changed()
 
-    def save_tuned(self, tuned: TunedWeights) -> None:
-        """Keep the weights that were chosen for the signals that there are now."""
+    def save_tuned(self, tuned: TunedWeights, trees: Trees | None = None) -> None:
+        """Keep the weights that were chosen for the signals that there are now, and the trees with them.
+
+        Args:
+            trees: those that were fitted; None keeps what there is where these weights use it.
+        """
+        folder, file = self.model_folder, self.path / TREES_FILE
+        keep = partial(digests.write_manifest, folder)
+        if trees is not None:
+            with digests.replacing(file, digests.read_manifest(folder), keep) as temporary:
+                trees.save(temporary)
+        elif TREES not in tuned.uses and file.is_file():
+            known = digests.read_manifest(folder) or {}
+            keep({name: digest for name, digest in known.items() if name != file.name})
+            file.unlink()
         self._changed()
         whole = replace(tuned, of=self.fingerprints)
-        folder = self.model_folder
-        keep = partial(digests.write_manifest, folder)
         with digests.replacing(self.path / MIXTURE, digests.read_manifest(folder), keep) as temporary:
             whole.save(temporary)
         self._changed()
@@ -534,16 +550,36 @@ class RunFolder:
         others = tuple(name for name in beside() if scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
         ranker = ranker.but(mixture=tuned.mixture)
-        if rerank and tuned.reverse_use is not None:
-            ranker = ranker.with_stage(ReverseScoring(tuned.reverse_use))
         ranker = ranker.by(scores)
         if scores in ("all", "text"):
-            tuned.check(self.fingerprints, self.path, others if rerank else (*others, RERANKER))
-        else:
-            rerank = False
-        if rerank and tuned.use is not None and tuned.use.k:
-            ranker = ranker.with_stage(self.cross_encoding(tuned.use, ranker.reader.model.device))
+            but = others if rerank else (*others, RERANKER, TREES)
+            tuned.check(self.fingerprints, self.path, but if scores == "all" else (*but, TREES))
+            if rerank:
+                ranker = self.staged(ranker, tuned.uses, () if scores == "all" else (TREES,))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
+
+    def staged(self, ranker: Ranker, uses: Mapping[str, Use], but: tuple[str, ...] = ()) -> Ranker:
+        """A ranker with those second stages of the run that score any candidates."""
+        makes: dict[str, Callable[[Use], SecondStage]] = {
+            REVERSE: ReverseScoring,
+            RERANKING: lambda use: self.cross_encoding(use, ranker.reader.model.device),
+            TREES: self.trees,
+        }
+        staged = ranker
+        for name, make in makes.items():
+            if name in uses and uses[name].k and name not in but:
+                staged = staged.with_stage(make(uses[name]))
+        return staged
+
+    def trees(self, use: Use) -> Trees:
+        """The trees of this run, used so.
+
+        Raises:
+            RunError: when they are missing or damaged.
+        """
+        if not (self.path / TREES_FILE).is_file():
+            raise _missing(self, TREES_FILE)
+        return Trees.open(self.path / TREES_FILE, use)
 
     def cross_encoding(self, use: Use, device: torch.device) -> CrossEncoding:
         """The reranker of this run, used so.

@@ -22,10 +22,10 @@ from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Typed, Unlinked
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import ONNX, RunFolder, unread
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import steady
+from kgmlm.runs.record import RERANKING, REVERSE, TREES, steady
 from kgmlm.signals import rows_of
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import EntityTypes, Types
@@ -193,7 +193,7 @@ def _lack(run: RunFolder, options: RankingOptions) -> str:
         return f"ONNX Runtime computes in fp32, not {options.precision}"
     if options.device not in (None, "cpu"):
         return f"ONNX Runtime computes on the CPU here, not on '{options.device}'"
-    if options.reranks and run.reranker and (run.tuned.use or Use(0, 0)).k:
+    if options.reranks and run.reranker and RERANKING in run.tuned.active:
         return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
     if options.retrieve or (options.retrieve is None and options.scores == "all" and shortlist_of(run)):
         return "ONNX Runtime asks no index"
@@ -264,7 +264,7 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
     """
     if not options.reranks:
         raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
-    if not ranker.reranks and run.reranker is None and run.tuned.reverse is None:
+    if not ranker.reranks and run.reranker is None and REVERSE not in run.tuned.uses:
         raise ConfigError(
             f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one, and "
             f"`kgmlm tune {run.path} --add reverse` does without"
@@ -274,7 +274,10 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
             f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
             f"`kgmlm tune {run.path}` chooses again"
         )
-    stages = {name: stage.used(replace(stage.use, k=k)) for name, stage in ranker.stages.items()}
+    stages = {
+        name: stage if name == TREES else stage.used(replace(stage.use, k=k))  # trees were fitted to so many
+        for name, stage in ranker.stages.items()
+    }
     return ranker.but(stages=stages)
 
 

@@ -29,7 +29,7 @@ from kgmlm.core import digests, files
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
-from kgmlm.runs.record import RERANKER, WEIGHTS, fingerprints, steady, trained_reranker
+from kgmlm.runs.record import RERANKER, TREES, TREES_FILE, WEIGHTS, fingerprints, steady, trained_reranker
 from kgmlm.signals import SIGNALS, beside
 from kgmlm.signals.kge import KGE
 
@@ -45,7 +45,7 @@ _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
 _NAMES = "graph/name_tokens.safetensors"
 _CHOSEN = "model/mixture.json"
 _PROBABILITIES = "model/probabilities.json"
-_TEXTS = ("run.json", "config.toml", _CHOSEN, "model/config.json", "model/tokenizer.json",
+_WHOLE = ("run.json", "config.toml", _CHOSEN, TREES_FILE, "model/config.json", "model/tokenizer.json",
           "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
 
 # The files that a pack may have, and what they unpack to at most; real packs take less than twice their size.
@@ -105,7 +105,7 @@ def write_pack(
     A run that is written meanwhile is read again, so that all of the pack is of one time.
 
     Args:
-        kge: False leaves out graph embeddings and their weight.
+        kge: False leaves out graph embeddings and their weight, and trees.
         structures: of its text models, for ONNX Runtime, by file.
         card: what to say of it: how it was trained, metrics, licenses.
         check: raises where the run as it is now is not to be packed.
@@ -136,8 +136,8 @@ def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> 
     ]
     entries: dict[str, bytes] = {}
     for prefix, folder in parts:
-        for name in _TEXTS:
-            if (folder / name).is_file():
+        for name in _WHOLE:
+            if (folder / name).is_file() and (kge or name != TREES_FILE):
                 data = (folder / name).read_bytes()
                 entries[prefix + name] = _portable(data) if name == "run.json" else data
         if not prefix:  # a reranker has the graph of its run
@@ -176,6 +176,7 @@ def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, A
 def _own_signals(contents: _Contents) -> dict[str, str]:
     """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
     there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
+    there[TREES] = contents.files.get(TREES_FILE)
     return {name: digest.sha256 for name, digest in there.items() if digest is not None}
 
 
@@ -318,9 +319,14 @@ def _portable(record: bytes) -> bytes:
 
 
 def _without_kge(mixture: bytes) -> bytes:
-    """The tuned weights without graph embeddings; their figures on validation are not those of the pack."""
+    """The tuned weights without graph embeddings; their figures on validation are not those of the pack.
+
+    Trees, which were fitted to the embeddings' scores, too, are left out.
+    """
     chosen = files.parse_json(mixture)
-    chosen["chosen_for"].pop("kge", None)
+    for name in (KGE.name, TREES):
+        chosen["chosen_for"].pop(name, None)
+    chosen[TREES] = None
     if chosen["signals"].pop("kge", None) is not None:
         figures = chosen.get("chosen_by", {}).get("valid", {})
         chosen["chosen_by"] = chosen.get("chosen_by", {}) | {

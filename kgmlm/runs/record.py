@@ -467,7 +467,8 @@ def check_output(path: Path, overwrite: bool) -> None:
         raise RunError(f"{path} is a run already; use --resume to continue, --overwrite to start again")
 
 
-REVERSE = "reverse"  # reverse scoring, beside the names of signals
+REVERSE, RERANKING, TREES = SECOND = ("reverse", "reranking", "trees")  # second stages, in their order
+TREES_FILE = "model/trees.safetensors"
 WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -487,6 +488,7 @@ class _File(digests.StrictModel):
     signals: dict[str, _Signal] = Field(min_length=1)
     reranking: _Use | None
     reverse: _Use | None = None
+    trees: _Use | None = None
     chosen_for: dict[str, _Sha]
     chosen_by: dict[str, Any]
 
@@ -497,22 +499,21 @@ class TunedWeights:
 
     Attributes:
         mixture: how much each signal counts.
-        use: how many are reranked, and how much that counts; None where nothing was chosen yet.
+        uses: of each second stage that was chosen or asked for, how many candidates it scores (0 where that
+            was no better) and how much that counts.
         of: what :func:`fingerprints` were then.
         by: the command that chose, and its figures on validation.
-        reverse: how many are scored in reverse, and how much that counts; None where it was not asked for.
     """
 
     mixture: Mixture
-    use: Use | None = None
+    uses: Mapping[str, Use] = field(default_factory=dict)
     of: Mapping[str, str] = field(default_factory=dict)
     by: Mapping[str, Any] = field(default_factory=dict)
-    reverse: Use | None = None
 
     @property
-    def reverse_use(self) -> Use | None:
-        """The use of reverse scoring, where any candidates are scored so."""
-        return self.reverse if self.reverse and self.reverse.k else None
+    def active(self) -> dict[str, Use]:
+        """The second stages that score any candidates, in their order."""
+        return {name: self.uses[name] for name in SECOND if name in self.uses and self.uses[name].k}
 
     def save(self, path: Path) -> None:
         """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
@@ -521,7 +522,7 @@ class TunedWeights:
             average = float(self.mixture.averages[name])
             alike = bool((table_R2 == np.float32(average)).all())
             signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
-        uses = {name: use and asdict(use) for name, use in (("reranking", self.use), (REVERSE, self.reverse))}
+        uses = {name: asdict(self.uses[name]) if name in self.uses else None for name in SECOND}
         values = {"signals": signals, **uses, "chosen_for": dict(self.of)}
         files.write_json(path, values | {"chosen_by": dict(self.by)})
 
@@ -552,10 +553,9 @@ class TunedWeights:
             raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
         if not all(np.isfinite(table_R2).all() for table_R2 in tables.values()):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
-        use, reverse = (
-            None if of is None else Use(of.k, of.weight) for of in (found.reranking, found.reverse)
-        )
-        return cls(Mixture(tables, averages), use, found.chosen_for, found.chosen_by, reverse)
+        there = {name: of for name in SECOND if (of := getattr(found, name)) is not None}
+        uses = {name: Use(of.k, of.weight) for name, of in there.items()}
+        return cls(Mixture(tables, averages), uses, found.chosen_for, found.chosen_by)
 
     def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
         """See that these were chosen for the signals that a run has now, but for those that are not asked.
@@ -564,7 +564,7 @@ class TunedWeights:
             RunError: naming the others.
         """
         # A reranker that is not used may be gone: it is trained further.
-        known = {name for name in self.of if name != RERANKER or self.use is not None}
+        known = {name for name in self.of if name != RERANKER or RERANKING in self.uses}
         names = sorted({*now, *known} - set(but))
         if stale := [name for name in names if now.get(name) != self.of.get(name)]:
             raise RunError(
@@ -586,11 +586,13 @@ def of_weights(run: Path) -> str:
 
 
 def fingerprints(run: Path) -> dict[str, str]:
-    """SHA-256 of what each signal of a run knows, and of its reranker once that is trained, by name."""
+    """SHA-256 of what each signal of a run knows, its trees, and its reranker once trained, by name."""
     model = digests.read_manifest(run / "model") or {}
     known = {f"model/{k}": v for k, v in model.items()} | (accepted(read_record(run)) or {})
     there = {name: kind.file for name, kind in SIGNALS.items() if (run / kind.file).is_file()}
     found = {name: digests.sha(known, file, run) for name, file in there.items()}
+    if (run / TREES_FILE).is_file():
+        found[TREES] = digests.sha(known, TREES_FILE, run)
     if trained_reranker(run):
         folder = run / RERANKER / "model"
         found[RERANKER] = digests.sha(digests.read_manifest(folder) or {}, "model.safetensors", folder)

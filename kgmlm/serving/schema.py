@@ -489,6 +489,7 @@ class InfoResponse(BaseModel):
     signals: dict[str, Any]
     reverse: dict[str, Any] | None
     reranking: dict[str, Any] | None
+    trees: dict[str, Any] | None
     trained: dict[str, Any]
     validation: dict[str, Any]
     ranks: dict[str, Any]

@@ -44,6 +44,7 @@ class Info:
     signals: Mapping[str, Any]
     reverse: Mapping[str, Any] | None
     reranking: Mapping[str, Any] | None
+    trees: Mapping[str, Any] | None
     trained: Mapping[str, Any]
     validation: Mapping[str, Any]
     probabilities: Mapping[str, Any] | None
@@ -68,7 +69,9 @@ class Info:
                         + (f", {t['step']:,} steps of the masked LM" if m["trained"] else ""), t["command"]],
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
-        for what, use in (("scored in reverse", self.reverse), ("reranker", self.reranking)):
+        for what, use in (
+            ("scored in reverse", self.reverse), ("reranker", self.reranking), ("trees", self.trees)
+        ):  # fmt: skip
             if use is not None:
                 used = f"the {use['k']} best, weight {use['weight']:g}"
                 lines[what] = [used if use["k"] else "not used: no weight improved validation"]
@@ -154,6 +157,7 @@ def info(run: Run | str | Path) -> Info:
         signals=signals,
         reverse=chosen.get("reverse"),
         reranking=chosen["reranking"] if folder.reranker else None,
+        trees=chosen.get("trees"),
         trained={
             **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},
             "step": record.get("step", 0),

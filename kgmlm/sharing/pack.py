@@ -35,8 +35,8 @@ def pack(
     Args:
         run: a run, or with ``calibrate`` a pack to be written again with probabilities.
         output: the file to write, ending in .kgmlm; None names it after the run, beside it.
-        kge: False leaves out graph embeddings. The weights of the other signals and the use of the reranker
-            stay as they were chosen with them.
+        kge: False leaves out graph embeddings, and trees, which were fitted with them. The weights of
+            the other signals and the use of the reranker stay as they were chosen with them.
         onnx: False leaves out what ONNX Runtime needs to read texts without torch; it is left out, and said
             so, where it cannot be made.
         calibrate: fit probabilities to what the pack scores, as :func:`kgmlm.calibrate` does, and keep them
@@ -86,7 +86,7 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
 
     def check() -> None:
         now = folder.now()
-        now.tuned.check(now.fingerprints, now.path, () if kge else ("kge",))
+        now.tuned.check(now.fingerprints, now.path, () if kge else ("kge", "trees"))
 
     check()
     with watch:

@@ -410,8 +410,27 @@ class Rules:
         often_BN = self.applied.frequencies[asked_of(queries)].toarray()
         return self._scored(best, often_BN, often_BN.sum(1, keepdims=True))
 
+    def evidence(self, queries: Queries, ids_BK: IntArray) -> Floats:
+        """The evidence of the best rules that predict each query's own candidates ``(BEST, B, K)``.
+
+        The best come first; 0 where there are fewer.
+        """
+        parts = []
+        for part in blocks(np.full(len(queries), ids_BK.shape[1]), CELLS):
+            _, cell_bK, best = self._best_of_own(queries[part], ids_BK[part])
+            parts.append(best.table[:, cell_bK])
+        return np.concatenate(parts, 1) if parts else np.zeros((BEST, *ids_BK.shape), np.float32)
+
     def _of_own(self, queries: Queries, ids_BK: IntArray) -> Floats:
         """Scores ``(B, K)`` of each query's own candidates, with no table of all entities."""
+        cells, cell_BK, best = self._best_of_own(queries, ids_BK)
+        often_BN = self.applied.frequencies[asked_of(queries)]
+        row, entity = np.divmod(cells, self.applied.entities)
+        often, all_B = often_BN[row, entity], often_BN.sum(1)
+        return self._scored(best, often, all_B[row])[cell_BK]
+
+    def _best_of_own(self, queries: Queries, ids_BK: IntArray) -> tuple[IntArray, IntArray, _Best]:
+        """The distinct pairs of queries and their own candidates, which each is, and the rules for these."""
         rows, entities = np.arange(len(queries)), self.applied.entities
         cells, cell_BK = np.unique(rows[:, None] * entities + ids_BK, return_inverse=True)
         best = _Best(len(cells))
@@ -420,10 +439,7 @@ class Rules:
             at = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
             on = cells[at] == cell
             best.add(at[on], said.evidence[on])
-        often_BN = self.applied.frequencies[asked_of(queries)]
-        row, entity = np.divmod(cells, entities)
-        often, all_B = often_BN[row, entity], often_BN.sum(1)
-        return self._scored(best, often, all_B[row])[cell_BK]
+        return cells, cell_BK, best
 
     def _scored(self, best: _Best, often: Floats, of: Floats) -> Floats:
         """Scores from the best rules and, a trifle, from how often each answers, out of so many answers."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from kgmlm.core.arrays import Array, Device, IntArray, like, numpy
+from kgmlm.core.arrays import Array, Device, IntArray, joined, like, numpy
 from kgmlm.core.arrays import at as on
 from kgmlm.core.config import Settings
 from kgmlm.core.errors import ModelError
@@ -42,6 +42,18 @@ class SpanOutput:
     hidden_BLD: Array
     vector_BD: Array | None = None
     entities_ED: Array | None = None
+
+    def take(self, rows: IntArray) -> SpanOutput:
+        """The states of some queries."""
+        at = like(rows, self.hidden_BLD)
+        return SpanOutput(self.hidden_BLD[at], None if self.vector_BD is None else self.vector_BD[at])
+
+    @classmethod
+    def joined(cls, parts: Sequence[SpanOutput]) -> SpanOutput:
+        """The states of several batches behind each other."""
+        vectors = [part.vector_BD for part in parts if part.vector_BD is not None]
+        hidden_BLD = joined([part.hidden_BLD for part in parts])
+        return cls(hidden_BLD, joined(vectors) if len(vectors) == len(parts) else None)
 
 
 class TextModel(Protocol):
@@ -170,6 +182,28 @@ class Reading:
         assert self._read is not None, "queries without a model to read them"
         return self._read(self.queries)
 
+    def take(self, rows: IntArray) -> Reading:
+        """Some of the queries, with their states where these were read."""
+        span = vars(self).get("span")
+        return Reading(self.queries[rows], self._read, span and span.take(rows))
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[IntArray, Reading]]) -> Reading:
+        """Readings of some queries each (rows, reading), as one of all, in their order."""
+        if len(parts) == 1 and (np.diff(parts[0][0]) > 0).all():
+            return parts[0][1]
+        order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+        queries = Queries(
+            *(
+                np.concatenate([getattr(reading.queries, name) for _, reading in parts])[order]
+                for name in ("entity_B", "relation_B", "tail_B")
+            )
+        )
+        spans = [vars(reading).get("span") for _, reading in parts]
+        read = [span for span in spans if span is not None]
+        whole = SpanOutput.joined(read).take(order) if len(read) == len(spans) else None
+        return cls(queries, parts[0][1]._read, whole)
+
 
 _BATCHES = 64  # batches of queries tokenized at once
 
@@ -286,6 +320,10 @@ class Reader:
         """The states of B queries in one batch, in their order."""
         self.model.eval()
         return self._states(self.tokenizer.collate(self.encode(queries)).to(self.model.device))
+
+    def reading(self, queries: Queries, batch_size: int = 64, *, text: bool = True) -> Reading:
+        """Queries with their states in their order, as one; ``text`` as of :meth:`readings`."""
+        return Reading.joined(list(self.readings(queries, batch_size, text=text)))
 
     def readings(
         self,

@@ -41,9 +41,10 @@ SHARES: dict[str, float] = {
     "weights": 0.04,
     "reverse": 0.08,
     "reranker": 0.2,
+    "trees": 0.08,
     "calibration": 0.04,
 }
-CHOICES = ("weights", "reverse", "calibration")  # on as many validation triples as the time allows
+CHOICES = ("weights", "reverse", "trees", "calibration")  # on as many validation triples as the time allows
 READING = 0.5  # of the whole time at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span

@@ -38,6 +38,8 @@ HEAD_CANDIDATES = 4096  # that a step of the bi-encoder scores on larger graphs
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
 WITH_REVERSE = ("best", "zero-shot")
+WITH_TREES = ("best",)
+LEAST = 300  # validation triples that trees are fitted to; fewer teach nothing that weights do not say
 REVERSE_TRIPLES = 300  # validation triples: some four minutes of a core
 
 
@@ -196,6 +198,15 @@ def recipe_of(
     if preset in RERANKER_STEPS and scratch:
         reasons["reranker"] = (
             "none: a model from scratch is too small to read a query and a candidate together"
+        )
+    there = len(graph.splits["valid"]) if graph.has("valid") else 0
+    if preset in WITH_TREES and there >= LEAST and shape.entities <= LARGE:
+        stages.append("trees")
+    elif preset in WITH_TREES:
+        reasons["trees"] = (
+            f"none: {counted(there, 'validation triple')}, and trees need {LEAST}"
+            if there < LEAST
+            else f"none: what they count is of the best of {shape.entities:,} entities"
         )
     if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
         stages.append("index")

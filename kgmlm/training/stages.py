@@ -23,14 +23,15 @@ from kgmlm.prediction.calibration import (
 from kgmlm.prediction.calibration import fitted as fitted_calibration
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import shortlist_of
-from kgmlm.runs.record import ENDED, RERANKER, is_blank, leave_out
+from kgmlm.runs.record import ENDED, RERANKER, RERANKING, REVERSE, TREES, is_blank, leave_out
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.training.index import index
 from kgmlm.training.planner import Clock, accounts, fitted
-from kgmlm.training.recipes import PLAIN, REVERSE_TRIPLES, Given, Recipe, recipe_of
+from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, Given, Recipe, recipe_of
 from kgmlm.training.summary import counted, following, summary
+from kgmlm.training.trees import may_fit
 from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
 
 WEIGHED = 300  # validation triples that weights are chosen on at least; they tell how long one takes
@@ -69,6 +70,8 @@ def choose_recipe(
     if "index" in recipe.stages and find_spec("faiss") is None:
         watch.tell("no index is built, since FAISS is not installed: pip install '.[cpu]'")
         recipe = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage != "index"))
+    if "trees" in recipe.stages and not may_fit(graph, watch):
+        recipe = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage != "trees"))
     if calibrated and graph.has("valid"):
         recipe = replace(recipe, stages=(*recipe.stages, "calibration"))
     if minutes is not None:
@@ -99,13 +102,15 @@ def stages_left(run: RunFolder) -> list[Stage]:
         for stage in recipe["stages"]
         if stage in beside() and not (stage in now and weighed and not (whole and was_cut(run, stage)))
     ]
-    reranked = run.reranker is not None and chosen.use is not None
+    reranked = run.reranker is not None and RERANKING in chosen.uses
     if reranked and whole and run.reranker:
         reranked = run.reranker["status"] in ENDED
-    if "reverse" in recipe["stages"] and chosen.reverse is None:
+    if REVERSE in recipe["stages"] and REVERSE not in chosen.uses:
         left.append("reverse")
     if "reranker" in recipe["stages"] and not reranked:
         left.append("reranker")
+    if TREES in recipe["stages"] and TREES not in chosen.uses:
+        left.append("trees")
     if "index" in recipe["stages"] and shortlist_of(run) is None:
         left.append("index")
     if "calibration" in recipe["stages"] and not _is_calibrated(run):
@@ -119,8 +124,7 @@ def _is_calibrated(run: RunFolder) -> bool:
         found = read_calibration(run)
     except RunError:
         return False
-    chosen = run.tuned
-    stages = sum(use is not None and use.k > 0 for use in (chosen.use, chosen.reverse))
+    stages = len(run.tuned.active)
     return found is not None and any(len(x.stages) == stages for x in found.lists)
 
 
@@ -178,15 +182,19 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
         watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
     few, before = None if max_steps is None else FEW, run.tuned
-    after = [stage for stage in ("reverse", "reranker", "calibration") if stage in recipe["stages"]]
+    later = ("reverse", "reranker", "trees", "calibration")
+    after = [stage for stage in later if stage in recipe["stages"]]
+
+    def share(stage: str) -> float | None:
+        return clock.share(stage, [other for other in after if later.index(other) >= later.index(stage)])
+
     if signals := [stage for stage in left if stage in beside()]:
         with clock.stage("weights"):
             figures = _chosen(path, "signals", few or 0, watch, WEIGHED, clock.share("weights", after))
     # What was chosen beside other weights is chosen again.
-    if "reverse" in left or (signals and before.reverse is not None):
+    if "reverse" in left or (signals and REVERSE in before.uses):
         with clock.stage("reverse"):
-            seconds = clock.share("reverse", after)
-            figures = _chosen(path, "reverse", few or REVERSE_TRIPLES, watch, ASKED, seconds)
+            figures = _chosen(path, "reverse", few or REVERSE_TRIPLES, watch, ASKED, share("reverse"))
         if figures:
             _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
@@ -197,12 +205,15 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
         epochs = recipe["reranker_epochs"]
         settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
         with clock.stage("reranker"):
-            seconds = clock.share("reranker", after[-1:])
-            how = RerankerTraining(max_steps=max_steps, resume=begun, seconds=seconds)
+            how = RerankerTraining(max_steps=max_steps, resume=begun, seconds=share("reranker"))
             found = train_reranker(
                 path, [] if begun else settings, further, how, max_triples=few, watch=watch
             )
         _tell_of("reranker", found, watch)
+    if "trees" in left or (signals and TREES in before.uses):
+        with clock.stage("trees"):
+            found = _chosen(path, "trees", few or 0, watch, LEAST, share("trees"))["trees"]
+        _tell_of("trees", found, watch)
     if "index" in left:
         with clock.stage("index"):
             _index(path, watch)
@@ -243,7 +254,7 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
 
 def _chosen(
     path: Path,
-    only: Literal["signals", "reverse", "reranking"],
+    only: Literal["signals", "reverse", "reranking", "trees"],
     most: int | None,
     watch: Watcher,
     first: int = 0,
@@ -256,10 +267,11 @@ def _chosen(
         first: how many tell what one takes.
         seconds: None is as long as it takes.
     """
-    back = True if only == "reverse" else None
+    back, trees = (True if only == stage else None for stage in ("reverse", "trees"))
 
     def by(count: int | None) -> Figures:
-        return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, reverse=back)
+        run = open_folder(path)
+        return choose(run, count, None, "fp32", 64, None, watch, only, reverse=back, trees=trees)
 
     if seconds is None:
         return by(most)

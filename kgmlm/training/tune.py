@@ -20,8 +20,10 @@ from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
 from kgmlm.runs.record import (
     ENDED,
     RERANKER,
+    RERANKING,
     REVERSE,
     TRAINED,
+    TREES,
     is_blank,
     leave_out,
 )
@@ -34,6 +36,10 @@ from kgmlm.training.start import ends_by_decay, keeping
 if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Mixture, Ranker
     from kgmlm.signals.base import Signal
+
+
+CHOSEN = (REVERSE, TREES)  # second stages that come with the choice of weights
+LACKS = {REVERSE: "does not score in reverse", TREES: "has no trees"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Addition:
         if self.name not in (*beside(), RERANKER):
             raise RunError(
                 f"there is no signal '{self.name}' to add; there are "
-                f"{', '.join([*beside(), RERANKER, REVERSE])}"
+                f"{', '.join([*beside(), RERANKER, *CHOSEN])}"
             )
         if self.source is None and self.name == RERANKER:
             raise RunError(
@@ -126,16 +132,18 @@ def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str
     }
 
 
-def wants_reverse(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> bool:
-    """Return whether a run is to ask its best candidates back: it was added, or it is there and not dropped.
+def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> dict[str, bool]:
+    """The second stages that come with the choice of weights, and whether a run is to have them: if they were
+    added, or are there and not dropped.
 
     Raises:
-        RunError: when it is to be dropped and is not there.
+        RunError: when one is to be dropped and is not there.
     """
-    there = run.has_weights and run.tuned.reverse is not None
-    if REVERSE in dropping and not there:
-        raise RunError(f"{run.path} does not score in reverse; there is no '{REVERSE}' to drop")
-    return REVERSE in adding or (there and REVERSE not in dropping)
+    there = run.tuned.uses if run.has_weights else {}
+    for name in CHOSEN:
+        if name in dropping and name not in there:
+            raise RunError(f"{run.path} {LACKS[name]}; there is no '{name}' to drop")
+    return {name: name in adding or (name in there and name not in dropping) for name in CHOSEN}
 
 
 def check_parts(run: RunFolder, names: Sequence[str]) -> None:
@@ -143,12 +151,12 @@ def check_parts(run: RunFolder, names: Sequence[str]) -> None:
     from kgmlm.signals import beside
 
     for name in names:
-        if name == REVERSE:
+        if name in CHOSEN:
             continue
         if name == RERANKER and (run.path / name).is_dir():
             files.refuse_link(run.path / name)
         elif name not in beside():
-            there = ", ".join([*beside(), RERANKER, REVERSE])
+            there = ", ".join([*beside(), RERANKER, *CHOSEN])
             raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
         elif not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
@@ -158,7 +166,7 @@ def drop_part(run: RunFolder, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker, where there is one."""
     if name == RERANKER:
         shutil.rmtree(run.path / name)
-    elif name != REVERSE:  # which has no file
+    elif name not in CHOSEN:  # which goes with the weights
         run.drop_signal(name)
     leave_out(run.path, name)
 
@@ -196,7 +204,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
 
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
-Stage = Literal["", "signals", "reverse", "reranking"]
+Stage = Literal["", "signals", "reverse", "reranking", "trees"]
 
 
 @writes_run
@@ -219,14 +227,15 @@ def tune(
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
     Then how many of the best are scored in reverse, if that was added, and how many a reranker reads again,
-    if the run has one, and how much these count. Several processes (``torchrun``) share the queries; the main
+    if the run has one, and how much these count; and last, if they were added, trees are fitted to the best
+    candidates. Several processes (``torchrun``) share the queries; the main
     one adds and drops signals, and writes.
 
     Args:
         add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
-            ``source``; "reverse" asks the best candidates back, which takes no training: where it alone is
-            added or dropped, the weights of the signals stay.
-        drop: first remove a signal or several, the reranker, or "reverse".
+            ``source``; "reverse" asks the best candidates back, and "trees" ranks them by trees that LightGBM
+            fits to validation: where these alone are added or dropped, the weights of signals stay.
+        drop: first remove a signal or several, the reranker, "reverse" or "trees".
         source: the run of the same graph to take what is added from, instead of training it.
         config, settings: settings of what is added; as ``kge={"epochs": 30}``, or ``set_``: a list of
             "KEY=VALUE".
@@ -240,6 +249,8 @@ def tune(
     Raises:
         RunError: when there is nothing to choose on, or options do not go together.
     """
+    from kgmlm.training.trees import check_possible, may_fit
+
     check_numbers(candidates=(candidates, 1), max_triples=(max_triples, 0), batch_size=(batch_size, 1))
     world = join(device)
     folder = open_folder(path_of(run))
@@ -247,8 +258,10 @@ def tune(
         files.check_writable(folder.path / MIXTURE)
     assignments = as_assignments(settings)
     adding, dropping = as_names(add), as_names(drop)
-    reverse = wants_reverse(folder, adding, dropping)
-    adding = [name for name in adding if name != REVERSE]  # it is not trained
+    wants = wanted(folder, adding, dropping)
+    if TREES in adding:
+        check_possible(folder.graph)
+    adding = [name for name in adding if name not in CHOSEN]  # these come with the choice
     if not adding and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if not folder.graph.has("valid"):
@@ -261,6 +274,7 @@ def tune(
         added.check(folder)
     quiet_transformers()
     watch = watcher_of(progress)
+    wants[TREES] = wants[TREES] and may_fit(folder.graph, watch)
     for added in additions:
         if added.name == Biencoder.name and added.source is None and world.size > 1:
             _read_texts(folder, added, device, watch, world)
@@ -268,18 +282,23 @@ def tune(
         _change(folder, dropping, additions, device, watch)
     world.wait()
     folder = open_folder(folder.path)
-    if candidates is not None and not reverse and folder.reranker is None:
+    if candidates is not None and not any(wants.values()) and folder.reranker is None:
         raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
 
-    def chosen(only: Stage) -> Figures:
+    def chosen(only: Stage, trees: bool = False) -> Figures:
         run = open_folder(folder.path)
         return choose(
-            run, max_triples, candidates, precision, batch_size, device, watch, only, world, reverse
-        )
+            run, max_triples, candidates, precision, batch_size, device, watch, only, world,
+            wants[REVERSE], trees,
+        )  # fmt: skip
 
-    if {*as_names(add), *dropping} != {REVERSE}:
-        return Outcome(chosen(""))
-    return Outcome(chosen("reverse") | (chosen("reranking") if folder.reranker else {}))
+    changed = {*as_names(add), *dropping}
+    if not changed or changed - {*CHOSEN}:
+        return Outcome(chosen("", wants[TREES]))
+    found: Figures = {}
+    if REVERSE in changed:
+        found |= chosen("reverse") | (chosen("reranking") if folder.reranker else {})
+    return Outcome(found | chosen("trees", wants[TREES]))
 
 
 def _read_texts(
@@ -396,7 +415,7 @@ def train_reranker(
     if how.decay is not None and _is_trained(folder):
         raise RunError(f"the reranker of {path} has finished; --decay would end its training")
     # What was killed between training and choosing continues with choosing.
-    if not (how.resume and _is_trained(folder) and folder.tuned.use is None):
+    if not (how.resume and _is_trained(folder) and RERANKING not in folder.tuned.uses):
         _train_reranker(folder, trained_by, how, further, watch)
     folder = folder.now()
     precision = open_folder(folder.path / RERANKER).settings.training.precision
@@ -416,19 +435,22 @@ def choose(
     only: Stage = "",
     world: ProcessGroup = ALONE,
     reverse: bool | None = None,
+    trees: bool | None = None,
 ) -> Figures:
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
 
     Args:
         only: choose nothing else. Beside "signals", their weights stay as they are; with it, the run has no
             second stage until that is chosen again.
-        world: the processes that share the queries.
-        reverse: whether the best are scored in reverse, if that helps; None is as the run does now.
+        world: the processes that share the queries; trees are fitted by the main one.
+        reverse, trees: whether the best are scored in reverse, and ranked again by trees, if that helps; None
+            is as the run does now. Trees are fitted again whenever something before them is chosen.
     """
     from kgmlm.ranking.ranker import Use
     from kgmlm.ranking.second_stage import ReverseScoring
     from kgmlm.runs.opened import read_entities
     from kgmlm.runs.record import TunedWeights, command_line
+    from kgmlm.training.trees import choose_trees, may_fit
     from kgmlm.training.weights import Tuned, choose_reranking, choose_reverse
     from kgmlm.training.weights import tune as tune_all
 
@@ -440,11 +462,13 @@ def choose(
         world.wait()
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.tuned if run.has_weights else None
-    back = before.reverse if before else None
-    if reverse is not None:
-        back = (back or Use(0, 0.0)) if reverse else None
-    if back is not None and only != "signals":
-        ranker = ranker.with_stage(ReverseScoring(back))
+    uses = dict(before.uses) if before else {}
+    if reverse is None:
+        reverse = REVERSE in uses
+    if trees is None:
+        trees = TREES in uses and only != "signals" and may_fit(run.graph, watch)
+    if reverse and only != "signals":
+        ranker = ranker.with_stage(ReverseScoring(uses.get(REVERSE, Use(0, 0.0))))
     read_again = run.reranker is not None and only in ("", "reranking")
     if read_again:
         ranker = ranker.with_stage(run.cross_encoding(Use(0, 0.0), ranker.reader.model.device))
@@ -457,12 +481,14 @@ def choose(
         world.agree(dict(run.fingerprints), "weights")
         if only == "reranking":
             use, found = choose_reranking(ranker, run.graph, again, watch, candidates, batch_size)
-            tuned = Tuned(ranker.mixture, use, back, {only: found})
+            tuned = Tuned(ranker.mixture, {**uses, only: use}, {only: found})
         elif only == "reverse":
-            figures: Figures = {}
-            if back is not None:
-                back, figures[only] = choose_reverse(ranker, run.graph, again, watch, candidates, batch_size)
-            tuned = Tuned(ranker.mixture, before.use if before else None, back, figures)
+            tuned = Tuned(ranker.mixture, {k: use for k, use in uses.items() if k != only}, {})
+            if reverse:
+                use, found = choose_reverse(ranker, run.graph, again, watch, candidates, batch_size)
+                tuned = Tuned(ranker.mixture, {**uses, only: use}, {only: found})
+        elif only == "trees":
+            tuned = Tuned(ranker.mixture, uses, {})
         else:
             tuned = tune_all(
                 ranker,
@@ -473,14 +499,23 @@ def choose(
                 candidates=candidates,
                 batch_size=batch_size,
             )
+        found_trees = None
+        chosen = {name: use for name, use in tuned.uses.items() if name != TREES}
+        if trees and only != "signals" and world.main:
+            staged = run.staged(ranker.but(mixture=tuned.mixture, stages={}), chosen)
+            asked = again if staged.reranks else protocol
+            found_trees, tuned.figures[TREES] = choose_trees(
+                staged, run.graph, asked, watch, None if staged.reranks else candidates, batch_size
+            )
+            chosen[TREES] = found_trees.use if found_trees else Use(0, 0.0)
     known = before.by.get("valid", {}) if before and not weighs else {}
-    known = {stage: of for stage, of in known.items() if stage != only}
+    known = {stage: of for stage, of in known.items() if stage not in (only, TREES)}
     there = len(run.graph.splits["valid"])
     triples = min(max_triples or there, there) if weighs else (before.by if before else {}).get("triples")
     valid = {**known, **tuned.figures}
     by = {"command": command_line(), "precision": precision, "triples": triples, "valid": valid}
     if world.main:
-        run.save_tuned(TunedWeights(tuned.mixture, tuned.use, by=by, reverse=tuned.reverse))
+        run.save_tuned(TunedWeights(tuned.mixture, chosen, by=by), found_trees)
     world.wait()
     return tuned.figures or known
 
@@ -568,7 +603,8 @@ def _train_reranker(
         trained, ranker = start_run(
             folder, opened.graph, how.model or str(opened.model_folder), settings, overwrite=how.overwrite
         )
-    opened.save_tuned(replace(opened.tuned, use=None))  # until it is chosen how the new one is used
+    left = {name: use for name, use in opened.tuned.uses.items() if name not in (RERANKING, TREES)}
+    opened.save_tuned(replace(opened.tuned, uses=left))  # until it is chosen how the new one is used
     training = trained.settings.training
     first.reduce(training.precision == "bf16")
     protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)

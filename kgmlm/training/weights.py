@@ -40,7 +40,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores, Use
 from kgmlm.ranking.second_stage import Best, CrossEncoding, Floats, ReverseScoring, best_of
-from kgmlm.runs.record import REVERSE
+from kgmlm.runs.record import RERANKING, REVERSE
 from kgmlm.signals import SIGNALS, is_signed
 from kgmlm.signals.vector import read_together
 
@@ -518,20 +518,23 @@ class Folds(NamedTuple):
         """
         count = len(sample.queries)
         odd_B, every_B = odd(count), np.ones(count, np.bool_)
-        text, beside = ([n for n in names if (n in TEXT) == own] for own in (True, False))
-
-        def of(of_B: BoolArray) -> Mixture:
-            if not (len(text) > 1 and beside):
-                return sample.fitted(names, of_B, by_relation=by_relation)
-            parts = sample.fitted(text, of_B, by_relation=by_relation)
-            whole = sample.summed("text", parts).fitted(["text", *beside], of_B, by_relation=by_relation)
-            return whole.opened("text", parts)
-
         found = []
         for of_B in (every_B, odd_B, ~odd_B) if count > 2 else 3 * (every_B,):
-            found.append(of(of_B))
+            found.append(fitted_weights(sample, names, of_B, by_relation=by_relation))
             tell()
         return cls(*found)
+
+
+def fitted_weights(
+    sample: ValidationSample, names: Sequence[str], of_B: BoolArray, *, by_relation: bool = True
+) -> Mixture:
+    """The weights of some signals by some queries, those of the text fitted without the others."""
+    text, beside = ([n for n in names if (n in TEXT) == own] for own in (True, False))
+    if not (len(text) > 1 and beside):
+        return sample.fitted(names, of_B, by_relation=by_relation)
+    parts = sample.fitted(text, of_B, by_relation=by_relation)
+    whole = sample.summed("text", parts).fitted(["text", *beside], of_B, by_relation=by_relation)
+    return whole.opened("text", parts)
 
 
 def weigh(
@@ -629,14 +632,12 @@ class Tuned(NamedTuple):
     """All that validation chose for a ranker.
 
     Attributes:
-        use: of the reranker, where there is one.
-        reverse: of reverse scoring, where it was to be chosen.
+        uses: of reverse scoring, where it was to be chosen, and of the reranker, where there is one.
         figures: of each stage on validation, by its name.
     """
 
     mixture: Mixture
-    use: Use | None
-    reverse: Use | None
+    uses: dict[str, Use]
     figures: dict[str, dict[str, float]]
 
 
@@ -664,10 +665,12 @@ def tune(
     """
     mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
     first, few = ranker.but(mixture=mixture), reranking or protocol
-    use = reverse = None
+    uses: dict[str, Use] = {}
     if REVERSE in ranker.stages:
-        reverse, figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates, batch_size)
-        first = first.with_stage(ReverseScoring(reverse))
-    if CrossEncoding.name in ranker.stages:
-        use, figures["reranking"] = choose_reranking(first, graph, few, advance, candidates, batch_size)
-    return Tuned(mixture, use, reverse, figures)
+        uses[REVERSE], figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates, batch_size)
+        first = first.with_stage(ReverseScoring(uses[REVERSE]))
+    if RERANKING in ranker.stages:
+        uses[RERANKING], figures[RERANKING] = choose_reranking(
+            first, graph, few, advance, candidates, batch_size
+        )
+    return Tuned(mixture, uses, figures)

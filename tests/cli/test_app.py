@@ -430,7 +430,7 @@ def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_p
     shutil.copytree(toy_run, run / "reranker")
     open_folder(run / "reranker").update(model=model, began_from=began_from(model))
     opened = open_folder(run)
-    opened.save_tuned(replace(opened.tuned, use=Use(0, 0.0)))
+    opened.save_tuned(replace(opened.tuned, uses={"reranking": Use(0, 0.0)}))
     refused(cli(*evaluate), "was trained on", "entities of 'toy'")
     assert cli(*evaluate, "--rerank", 0).returncode == 0
 

@@ -169,10 +169,10 @@ def test_processes_choose_the_weights_of_one(
             bars[what] = bars.get(what, 0) + n
             assert bars[what] <= total or what != "reading entities"
 
-        mixture, use, _, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
+        mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
         assert bars["reading entities"] == len(toy.entities)
         assert ranker.vectors is not None
-        return mixture.tables, use, figures, numpy(ranker.vectors.all)
+        return mixture.tables, uses["reranking"], figures, numpy(ranker.vectors.all)
 
     tables, use, figures, vectors_ND = job(ALONE)
     read.clear()

@@ -210,7 +210,7 @@ def test_each_way_of_ranking_has_its_own_probabilities(
     monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
     path = shutil.copytree(toy_run, tmp_path / "run")
     folder = open_folder(path)
-    folder.save_tuned(replace(folder.tuned, reverse=Use(5, 1.0)))
+    folder.save_tuned(replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
     figures = kgmlm.calibrate(path, progress=False)
     assert [row["stages"] for row in figures["lists"]] == [[], ["reverse"]]
 
@@ -222,7 +222,7 @@ def test_each_way_of_ranking_has_its_own_probabilities(
     assert found(rerank=3) is None, "nothing is fitted to that"
     assert found(scores="likelihood") is None
     folder = open_folder(path)
-    folder.save_tuned(replace(folder.tuned, reverse=Use(4, 1.0)))
+    folder.save_tuned(replace(folder.tuned, uses={"reverse": Use(4, 1.0)}))
     assert found() is None
     heard = Hears()
     kgmlm.open_run(path, device="cpu").rank(head="France", relation="capital", k=1, progress=heard)

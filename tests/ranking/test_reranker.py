@@ -139,13 +139,13 @@ def test_a_run_is_reranked_by_the_command(
     assert done.returncode == 0, done.stderr
     valid = json.loads(done.stdout)
     chosen = open_folder(run).tuned
-    assert chosen.use == Use(valid["k"], valid["weight"])
+    assert chosen.uses["reranking"] == Use(valid["k"], valid["weight"])
     assert chosen.by["valid"]["reranking"] == valid
     record = open_folder(run / RERANKER).record
     assert (record["status"], record["began_from"]["dataset"]) == ("finished", "toy")
     refused(cli("rerank", toy_run, "--resume"), "has no reranker to resume", "kgmlm rerank")
     refused(cli("rerank", run), "has a reranker already", "--overwrite", "kgmlm tune")
-    open_folder(run).save_tuned(replace(chosen, use=Use(5, 1.0)))
+    open_folder(run).save_tuned(replace(chosen, uses={"reranking": Use(5, 1.0)}))
     base = ("evaluate", run, "--split", "valid", "--json", "-q")
     reports = {k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 4))}
     assert reports[()]["reranking"]["k"] == 5
@@ -167,7 +167,7 @@ def test_a_run_is_reranked_by_the_command(
     assert "without reranking" in done.stdout, done.stderr
     refused(cli(*take), "has a reranker already", "--overwrite")
     assert open_folder(other / RERANKER).record["command"] == record["command"]
-    use = open_folder(other).tuned.use
+    use = open_folder(other).tuned.uses["reranking"]
     assert use is not None
     assert use.k in (0, 3)
     done = cli(
@@ -175,7 +175,7 @@ def test_a_run_is_reranked_by_the_command(
     )
     assert list(json.loads(done.stdout)) == ["text", "kge", "reranking"], "all is chosen again"
     opened = open_folder(other)
-    opened.save_tuned(replace(opened.tuned, use=Use(0, 0.0)))
+    opened.save_tuned(replace(opened.tuned, uses={"reranking": Use(0, 0.0)}))
     refused(cli("evaluate", other, "--rerank", 4), "chose not to rerank", f"kgmlm tune {other}")
     shutil.rmtree(other / RERANKER / "model")
     refused(cli("evaluate", other), "not chosen for the reranker", f"kgmlm tune {other}")
@@ -185,7 +185,7 @@ def test_a_run_is_reranked_by_the_command(
     assert f"kgmlm rerank {other} --resume" in left_out.stderr.replace("\n", " ")
     mended = cli("rerank", other, *settings, "--overwrite", "-q")
     assert mended.returncode == 0, mended.stderr
-    assert open_folder(other).tuned.use is not None
+    assert "reranking" in open_folder(other).tuned.uses
     assert cli("tune", other, "--drop", "reranker", "-q").returncode == 0
     refused(cli("evaluate", other, "--rerank", 4), "no reranker", "kgmlm rerank")
 
@@ -196,15 +196,15 @@ def test_what_was_killed_before_it_was_chosen_goes_on_with_choosing(toy_run: Pat
     kgmlm.rerank(run, batch_size=24, epochs=1, progress=False)
     opened = open_folder(run)
     chosen, trained = opened.tuned, (run / RERANKER / "metrics.jsonl").read_bytes()
-    opened.save_tuned(replace(chosen, use=None))
+    opened.save_tuned(replace(chosen, uses={}))
     path = run / MIXTURE
     path.write_text(path.read_text().replace('"reranker"', '"another"'))
     digests.write_manifest(run / "model")
     with pytest.raises(RunError, match=r"not chosen for the another and reranker.*kgmlm tune"):
         kgmlm.evaluate(run, progress=False)
-    opened.save_tuned(replace(chosen, use=None))
+    opened.save_tuned(replace(chosen, uses={}))
     kgmlm.rerank(run, resume=True, progress=False)
-    assert open_folder(run).tuned.use == chosen.use
+    assert open_folder(run).tuned.uses == chosen.uses
     assert (run / RERANKER / "metrics.jsonl").read_bytes() == trained
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.rerank(run, resume=True, progress=False)

@@ -146,8 +146,8 @@ def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: Knowled
         choose_reverse(ranker, graph, Protocol(split="test"))
     tuned = tune(asking, graph, protocol, candidates=8)
     assert list(tuned.figures) == ["text", "kge", "reverse"]
-    assert tuned.reverse is not None
-    assert (tuned.reverse.k, tuned.reverse.weight) == tuple(
+    assert "reverse" in tuned.uses
+    assert (tuned.uses["reverse"].k, tuned.uses["reverse"].weight) == tuple(
         tuned.figures["reverse"][x] for x in ("k", "weight")
     )
 
@@ -172,7 +172,7 @@ def test_one_triple_does_not_choose_how_it_is_asked_back(
 
 def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: KnowledgeGraph) -> None:
     forbidding = Possible(np.ones(len(toy.relations), np.bool_))
-    asking = ranker.but(reverse=Use(5, 0.5), possible=forbidding)
+    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5))).but(possible=forbidding)
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     (own,) = Predictor(toy, asking).placed(query, np.array([query.entity]))
     assert set(own.parts or ()) == {"likelihood", "vector", "kge"}
@@ -214,12 +214,12 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
 
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
     path = tmp_path / "mixture.json"
-    TunedWeights(ranker.mixture, reverse=Use(7, 0.75)).save(path)
-    assert TunedWeights.open(path, len(toy.relations)).reverse == Use(7, 0.75)
+    TunedWeights(ranker.mixture, {"reverse": Use(7, 0.75)}).save(path)
+    assert TunedWeights.open(path, len(toy.relations)).uses == {"reverse": Use(7, 0.75)}
     values = json.loads(path.read_text("utf-8"))
     del values["reverse"]  # as older versions wrote it
     path.write_text(json.dumps(values), "utf-8")
-    assert TunedWeights.open(path, len(toy.relations)).reverse is None
+    assert "reverse" not in TunedWeights.open(path, len(toy.relations)).uses
     path.write_text(json.dumps({**values, "reverse": {"k": -1, "weight": 1.0}}), "utf-8")
     with pytest.raises(RunError, match=r"reverse\.k"):
         TunedWeights.open(path, len(toy.relations))
@@ -234,9 +234,9 @@ def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> 
     done = cli("tune", run, "--add", "reverse", "--candidates", 6)
     assert "without reverse" in done.stdout, done.stderr
     opened = open_folder(run)
-    assert opened.tuned.reverse is not None
-    assert opened.tuned.by["valid"]["reverse"]["k"] == opened.tuned.reverse.k
-    opened.save_tuned(replace(opened.tuned, reverse=Use(5, 1.0)))
+    assert "reverse" in opened.tuned.uses
+    assert opened.tuned.by["valid"]["reverse"]["k"] == opened.tuned.uses["reverse"].k
+    opened.save_tuned(replace(opened.tuned, uses={"reverse": Use(5, 1.0)}))
     assert "the 5 best, weight 1" in cli("info", run).stdout
     base = ("evaluate", run, "--split", "valid", "--json", "-q")
     reports = {
@@ -263,7 +263,7 @@ def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> 
     refused(cli("evaluate", run, "--rerank", 4, "--scores", "vector"), "--rerank goes with")
     figures = kgmlm.tune(run, progress=False)
     assert list(figures) == ["text", "reverse"], "it is chosen again with the weights"
-    open_folder(run).save_tuned(replace(open_folder(run).tuned, reverse=Use(0, 0.0)))
+    open_folder(run).save_tuned(replace(open_folder(run).tuned, uses={"reverse": Use(0, 0.0)}))
     refused(cli("evaluate", run, "--rerank", 4), "chose not to rerank")
     assert cli("tune", run, "--drop", "reverse", "-q").returncode == 0
-    assert open_folder(run).tuned.reverse is None
+    assert "reverse" not in open_folder(run).tuned.uses

@@ -46,11 +46,11 @@ def test_a_new_model_is_not_reranked_by_what_was_chosen_for_the_old_one(
 ) -> None:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    run.save_tuned(replace(run.tuned, use=Use(3, 1.0)))
-    assert run.tuned.use == Use(3, 1.0)
+    run.save_tuned(replace(run.tuned, uses={"reranking": Use(3, 1.0)}))
+    assert run.tuned.uses["reranking"] == Use(3, 1.0)
     made_by = run.made_by
     run.save_model(run.ranker("cpu", rerank=False))
-    assert open_folder(run.path).tuned.use is None
+    assert "reranking" not in open_folder(run.path).tuned.uses
     assert run.made_by != made_by
 
 

@@ -20,15 +20,15 @@ MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed("vector", torch.rand(3, 2),
 
 
 def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
-    for use in (None, Use(0, 0.0), Use(20, 0.125)):
+    for uses in ({}, {"reranking": Use(0, 0.0)}, {"reverse": Use(20, 0.125), "trees": Use(100, 1.5)}):
         chosen = TunedWeights(
-            MIXED, use, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
+            MIXED, uses, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
         )
         chosen.save(tmp_path / "mixture.json")
         found = TunedWeights.open(tmp_path / "mixture.json", 3)
         assert found.mixture.averages == MIXED.averages
         assert all(np.array_equal(found.mixture.tables[name], MIXED.tables[name]) for name in MIXED.tables)
-        assert (found.use, found.of, found.by) == (use, chosen.of, chosen.by)
+        assert (found.uses, found.of, found.by) == (uses, chosen.of, chosen.by)
     written = json.loads((tmp_path / "mixture.json").read_text())
     assert written["signals"]["likelihood"] == {"average": 1.0, "weights": None}, "one for all is one number"
 
@@ -62,7 +62,7 @@ def test_others_than_it_was_chosen_for_are_named() -> None:
     trained_on = TunedWeights(MIXED, of={"likelihood": "a", "reranker": "d"})
     trained_on.check({"likelihood": "a"}, Path("runs/x"))
     with pytest.raises(RunError, match="reranker that"):
-        replace(trained_on, use=Use(20, 0.5)).check({"likelihood": "a"}, Path("runs/x"))
+        replace(trained_on, uses={"reranking": Use(20, 0.5)}).check({"likelihood": "a"}, Path("runs/x"))
     for now, named in (
         ({"likelihood": "a", "kge": "c"}, "kge that"),
         ({"likelihood": "a"}, "kge that"),

@@ -61,7 +61,7 @@ def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path
     file = kgmlm.pack(whole, tmp_path / "small.kgmlm", progress=False)
     opened = open_folder(file, verify=True)
     assert set(opened.tuned.of) == {"likelihood", "vector", "kge", "reranker"}
-    assert opened.tuned.use == open_folder(whole).tuned.use
+    assert opened.tuned.uses == open_folder(whole).tuned.uses
     assert opened.graph.same(open_folder(whole).graph)
     before, after = scores(whole), scores(file)
     assert not torch.equal(before, after), "weights are rounded"

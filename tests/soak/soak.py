@@ -260,7 +260,7 @@ COMMANDS = {
         lambda run: (
             _losses(run / "reranker" / "metrics.jsonl"),
             _model(run / "reranker" / "model"),
-            open_folder(run).tuned.use,
+            open_folder(run).tuned.uses.get("reranking"),
         ),
     ),
     "index": Kind(

@@ -47,7 +47,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.save_signal(Rules.fit(run.graph, RuleSettings()))
     run.save_signal(Types.fit(run.graph, TypeSettings()))
     mixture = run.tuned.mixture.evenly("rules", 0.5).evenly("types", 0.25)
-    run.save_tuned(TunedWeights(mixture, Use(0, 0.0)))
+    run.save_tuned(TunedWeights(mixture))
     assert kgmlm.onnx(path) == path / "model" / ONNX_FILE
     return path
 
@@ -109,7 +109,7 @@ def test_explanations_and_new_entities_are_those_of_torch(ready: Path) -> None:
 @pytest.mark.parametrize("use", [Use(5, 0.5), Use(20, 1.0)])
 def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: Use) -> None:
     run = kgmlm.open_run(copied(ready, tmp_path)).folder
-    run.save_tuned(TunedWeights(run.tuned.mixture, Use(0, 0.0), reverse=use))
+    run.save_tuned(TunedWeights(run.tuned.mixture, {"reverse": use}))
     queries, _ = run.graph.queries("valid")
     scores, free, plain = {}, {}, {}
     for runtime in RUNTIMES:
@@ -147,13 +147,13 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     assert computed_by(run, RankingOptions(runtime="auto"))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="auto", device="cpu"))[0] == "onnx"
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture, Use(3, 1.0)))
+    run.save_tuned(TunedWeights(run.tuned.mixture, {"reranking": Use(3, 1.0)}))
     assert "runs no reranker" in computed_by(run, RankingOptions(runtime="onnx"))[1]
     assert computed_by(run, RankingOptions(runtime="auto", rerank=5))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="onnx", rerank=0))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture, Use(0, 0.0), reverse=Use(3, 1.0)))
+    run.save_tuned(TunedWeights(run.tuned.mixture, {"reverse": Use(3, 1.0)}))
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture, Use(0, 0.0)))
+    run.save_tuned(TunedWeights(run.tuned.mixture))
     for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
         monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
         assert said in computed_by(run, RankingOptions(runtime="onnx"))[1]
@@ -313,7 +313,7 @@ def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, tmp_path: Path, cli: Cli) -> None:
     run = copied(ready, tmp_path)
     folder = kgmlm.open_run(run).folder
-    folder.save_tuned(replace(folder.tuned, reverse=Use(5, 1.0)))
+    folder.save_tuned(replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
     ask = ("--head", "austria", "--relation", "capital", "-k", "3", "--explain", "--json")
     done = python(WITHOUT_TORCH, "rank", run, *ask)
     assert done.returncode == 0, done.stderr

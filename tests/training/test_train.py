@@ -180,8 +180,8 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     run.folder.update(recipe={**recipe, "stages": more, "reranker_epochs": 0.5})
     done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     assert done.folder.record["status"] == "max steps"
-    assert done.folder.tuned.use is not None
-    assert done.folder.tuned.reverse is not None
+    assert "reranking" in done.folder.tuned.uses
+    assert "reverse" in done.folder.tuned.uses
     assert {"types", "reverse", "reranking"} <= done.folder.tuned.by["valid"].keys()
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
     own = {"length": 2, "constants": False}
@@ -194,7 +194,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     rules = whole.folder.record["signals"]["rules"]["settings"]
     assert {key: rules[key] for key in own} == own, "what the user trained since stays"
     assert "types" not in whole.folder.tuned.of, "what the user dropped stays away"
-    assert whole.folder.tuned.reverse is None
+    assert "reverse" not in whole.folder.tuned.uses
     with pytest.raises(RunError, match="--model begins a reranker"):
         kgmlm.rerank(path, resume=True, model="scratch", progress=False)
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
@@ -215,8 +215,8 @@ def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> 
     assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     whole = kgmlm.train(output=path, resume=True, progress=Hears(heard))
     assert whole.folder.record["status"] == "finished"
-    assert whole.folder.tuned.use is not None
-    assert whole.folder.tuned.reverse is not None
+    assert "reranking" in whole.folder.tuned.uses
+    assert "reverse" in whole.folder.tuned.uses
     assert [sum(line.startswith(of) for line in heard) for of in ("reverse scoring ", "reranker ")] == [1, 1]
 
 
@@ -253,7 +253,7 @@ def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
     kgmlm.train(output=path, resume=True, max_steps=1, progress=hears)
     hint = "train further with: "
     assert {line for line in heard if line.startswith(hint)} == {f"{hint}{how[0][15:]} --max-steps N"}
-    assert kgmlm.train(output=path, resume=True, progress=False).folder.tuned.use is not None
+    assert "reranking" in kgmlm.train(output=path, resume=True, progress=False).folder.tuned.uses
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(
     graph = replace(toy, splits=more)
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(Types.fit(graph, TypeSettings()))
     ranker = ranker.with_signal(oracle(graph, "valid", np.unique(more["valid"][:, 1])[::2].tolist()))
-    mixture, _, _, figures = tune(ranker, graph, Protocol(split="valid"))
+    mixture, _, figures = tune(ranker, graph, Protocol(split="valid"))
     assert list(figures) == ["text", "kge", "types"]
     assert figures["types"]["mrr_text"] == figures["kge"]["mrr"]
     fitted = evaluate(ranker.but(mixture=mixture), graph, Protocol(split="valid")).report["metrics"]["mrr"]
@@ -162,7 +162,7 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
     ranker = ranker.with_stage(CrossEncoding(Use(0, 0.0), reranker, 1.0))
     before = (ranker.mixture, dict(ranker.stages), dict(ranker.signals))
-    mixture, use, _, figures = tune(ranker, toy, Protocol(split="valid"))
+    mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"))
     assert (ranker.mixture, dict(ranker.stages), dict(ranker.signals)) == before
     assert list(figures) == ["text", "kge", "reranking"]
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]
@@ -174,7 +174,7 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     ratios = (m.tables["vector"] / m.tables["likelihood"] for m in (alone, mixture))
     assert next(ratios) == pytest.approx(next(ratios), rel=1e-3), "the text ranks as without the others"
     assert mixture.signals[-1] == "kge"
-    assert use is not None
+    use = uses["reranking"]
     assert (use.k, use.weight) == (figures["reranking"]["k"], figures["reranking"]["weight"])
     first = evaluate(ranker.but(mixture=mixture).unreranked(), toy, Protocol(split="valid"))
     assert first.report["metrics"]["mrr"] == pytest.approx(figures["reranking"]["mrr_first"])

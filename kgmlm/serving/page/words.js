@@ -10,6 +10,7 @@ export const SIGNALS = {
   linked: "already linked",
   reverse: "scored in reverse",
   reranking: "second reading",
+  trees: "decision trees",
 };
 
 export const ORDER = Object.keys(SIGNALS);

@@ -1,0 +1,292 @@
+"""Trees as a second stage: gradient-boosted trees rank the best candidates again by their features.
+
+The trees are fitted on validation (`kgmlm tune RUN --add trees`, :mod:`kgmlm.training.trees`) by LightGBM's
+LambdaRank (Burges, 2010; Ke et al., 2017), kept as arrays and evaluated here by NumPy, so that a run ranks
+where LightGBM is not installed. Leaves are found as in QuickScorer (Lucchese et al., 2015): those of a tree
+are numbered from left to right, each split that sends a pair to the right rules out the leaves on its left,
+and the first one that is left is the pair's.
+
+Shapes: B queries, K candidates of each, P pairs, F features, T trees of a forest, M splits and L = M + 1
+leaves of a tree at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kgmlm.core import files
+from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray
+from kgmlm.core.errors import RunError, first_line
+from kgmlm.graphs.graph import ContextGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.pair_features import Floats, Heard, PairFeatures, group_of
+from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.second_stage import best_of
+from kgmlm.signals.base import Pool
+from kgmlm.text.reader import Reading
+
+MOST_LEAVES = 16  # of a tree: they are the bits of a number
+AT_ONCE = 2**24  # splits that are looked at at once, of all pairs
+FORESTS = ("whole", "even", "odd")  # fitted to all queries of validation, and to each half of them
+
+
+class Forest(NamedTuple):
+    """Trees: their splits and leaves.
+
+    A split sends pairs whose feature is above its threshold to the right. It stands over the leaves from
+    ``first`` to before ``last``, of which those before ``middle`` are on its left. Where a tree has fewer
+    splits than M, the threshold of the others is infinite.
+
+    Attributes:
+        feature_TM, threshold_TM: of each split.
+        first_TM, middle_TM, last_TM: leaves, as said.
+        value_TL: what each leaf adds to the score.
+        weight_TL: how many pairs of the fit ended in each leaf.
+    """
+
+    feature_TM: IntArray
+    threshold_TM: FloatArray
+    first_TM: IntArray
+    middle_TM: IntArray
+    last_TM: IntArray
+    value_TL: Floats
+    weight_TL: Floats
+
+    def check(self, features: int) -> None:
+        """See that these can be trees.
+
+        Raises:
+            ValueError: where they cannot.
+        """
+        kinds = (np.int64, np.float64, np.int64, np.int64, np.int64, np.float32, np.float32)
+        trees, splits = self.feature_TM.shape
+        shapes = 5 * ((trees, splits),) + 2 * ((trees, splits + 1),)
+        arrays: tuple[npt.NDArray[Any], ...] = tuple(self)
+        for array, kind, shape in zip(arrays, kinds, shapes, strict=True):
+            if array.dtype != kind or array.shape != shape:
+                raise ValueError("its arrays are not of the kinds and shapes of trees")
+        if not 1 <= splits < MOST_LEAVES:
+            raise ValueError(f"a tree has 2 to {MOST_LEAVES} leaves")
+        inside = self.threshold_TM < np.inf
+        first, middle, last = (x[inside] for x in (self.first_TM, self.middle_TM, self.last_TM))
+        ordered = (first >= 0) & (first < middle) & (middle < last) & (last <= splits + 1)
+        known = (self.feature_TM >= 0) & (self.feature_TM < features)
+        finite = np.isfinite(self.value_TL).all() and np.isfinite(self.weight_TL).all()
+        numbers = finite and (self.weight_TL >= 0).all() and not np.isnan(self.threshold_TM).any()
+        if not (ordered.all() and known.all() and numbers):
+            raise ValueError("its splits or leaves cannot be those of trees")
+
+    def scores(self, features_PF: Floats) -> Floats:
+        """The sums of the leaves that pairs end in, ``(P,)``."""
+        found = np.zeros(len(features_PF), np.float32)
+        size = max(1, AT_ONCE // max(1, self.feature_TM.size))
+        for start in range(0, len(found), size):
+            leaf_TP = self._leaves(features_PF[start : start + size])
+            found[start : start + size] = np.take_along_axis(self.value_TL, leaf_TP, 1).sum(0)
+        return found
+
+    def _leaves(self, features_PF: Floats) -> IntArray:
+        """The leaf of each tree that each pair ends in ``(T, P)``."""
+        trees, splits = self.feature_TM.shape
+        right = features_PF.T[self.feature_TM.ravel()] > self.threshold_TM.ravel()[:, None]
+        on_left = ((1 << self.middle_TM) - (1 << self.first_TM)).astype(np.uint16).ravel()
+        ruled_out = np.where(right, on_left[:, None], np.uint16(0)).reshape(trees, splits, -1)
+        left_TP = ~np.bitwise_or.reduce(ruled_out, 1)
+        lowest_TP = left_TP & (~left_TP + np.uint16(1))
+        exponent_TP = np.frexp(lowest_TP.astype(np.float32))[1]
+        found: IntArray = exponent_TP.astype(np.int64) - 1
+        return found
+
+    def contributions(self, features_PF: Floats) -> Floats:
+        """Compute how much each feature adds to the score of each pair ``(P, F)``.
+
+        On the way to its leaf each split moves the mean of the leaves that are still possible; that is the
+        contribution of its feature (Saabas, 2014). They sum up to the score less the mean score of the fit.
+        """
+        leaf_TP, trees = self._leaves(features_PF), len(self.feature_TM)
+        sums_TL1, weights_TL1 = (
+            np.concatenate([np.zeros((trees, 1)), np.cumsum(x, 1, dtype=np.float64)], 1)
+            for x in (self.value_TL * self.weight_TL, self.weight_TL)
+        )
+
+        def mean(begin_TM: IntArray, end_TM: IntArray) -> FloatArray:
+            total, weight = (
+                np.take_along_axis(x, end_TM, 1) - np.take_along_axis(x, begin_TM, 1)
+                for x in (sums_TL1, weights_TL1)
+            )
+            means: FloatArray = total / np.maximum(weight, 1e-12)
+            return means
+
+        mean_TM = mean(self.first_TM, self.last_TM)
+        to_left_TM = mean(self.first_TM, self.middle_TM) - mean_TM
+        to_right_TM = mean(self.middle_TM, self.last_TM) - mean_TM
+        found = np.zeros(features_PF.shape, np.float32)
+        for pair, leaf_T in enumerate(leaf_TP.T):
+            leaf_T1 = leaf_T[:, None]
+            passed_TM = (self.first_TM <= leaf_T1) & (leaf_T1 < self.last_TM) & (self.threshold_TM < np.inf)
+            moved_TM = np.where(leaf_T1 < self.middle_TM, to_left_TM, to_right_TM)
+            np.add.at(found[pair], self.feature_TM[passed_TM], moved_TM[passed_TM])
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """Trees over the features of the best candidates (``kgmlm tune --add trees``).
+
+    Attributes:
+        use: how many of the best, and how much the trees count.
+        names: of the features.
+        forests: one fitted to all queries that validation asks, and one to each half of them.
+        unseen: score each query by the forest of the other half.
+    """
+
+    name: ClassVar[str] = "trees"
+    use: Use
+    names: tuple[str, ...]
+    forests: Mapping[str, Forest]
+    unseen: bool = False
+
+    def of_unseen(self) -> Self:
+        """A copy that scores queries of validation as it will score new ones."""
+        return replace(self, unseen=True)
+
+    def used(self, use: Use) -> Self:
+        """A copy that is used otherwise."""
+        return replace(self, use=use)
+
+    def over(self, context: ContextGraph) -> Self:
+        """A copy for another graph."""
+        return self
+
+    def reduce(self, enabled: bool) -> None:
+        """Compute in bf16, or in float32 again."""
+        return  # there is nothing to compute but comparisons
+
+    def reranked(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        scores_BN: Array,
+        pool: Pool,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+        reading: Reading | None = None,
+    ) -> Array:
+        """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
+        if not self.use.k or not len(queries):
+            return scores_BN
+        best, ids_BK = best_of(ranker.context, queries, scores_BN, self.use.k, pool)
+        features_BKF = self.features(
+            ranker, queries, best.to_read(ids_BK), best.scores_BK, batch_size, reading
+        )
+        return best.reranked(scores_BN, self.scores(queries, features_BKF), self.use.weight)
+
+    def features(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        ids_BK: IntArray,
+        scores_BK: Floats,
+        batch_size: int = 64,
+        reading: Reading | None = None,
+    ) -> Floats:
+        """The features of candidates ``(B, K, F)``.
+
+        Args:
+            ids_BK: which; -1 where there is none.
+            scores_BK: after the stages before.
+
+        Raises:
+            RunError: where the ranker has other features than the trees were fitted to.
+        """
+        kept: PairFeatures | None = vars(self).get("_kept")
+        if kept is None or not kept.fits(ranker):
+            kept = vars(self)["_kept"] = PairFeatures(ranker)
+        if kept.names != self.names:
+            again = "`kgmlm tune RUN --add trees` fits them again"
+            raise RunError(f"the trees were fitted to other signals; {again}")
+        reading = reading or ranker.reader.reading(queries, batch_size, text=ranker.reads())
+        return kept.of(queries, Heard.of(ranker, reading, ids_BK, scores_BK), ranker.mixture)
+
+    def scores(self, queries: Queries, features_BKF: Floats) -> Floats:
+        """The trees' scores ``(B, K)``."""
+
+        def of(forest: str, rows: slice | BoolArray = slice(None)) -> Floats:
+            some_bKF = features_BKF[rows]
+            flat_P = self.forests[forest].scores(some_bKF.reshape(-1, some_bKF.shape[2]))
+            return flat_P.reshape(some_bKF.shape[:2])
+
+        if not self.unseen:
+            return of("whole")
+        found_BK = np.zeros(features_BKF.shape[:2], np.float32)
+        odd_B = odd_half(queries)
+        found_BK[odd_B], found_BK[~odd_B] = of("even", odd_B), of("odd", ~odd_B)
+        return found_BK
+
+    def parts(self, ranker: Ranker, queries: Queries) -> dict[int, dict[str, float]]:
+        """Compute how much each group of features adds to the scores of the best candidates of one query.
+
+        Groups are as of :func:`~kgmlm.ranking.pair_features.group_of`; the sum is the score of the trees
+        times their weight, less its mean over all candidates of the fit.
+        """
+        before = ranker.without_stage(self.name)
+        ((_, scores_1N, reading),) = before.scored(queries)
+        best, ids_1K = best_of(ranker.context, queries, scores_1N, self.use.k, ranker.pool())
+        ids_1K = best.to_read(ids_1K)
+        features_1KF = self.features(ranker, queries, ids_1K, best.scores_BK, reading=reading)
+        (there,) = np.nonzero(ids_1K[0] >= 0)
+        added_PF = self.use.weight * self.forests["whole"].contributions(features_1KF[0, there])
+        groups = [group_of(name) for name in self.names]
+        sums = [dict.fromkeys(groups, 0.0) for _ in there]
+        for of, added_F in zip(sums, added_PF.tolist(), strict=True):
+            for group, added in zip(groups, added_F, strict=True):
+                of[group] += added
+        return dict(zip(ids_1K[0, there].tolist(), sums, strict=True))
+
+    def save(self, path: Path) -> None:
+        """Write the arrays as safetensors."""
+        tensors = {
+            f"{forest}.{name}": np.ascontiguousarray(array)
+            for forest, of in self.forests.items()
+            for name, array in zip(Forest._fields, of, strict=True)
+        }
+        names = np.frombuffer(json.dumps(self.names).encode(), np.uint8)
+        files.write_tensors(path, {"features": names, **tensors})
+
+    @classmethod
+    def open(cls, path: Path, use: Use) -> Trees:
+        """Open what :meth:`save` wrote.
+
+        Raises:
+            RunError: when the file is damaged.
+        """
+        from safetensors.numpy import load_file
+
+        try:
+            tensors = load_file(path)
+            names = json.loads(tensors["features"].tobytes())
+            if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+                raise ValueError("it does not name its features")
+            arrays = {of: [tensors[f"{of}.{name}"] for name in Forest._fields] for of in FORESTS}
+            forests = {of: Forest(*parts) for of, parts in arrays.items()}
+            for forest in forests.values():
+                forest.check(len(names))
+        except Exception as error:
+            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
+        return cls(use, tuple(names), forests)
+
+
+def odd_half(queries: Queries) -> BoolArray:
+    """Return which queries are in the odd half of all that there can be, by entity, relation and side."""
+    mixed_B = queries.entity_B.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed_B = (mixed_B + queries.kind_B.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+    found: BoolArray = (mixed_B >> np.uint64(40)) % np.uint64(2) == 1
+    return found

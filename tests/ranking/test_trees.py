@@ -1,0 +1,414 @@
+"""Trees as a second stage: their arrays, the features that they ask for, and what they teach a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Cli, refused
+from safetensors.numpy import load_file, save_file
+
+import kgmlm
+from kgmlm.core.config import KGESettings, RuleSettings, VectorSettings
+from kgmlm.core.errors import RunError
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
+from kgmlm.ranking.pair_features import GRAPH, Heard, PairFeatures, group_of
+from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
+from kgmlm.runs.folder import open_folder
+from kgmlm.signals.kge import KGE
+from kgmlm.signals.rules import Rules
+from kgmlm.training import trees as fitting
+
+lightgbm = pytest.importorskip("lightgbm")
+
+
+def two_steps(people: int = 150, seed: int = 0) -> KnowledgeGraph:
+    """A graph in which a friend's friends are known, of whom training has a third."""
+    rng = np.random.default_rng(seed)
+    friends = {(a, b) for a in range(people) for b in rng.choice(people, 3, replace=False).tolist() if a != b}
+    known = {(a, c) for (a, b), (d, c) in itertools.product(friends, friends) if b == d and a != c}
+    triples = [(f"p{a}", "knows", f"p{c}") for a, c in sorted(known - friends)]
+    order = rng.permutation(len(triples))
+    valid, test, train = np.split(order, [400, 500])
+    likes = [(f"p{a}", "likes", f"p{b}") for a, b in sorted(friends)]
+    known_ones, asked, hidden = (
+        [triples[i] for i in some.tolist()] for some in (train[: len(triples) // 3], valid, test)
+    )
+    return KnowledgeGraph.from_triples(likes + known_ones, valid=asked, test=hidden)
+
+
+def alike(one: Forest, other: Forest) -> bool:
+    """Return whether two forests are the same."""
+    pairs: Any = zip(one, other, strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def booster() -> tuple[Any, np.ndarray[Any, np.dtype[np.float32]]]:
+    """A model of LightGBM, and pairs to score."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((600, 5)).astype(np.float32)
+    x[:, 4] = np.round(x[:, 4])
+    y = (x[:, 0] * x[:, 1] + x[:, 4] > 0.3).astype(np.float32)
+    data = lightgbm.Dataset(x, y, group=np.full(20, 30), params=dict(fitting.HOW))
+    return lightgbm.train(dict(fitting.HOW), data, 40), x
+
+
+def test_trees_score_as_lightgbm_does(booster: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = booster
+    forest = fitting.forest_of(model.dump_model())
+    forest.check(5)
+    scores = forest.scores(x)
+    assert scores == pytest.approx(model.predict(x, raw_score=True), abs=1e-5)
+    assert np.ptp(scores) > 1
+    monkeypatch.setattr("kgmlm.ranking.trees.AT_ONCE", 7 * forest.feature_TM.size)
+    assert np.array_equal(forest.scores(x), scores)
+
+
+def test_contributions_sum_up_to_the_score_less_the_mean(booster: tuple[Any, Any]) -> None:
+    model, x = booster
+    forest = fitting.forest_of(model.dump_model())
+    mean = (forest.value_TL * forest.weight_TL).sum(1) / forest.weight_TL.sum(1)
+    parts = forest.contributions(x[:50])
+    assert parts.sum(1) + mean.sum() == pytest.approx(forest.scores(x[:50]), abs=1e-4)
+    unused = [f for f in range(5) if f not in forest.feature_TM[forest.threshold_TM < np.inf]]
+    assert not parts[:, unused].any()
+
+
+def test_a_single_split_by_hand() -> None:
+    forest = Forest(
+        np.array([[1]]), np.array([[0.5]]), np.array([[0]]), np.array([[1]]), np.array([[2]]),
+        np.array([[-1.0, 3.0]], np.float32), np.array([[3.0, 1.0]], np.float32),
+    )  # fmt: skip
+    forest.check(2)
+    x = np.array([[9, 0.5], [9, 0.6]], np.float32)
+    assert forest.scores(x).tolist() == [-1, 3]
+    assert forest.contributions(x).tolist() == [[0, -1], [0, 3]]
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a feature that is not there": lambda t: t["whole.feature_TM"].__setitem__((0, 0), 99),
+    "a leaf of infinite value": lambda t: t["odd.value_TL"].__setitem__((0, 0), np.inf),
+    "a threshold that is no number": lambda t: t["whole.threshold_TM"].__setitem__((0, 0), np.nan),
+    "leaves in no order": lambda t: t["even.last_TM"].__setitem__((0, 0), 0),
+    "a forest less": lambda t: t.pop("odd.first_TM"),
+    "another type": lambda t: t.update({"whole.value_TL": t["whole.value_TL"].astype(np.float64)}),
+    "other shapes": lambda t: t.update({"whole.first_TM": t["whole.first_TM"][:-1]}),
+    "no names": lambda t: t.update(features=np.frombuffer(b'{"a": 1}', np.uint8).copy()),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_trees_are_one_sentence(booster: tuple[Any, Any], tmp_path: Path, what: str) -> None:
+    forest = fitting.forest_of(booster[0].dump_model())
+    trees = Trees(Use(9, 1.0), tuple("abcde"), dict.fromkeys(FORESTS, forest))
+    path = tmp_path / "trees.safetensors"
+    trees.save(path)
+    opened = Trees.open(path, Use(9, 1.0))
+    assert opened.names == trees.names
+    assert alike(opened.forests["odd"], forest)
+    tensors = {name: array.copy() for name, array in load_file(path).items()}
+    DAMAGE[what](tensors)
+    save_file(tensors, path)
+    with pytest.raises(RunError, match="cannot be read") as caught:
+        Trees.open(path, Use(9, 1.0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def knowing(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
+    """A random text model with a KGE model and rules."""
+    made = make_ranker(vector=VectorSettings(enabled=True))
+    made = made.with_signal(KGE.fit(toy, KGESettings(dimension=8, epochs=5)))
+    made = made.with_signal(Rules.fit(toy, RuleSettings()))
+    mixture = made.mixture.evenly("kge", 1.0).evenly("rules", 0.5)
+    return made.but(mixture=mixture)
+
+
+def asked(toy: KnowledgeGraph) -> tuple[Queries, Any]:
+    """Queries of both sides, and candidates of each."""
+    queries, _ = both_sides(np.concatenate([toy.splits["valid"], toy.splits["train"][:20]]))
+    ids_BK = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 6))
+    return queries, ids_BK
+
+
+def test_features_of_the_graph_by_hand(knowing: Ranker, toy: KnowledgeGraph) -> None:
+    queries, ids_BK = asked(toy)
+    features = PairFeatures(knowing)
+    found = dict(zip(features.known_names, np.moveaxis(features.known(queries, ids_BK), 2, 0), strict=True))
+    train = distinct_triples(toy.splits["train"]).tolist()
+    around: dict[int, set[int]] = {i: set() for i in range(len(toy.entities))}
+    answers: dict[tuple[int, int, bool], set[int]] = {}
+    for h, r, t in train:
+        if h != t:
+            around[h].add(t)
+            around[t].add(h)
+        answers.setdefault((h, r, True), set()).add(t)
+        answers.setdefault((t, r, False), set()).add(h)
+    degree = [sum((h == i) + (t == i) for h, _, t in train) for i in around]
+    step = {i: {j: 1 / len(near) for j in near} for i, near in around.items()}
+
+    def walks(start: int, steps: int) -> dict[int, float]:
+        at = {start: 1.0}
+        for _ in range(steps):
+            further: dict[int, float] = {}
+            for i, chance in at.items():
+                for j, share in step[i].items():
+                    further[j] = further.get(j, 0.0) + chance * share
+            at = further
+        return at
+
+    for row, q in enumerate(queries):
+        two, three = walks(q.entity, 2), walks(q.entity, 3)
+        for column, c in enumerate(ids_BK[row].tolist()):
+            both = around[q.entity] & around[c]
+            tail = q.target == "tail"
+            often = sum(c in of for (_, r, side), of in answers.items() if (r, side) == (q.relation, tail))
+            expected = {
+                "degree of the candidate": np.log1p(degree[c]),
+                "degree of the query's entity": np.log1p(degree[q.entity]),
+                "known answers of the query": np.log1p(len(answers.get((q.entity, q.relation, tail), ()))),
+                "answers the relation": np.log1p(often),
+                "share of its triples": often / max(1, degree[c]),
+                "common neighbors": np.log1p(len(both)),
+                "Adamic-Adar": np.log1p(sum(1 / np.log(1 + len(around[z])) for z in both)),
+                "walks of two steps": np.log(1e-6 + two.get(c, 0)),
+                "walks of three steps": np.log(1e-6 + three.get(c, 0)),
+            }
+            for name, value in expected.items():
+                assert found[name][row, column] == pytest.approx(value, abs=1e-3), (name, q, c)
+    assert (found["most similar entity with it"] <= 1 + 1e-5).all()
+    assert found["answers of similar entities"].any()
+
+
+def test_features_of_complex_and_rules_by_hand(knowing: Ranker, toy: KnowledgeGraph) -> None:
+    queries, ids_BK = asked(toy)
+    features = PairFeatures(knowing)
+    found = dict(zip(features.known_names, np.moveaxis(features.known(queries, ids_BK), 2, 0), strict=True))
+    kge = knowing.signals["kge"]
+    assert isinstance(kge, KGE)
+
+    def scores(entity: int, relation: int, tail: bool) -> Any:
+        one = Queries(np.array([entity]), np.array([relation]), np.array([tail]))
+        pool = knowing.pool()
+        return knowing.signal_score("kge", knowing.reader.reading(one, text=False), pool)[0].numpy()
+
+    known = np.asarray(kge.rows_N) >= 0
+    for row, q in enumerate(queries):
+        tail = q.target == "tail"
+        for column, c in enumerate(ids_BK[row].tolist()):
+            if not (known[q.entity] and known[c]):
+                continue
+            back = scores(c, q.relation, not tail)
+            expected = back[q.entity] - np.logaddexp.reduce(back[known])
+            # All entities stand for themselves here, and the query's own once more.
+            assert found["kge: reversed"][row, column] <= 0
+            assert found["kge: reversed"][row, column] == pytest.approx(expected, abs=0.75)
+            of_all = np.array([scores(q.entity, r, tail)[c] for r in range(len(toy.relations))])
+            expected = of_all[q.relation] - np.logaddexp.reduce(of_all)
+            assert found["kge: relation of the pair"][row, column] == pytest.approx(expected, abs=1e-3)
+    best, second, number = (found[f"rules: {what}"] for what in ("best", "second", "number"))
+    assert (best >= second).all()
+    assert np.array_equal(best > 0, number >= 1)
+    assert np.array_equal(second > 0, number >= 2)
+    assert number.any()
+
+
+def test_hubs_are_thinned_evenly(
+    toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, knowing: Ranker
+) -> None:
+    queries, ids_BK = asked(toy)
+    monkeypatch.setattr("kgmlm.ranking.pair_features.MOST", 2)
+    monkeypatch.setattr("kgmlm.ranking.pair_features._thinned.__defaults__", (2,))
+    few = PairFeatures(knowing).known(queries, ids_BK)
+    column = GRAPH.index("common neighbors")
+    assert few[..., column].max() <= np.log1p(2) + 1e-6
+    assert np.isfinite(few).all()
+
+
+def test_features_are_named_and_finite(knowing: Ranker, toy: KnowledgeGraph) -> None:
+    queries, ids_BK = asked(toy)
+    ids_BK[0, 1:] = -1
+    ids_BK[1] = -1
+    features = PairFeatures(knowing)
+    heard = Heard.of(knowing, knowing.reader.reading(queries), ids_BK, np.zeros(ids_BK.shape, np.float32))
+    found = features.of(queries, heard, knowing.mixture)
+    assert found.shape == (*ids_BK.shape, len(features.names))
+    assert found.dtype == np.float32
+    assert np.isfinite(found[2:]).all()
+    assert np.isfinite(found[0, 0]).all()
+    groups = {group_of(name) for name in features.names}
+    assert groups == {"scores before", "graph", "likelihood", "vector", "kge", "rules"}
+    assert features.fits(knowing)
+    assert not features.fits(knowing.with_signal(Rules.fit(toy, RuleSettings(length=1))))
+
+
+def mrr(run: Path) -> float:
+    """Of test."""
+    return kgmlm.evaluate(run, progress=False).metrics["both.realistic.inverse_harmonic_mean_rank"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that knows little of a graph whose answers are two steps away."""
+    path = tmp_path_factory.mktemp("trees") / "run"
+    tiny: dict[str, Any] = {"hidden_size": 16, "layers": 1, "heads": 2}
+    how: dict[str, Any] = {"preset": "plain", "epochs": 0.2, "batch_size": 64}
+    kgmlm.train(two_steps(), "scratch", path, progress=False, scratch=tiny, **how)
+    kgmlm.tune(path, add="kge", kge={"dimension": 8, "epochs": 3}, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_trees(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = shutil.copytree(trained, tmp_path_factory.mktemp("trees") / "run")
+    kgmlm.tune(path, add="trees", progress=False)
+    return path
+
+
+@pytest.mark.slow
+def test_trees_learn_what_no_signal_says(trained: Path, with_trees: Path) -> None:
+    before, after = kgmlm.open_run(trained), kgmlm.open_run(with_trees)
+    found = after.folder.tuned.by["valid"]["trees"]
+    assert found["mrr"] > found["mrr_first"] + 0.1, "of each half by the trees of the other"
+    test = [mrr(run.path) for run in (before, after)]
+    assert test[1] > test[0] + 0.1
+    assert test[1] == pytest.approx(found["mrr"], abs=0.1), "and what validation says holds on test"
+    assert after.folder.tuned.mixture.averages == before.folder.tuned.mixture.averages, "weights stay"
+    assert "trees" in str(kgmlm.info(with_trees).lines())
+
+
+@pytest.mark.slow
+def test_trees_of_a_half_score_the_other_half(with_trees: Path) -> None:
+    run = open_folder(with_trees)
+    ranker = run.ranker("cpu")
+    queries, _ = run.graph.queries("valid")
+    odd_B = odd_half(queries)
+    assert 0.3 < odd_B.mean() < 0.7
+    trees = ranker.stages["trees"]
+    assert isinstance(trees, Trees)
+    halves = {half: replace(trees, forests={"whole": trees.forests[half]}) for half in FORESTS}
+
+    def ranked(stage: Trees) -> Any:
+        rows, scores = zip(*ranker.with_stage(stage).rank(queries), strict=True)
+        return np.concatenate([x.numpy() for x in scores])[np.argsort(np.concatenate(rows))]
+
+    unseen_BN = ranked(trees.of_unseen())
+    assert np.array_equal(unseen_BN[odd_B], ranked(halves["even"])[odd_B])
+    assert np.array_equal(unseen_BN[~odd_B], ranked(halves["odd"])[~odd_B])
+    assert np.array_equal(ranked(trees), ranked(halves["whole"]))
+    assert not np.array_equal(unseen_BN, ranked(trees))
+
+
+@pytest.mark.slow
+def test_a_run_with_trees_is_asked_in_every_way(cli: Cli, with_trees: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    base = ("evaluate", run, "--json", "-q")
+    reports = {
+        k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 3), ("--workers", 2))
+    }
+    weight = open_folder(run).tuned.uses["trees"].weight
+    assert reports[()]["trees"] == {"k": 100, "weight": pytest.approx(weight)}
+    assert reports["--rerank", 0]["trees"] is None
+    assert reports["--rerank", 3]["trees"]["k"] == 100, "they were fitted to so many"
+    for other in (("--workers", 2), ("--rerank", 3)):
+        assert reports[other]["metrics"]["mrr"] == pytest.approx(reports[()]["metrics"]["mrr"], abs=2e-3)
+    assert reports[()]["metrics"]["mrr"] > reports["--rerank", 0]["metrics"]["mrr"] + 0.1
+    assert json.loads(cli(*base, "--scores", "text").stdout)["trees"] is None
+    question = ("rank", run, "--head", "p1", "--relation", "knows", "--explain")
+    assert "trees: " in cli(*question).stdout
+    rows = [json.loads(line) for line in cli(*question, "--json").stdout.splitlines()]
+    assert all({"kge", "trees"} <= row["parts"].keys() for row in rows)
+    whole = [sum(p["weight"] * p["value"] for p in row["parts"].values()) for row in rows]
+    assert whole == pytest.approx([row["score"] for row in rows], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_parts_of_trees_sum_up(with_trees: Path) -> None:
+    run = open_folder(with_trees)
+    ranker = run.ranker("cpu")
+    trees = ranker.stages["trees"]
+    assert isinstance(trees, Trees)
+    queries, _ = run.graph.queries("test")
+    one = queries[np.array([0])]
+    parts = trees.parts(ranker, one)
+    ((_, with_1N),), ((_, without_1N),) = (list(r.rank(one)) for r in (ranker, ranker.without_stage("trees")))
+    gained = (with_1N - without_1N)[0].numpy()
+    sums = {i: sum(of.values()) for i, of in parts.items()}
+    some = [*sums]
+    assert len(some) >= 50
+    assert gained[some] - gained[some[0]] == pytest.approx([sums[i] - sums[some[0]] for i in some], abs=1e-2)
+
+
+@pytest.mark.slow
+def test_trees_come_along_in_a_pack(cli: Cli, with_trees: Path, tmp_path: Path) -> None:
+    pack, without = tmp_path / "whole.kgmlm", tmp_path / "without.kgmlm"
+    assert cli("pack", with_trees, "--output", pack, "-q").returncode == 0
+    assert cli("pack", with_trees, "--output", without, "--no-kge", "-q").returncode == 0
+    mine, packed = (open_folder(x).ranker("cpu").stages["trees"] for x in (with_trees, pack))
+    assert isinstance(mine, Trees)
+    assert isinstance(packed, Trees)
+    assert packed.use == mine.use
+    for half in FORESTS:
+        assert alike(mine.forests[half], packed.forests[half])
+    assert "trees" not in open_folder(without).ranker("cpu").stages, "they were fitted with the embeddings"
+    assert mrr(pack) == pytest.approx(mrr(with_trees), abs=0.02)
+
+
+@pytest.mark.slow
+def test_trees_are_fitted_again_with_the_weights_and_dropped(
+    cli: Cli, with_trees: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    again = kgmlm.tune(run, progress=False)
+    assert list(again) == ["text", "kge", "trees"], "as reverse scoring is"
+    kgmlm.tune(run, add="reverse", candidates=5, max_triples=30, progress=False)
+    assert list(open_folder(run).tuned.uses) == ["reverse", "trees"]
+    kgmlm.tune(run, drop=("trees", "reverse"), progress=False)
+    opened = open_folder(run)
+    assert not opened.tuned.uses
+    assert "trees" not in opened.fingerprints
+    assert not (run / "model" / "trees.safetensors").exists()
+    open_folder(run, verify=True)
+    refused(cli("tune", run, "--drop", "trees"), "has no trees")
+    kgmlm.tune(run, add="trees", progress=False)
+    (run / "model" / "trees.safetensors").unlink()
+    refused(cli("evaluate", run), "trees")
+
+
+@pytest.mark.slow
+def test_probabilities_are_those_of_new_queries(with_trees: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    kgmlm.calibrate(run, progress=False)
+    lists = open_folder(run).lists
+    assert [tuple(x.stages) for x in lists] == [(), ("trees",)]
+    top = kgmlm.open_run(run).rank("p1", "knows", k=20)
+    assert top.loc[~top["known"], "probability"].between(0, 1).all()
+    kgmlm.tune(run, add="trees", candidates=30, progress=False)
+    assert not open_folder(run).lists, "other trees, other probabilities"
+
+
+def test_few_validation_triples_teach_trees_nothing(cli: Cli, toy_run: Path) -> None:
+    refused(cli("tune", toy_run, "--add", "trees"), "at least 300 validation triples")
+
+
+@pytest.mark.slow
+def test_without_lightgbm_a_sentence_says_so(
+    with_trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.core.machine.installed", lambda package: package != "lightgbm")
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    with pytest.raises(kgmlm.KgmlmError, match="pip install"):
+        kgmlm.tune(run, add="trees", progress=False)
+    assert mrr(run) > 0.1
+    kgmlm.tune(run, progress=False)
+    assert "trees" not in open_folder(run).tuned.uses
