@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kgmlm.serving.serve import serve
     from kgmlm.sharing.info import Info, info
     from kgmlm.sharing.pack import pack, unpack
+    from kgmlm.signals.pykeen_model import FromPyKEEN
     from kgmlm.training.index import index
     from kgmlm.training.onnx import onnx
     from kgmlm.training.train import train
@@ -58,6 +59,7 @@ _HOMES = {
     "Classified": "kgmlm.prediction.classify",
     "Comparison": "kgmlm.evaluation.compare",
     "EntityTable": "kgmlm.graphs.graph",
+    "FromPyKEEN": "kgmlm.signals.pykeen_model",
     "Info": "kgmlm.sharing.info",
     "KgmlmError": "kgmlm.core.errors",
     "KnowledgeGraph": "kgmlm.graphs.graph",
@@ -92,6 +94,7 @@ __all__ = [
     "Classified",
     "Comparison",
     "EntityTable",
+    "FromPyKEEN",
     "Info",
     "KgmlmError",
     "KnowledgeGraph",

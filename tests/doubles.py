@@ -1,4 +1,4 @@
-"""A ranker that reads nothing, for tests of what becomes of scores."""
+"""Doubles: a ranker that reads nothing, for tests of what becomes of scores; a watcher that remembers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ import torch
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol
+from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.evaluator import Evaluation, evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import PlainScorer
+
+
+class Hears(Watcher):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
 
 
 class FakeRanker(PlainScorer):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import TINY_SETTINGS, Cli
+from conftest import TINY_SETTINGS, Cli, refused
 
 import kgmlm
 from kgmlm.cli.app import app
@@ -111,6 +111,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def save_model(triples: Path, folder: Path) -> None:
+    """Write a model as PyKEEN's pipeline does."""
+    import torch
+    from pykeen.models import RotatE
+    from pykeen.triples import TriplesFactory
+
+    factory = TriplesFactory.from_path(triples)
+    factory.to_path_binary(folder / "training_triples")
+    torch.save(RotatE(triples_factory=factory, embedding_dim=8), folder / "trained_model.pkl")
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: str) -> None:
     """As they stand but for the model and the size, one page after the other."""
@@ -118,6 +129,7 @@ def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: st
     again = "kgmlm train --dataset mygraph-split --model minilm --output runs/mine --overwrite"
     lines = [*commands(README), split, again, *(line for page in RUN[1:] for line in commands(page))]
     assert len(lines) >= 20
+    save_model(folder / "mygraph" / "train.tsv", folder / "rotate-folder")
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
         if arguments[0] == "train" and "--model" in arguments:
@@ -129,6 +141,9 @@ def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: st
         if "biencoder" in arguments and arguments[0] == "tune":
             arguments += ["--set", f"biencoder.encoder={tiny_encoder}", "--set", "biencoder.steps=3"]
         done = cli(*arguments, cwd=folder)
+        if "trees" in arguments:
+            refused(done, "at least 300 validation triples")
+            continue
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 

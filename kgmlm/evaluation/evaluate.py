@@ -69,7 +69,7 @@ def open_scorer(
     """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
     graph = scope.graph
     if run is None or not (run.opened or graph is run.graph):
-        return open_run_model(folder, options, graph)
+        return open_run_model(folder, options, graph, watch.tell)
 
     def read() -> OpenedRun:
         now = folder.now()
@@ -414,13 +414,14 @@ def whole_report(
 
     ranker = opened.ranker
     counting = ranker.mixture.signals
+    of_pykeen = [name for name in counting if name not in SIGNALS]
     keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions",
             "hardware", "command")  # fmt: skip
     return {
         **evaluation.report,
         "trained_on": run.graph.name,
         "unchecked": list(unchecked),
-        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
+        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in (*SIGNALS, *of_pykeen)},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
         **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in ("reverse", "trees")},

@@ -62,13 +62,13 @@ def group_of(feature: str) -> str:
     return "scores before" if group == "score" else group
 
 
-class Heard(NamedTuple):
-    """What was said of the K best candidates of B queries.
+class CandidateScores(NamedTuple):
+    """Scores of the K best candidates of B queries.
 
     Attributes:
         ids_BK: which; -1 where there is none.
-        scores_BK: after the stages before.
-        said: of each signal, its scores ``(B, K)``, not weighed.
+        scores_BK: by the stages before.
+        said: of each signal ``(B, K)``, not weighed.
     """
 
     ids_BK: IntArray
@@ -76,30 +76,30 @@ class Heard(NamedTuple):
     said: Mapping[str, Floats]
 
     @classmethod
-    def of(cls, ranker: Ranker, reading: Reading, ids_BK: IntArray, scores_BK: Floats) -> Heard:
-        """What all signals of a ranker that count say of candidates."""
+    def of(cls, ranker: Ranker, reading: Reading, ids_BK: IntArray, scores_BK: Floats) -> CandidateScores:
+        """The scores of candidates by all signals of a ranker that count."""
         pool = Pool(len(ranker.context.entities), ids_BK)
         names = [name for name in ranker.mixture.signals if name in ranker.signals]
         said = {name: numpy(ranker.signal_score(name, reading, pool)) for name in names}
         return cls(ids_BK, scores_BK, said)
 
     @classmethod
-    def blank(cls, names: Sequence[str], shape: tuple[int, int]) -> Heard:
-        """Nothing yet, of so many queries and candidates."""
+    def blank(cls, names: Sequence[str], shape: tuple[int, int]) -> CandidateScores:
+        """Zeros for so many queries and candidates, to be filled by :meth:`put`."""
         said = {name: np.zeros(shape, np.float32) for name in names}
         return cls(np.full(shape, -1), np.zeros(shape, np.float32), said)
 
-    def put(self, rows: IntArray, other: Heard) -> None:
-        """Write what was said of the candidates of some queries."""
+    def put(self, rows: IntArray, other: CandidateScores) -> None:
+        """Write the scores of the candidates of some queries."""
         self.ids_BK[rows] = other.ids_BK
         self.scores_BK[rows] = np.where(other.there_BK, other.scores_BK, 0)
         for name, of_BK in self.said.items():
             of_BK[rows] = other.said[name]
 
-    def take(self, rows: IntArray) -> Heard:
-        """Of some of the queries."""
+    def take(self, rows: IntArray) -> CandidateScores:
+        """The scores of some of the queries."""
         said = {name: of_BK[rows] for name, of_BK in self.said.items()}
-        return Heard(self.ids_BK[rows], self.scores_BK[rows], said)
+        return CandidateScores(self.ids_BK[rows], self.scores_BK[rows], said)
 
     def combined(self, mixture: Mixture, queries: Queries) -> Floats:
         """The first stage: the weighted sum of the signals ``(B, K)``."""
@@ -145,28 +145,29 @@ class PairFeatures:
         """The names of those that have nothing to do with weights."""
         return (*GRAPH, *(KGE_FEATURES if self.kge else ()), *(RULE_FEATURES if self.rules else ()))
 
-    def of(self, queries: Queries, heard: Heard, mixture: Mixture) -> Floats:
+    def of(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
         """The features ``(B, K, F)``; of candidates that are not there anything finite."""
-        return np.concatenate([self.said(queries, heard, mixture), self.known(queries, heard.ids_BK)], 2)
+        known_BKF = self.known(queries, candidates.ids_BK)
+        return np.concatenate([self.said(queries, candidates, mixture), known_BKF], 2)
 
-    def said(self, queries: Queries, heard: Heard, mixture: Mixture) -> Floats:
+    def said(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
         """The features that the weights of signals have a part in."""
-        there_BK = heard.there_BK
-        scores_BK = np.where(there_BK, heard.scores_BK, -np.inf)
+        there_BK = candidates.there_BK
+        scores_BK = np.where(there_BK, candidates.scores_BK, -np.inf)
         best_B1 = np.maximum(scores_BK.max(1, keepdims=True), np.finfo(np.float32).min)
-        behind_BK = np.where(there_BK, heard.scores_BK - best_B1, 0)
+        behind_BK = np.where(there_BK, candidates.scores_BK - best_B1, 0)
         total_B1 = np.where(there_BK, np.exp(behind_BK), 0).sum(1, keepdims=True)
         found = [
             behind_BK - np.log(np.maximum(total_B1, 1e-9)),
             _ranks(scores_BK),
             behind_BK,
-            np.where(there_BK, heard.scores_BK - heard.combined(mixture, queries), 0),
+            np.where(there_BK, candidates.scores_BK - candidates.combined(mixture, queries), 0),
         ]
         for name in self.signals:
-            weighed_BK = mixture.of(name, queries)[:, None] * heard.said[name]
+            weighed_BK = mixture.of(name, queries)[:, None] * candidates.said[name]
             part_BK = np.where(there_BK, weighed_BK, -np.inf)
             best_B1 = np.maximum(part_BK.max(1, keepdims=True), np.finfo(np.float32).min)
-            found += [heard.said[name], _ranks(part_BK), np.where(there_BK, weighed_BK - best_B1, 0)]
+            found += [candidates.said[name], _ranks(part_BK), np.where(there_BK, weighed_BK - best_B1, 0)]
         return np.stack(found, 2).astype(np.float32)
 
     def known(self, queries: Queries, ids_BK: IntArray) -> Floats:
@@ -201,7 +202,7 @@ class _Around:
 
     @cached_property
     def _neighbors(self) -> sp.csr_array:
-        """Which entities are linked ``(N, N)``, without self-loops, those of hubs thinned."""
+        """Links between entities ``(N, N)``, without self-loops, those of hubs thinned."""
         count = len(self.context.entities)
         h, _, t = self._triples.T
         h, t = h[h != t], t[h != t]
@@ -237,7 +238,7 @@ class _Around:
 
     @cached_property
     def _traits(self) -> sp.csr_array:
-        """What entities answer, as unit vectors: ``(N, 2R * N)``, rare answers weighing more."""
+        """The queries that entities answer, as unit vectors ``(N, 2R * N)``; rare answers weigh more."""
         fillers = self._thin_fillers
         often = np.diff(self._fillers.indptr)
         rare = sp.diags_array((1 / np.log(2 + often)).astype(np.float32))

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     import torch
 
     from kgmlm.ranking.ranker import Use
+    from kgmlm.signals import Beside
     from kgmlm.signals.base import Signal
     from kgmlm.text.torch_model import SpanModel
 
@@ -366,7 +367,11 @@ class RunFolder:
         and reranker, is not used until `kgmlm tune` has chosen how much it counts.
         """
 
-        own = [s for s in ranker.signals.values() if s.name not in _elsewhere(entities)]
+        from kgmlm.signals import is_beside
+
+        beside = [name for name in (*ranker.signals, *ranker.mixture.tables) if is_beside(name)]
+        elsewhere = beside if entities else [*beside, "vector"]
+        own = [s for s in ranker.signals.values() if s.name not in elsewhere]
         with files.atomic_folder(self.model_folder) as folder:
             for signal in own:
                 signal.save(folder / Path(signal.file).name)
@@ -374,7 +379,7 @@ class RunFolder:
             known = digests.of_folder(folder)
             of = {signal.name: digests.sha(known, Path(signal.file).name, folder) for signal in own}
             mixture = folder / Path(MIXTURE).name
-            TunedWeights(ranker.mixture.without(*_elsewhere()), of=of).save(mixture)
+            TunedWeights(ranker.mixture.without(*beside), of=of).save(mixture)
             digests.write_manifest(folder, {**known, mixture.name: [digests.Digest.of(mixture)]})
         self._changed()
 
@@ -433,16 +438,12 @@ class RunFolder:
 
     def has_signal(self, name: str) -> bool:
         """Return whether there is such a signal beside the model, or there was and its file is gone."""
-        from kgmlm.signals import beside
-
-        file = beside()[name].file
+        file = file_of(name)
         return (self.path / file).is_file() or file in (self.record.get("files") or {})
 
     def drop_signal(self, name: str) -> RunFolder:
         """Remove a signal that is beside the model."""
-        from kgmlm.signals import beside
-
-        file = beside()[name].file
+        file = file_of(name)
         how = {k: v for k, v in self.now().record.get("signals", {}).items() if k != name}
         self.update(signals=how)
         for one in (structure_beside(file), file):
@@ -456,10 +457,10 @@ class RunFolder:
         Raises:
             RunError: when it has none, or is a run of another graph.
         """
-        from kgmlm.signals import beside
+        from kgmlm.signals import beside, kind_of
 
-        kind, how = beside()[name], self.record.get("signals", {}).get(name)
-        file = kind.file
+        kind = beside().get(name) or cast(type[Beside], kind_of(name))
+        file, how = kind.file, self.record.get("signals", {}).get(name)
         self.check(file)
         if not (self.path / file).is_file():
             raise RunError(
@@ -514,10 +515,12 @@ class RunFolder:
         Args:
             but: signals to leave on disk.
         """
-        from kgmlm.signals import SIGNALS
+        from kgmlm.signals import SIGNALS, kinds_in
 
         ranker = self.text_ranker(device)
-        for name, kind in SIGNALS.items():
+        for name, kind in {**SIGNALS, **kinds_in(self.path)}.items():
+            if name in self.lacking:
+                continue
             self.check(kind.file)
             if name not in but and (self.path / kind.file).is_file():
                 ranker = ranker.with_signal(kind.open(self.path / kind.file, self.graph, ranker.reader))
@@ -545,9 +548,10 @@ class RunFolder:
                 chosen for.
             ConfigError: when the run has no such scores.
         """
-        from kgmlm.signals import beside
+        from kgmlm.signals import is_beside
 
-        others = tuple(name for name in beside() if scores not in ("all", name))
+        there = {*self.tuned.mixture.tables, *self.fingerprints}
+        others = tuple(name for name in there if is_beside(name) and scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
         ranker = ranker.but(mixture=tuned.mixture)
         ranker = ranker.by(scores)
@@ -555,7 +559,8 @@ class RunFolder:
             but = others if rerank else (*others, RERANKER, TREES)
             tuned.check(self.fingerprints, self.path, but if scores == "all" else (*but, TREES))
             if rerank:
-                ranker = self.staged(ranker, tuned.uses, () if scores == "all" else (TREES,))
+                whole = scores == "all" and not self.lacking
+                ranker = self.staged(ranker, tuned.uses, () if whole else (TREES,))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
     def staged(self, ranker: Ranker, uses: Mapping[str, Use], but: tuple[str, ...] = ()) -> Ranker:
@@ -570,6 +575,14 @@ class RunFolder:
             if name in uses and uses[name].k and name not in but:
                 staged = staged.with_stage(make(uses[name]))
         return staged
+
+    @cached_property
+    def lacking(self) -> list[str]:
+        """The signals that this installation cannot compute: models of PyKEEN without PyKEEN."""
+        from kgmlm.core import machine
+        from kgmlm.signals.pykeen_model import names_in
+
+        return [] if machine.installed("pykeen") else names_in(self.path)
 
     def trees(self, use: Use) -> Trees:
         """The trees of this run, used so.
@@ -615,11 +628,13 @@ def _missing(run: RunFolder, file: str) -> RunError:
     return RunError(f"{run.path / file} is missing; it belongs to the model beside it")
 
 
-def _elsewhere(entities: bool = True) -> tuple[str, ...]:
-    """Signals that are not saved with the model; False leaves out its entities' vectors, too."""
-    from kgmlm.signals import beside
+def file_of(name: str) -> str:
+    """The file of a signal in a run."""
+    from kgmlm.signals import kind_of
 
-    return (*beside(), *(() if entities else ("vector",)))
+    kind = kind_of(name)
+    assert kind is not None, f"no signal {name}"
+    return kind.file
 
 
 def unfinished(run: RunFolder) -> bool:

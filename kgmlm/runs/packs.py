@@ -30,8 +30,9 @@ from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
 from kgmlm.runs.record import RERANKER, TREES, TREES_FILE, WEIGHTS, fingerprints, steady, trained_reranker
-from kgmlm.signals import SIGNALS, beside
+from kgmlm.signals import SIGNALS, is_beside, kind_of, kinds_in
 from kgmlm.signals.kge import KGE
+from kgmlm.signals.pykeen_model import names_of
 
 SUFFIX = ".kgmlm"
 FORMAT = 1
@@ -127,7 +128,7 @@ def write_pack(
 def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
     """The contents of a run's pack, by the names of its files."""
     parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if trained_reranker(run) else [])]
-    signals = [kind.file for kind in beside().values()]
+    signals = [kind.file for name, kind in kinds_in(run).items() if is_beside(name)]
     tensors = [
         (prefix + name, folder / name)
         for prefix, folder in parts
@@ -175,7 +176,8 @@ def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, A
 
 def _own_signals(contents: _Contents) -> dict[str, str]:
     """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
-    there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
+    kinds = {**SIGNALS, **{name: kind_of(name) for name in names_of(Path(x).name for x in contents.files)}}
+    there = {name: contents.files.get(kind.file) for name, kind in kinds.items() if kind}
     there[TREES] = contents.files.get(TREES_FILE)
     return {name: digest.sha256 for name, digest in there.items() if digest is not None}
 
@@ -273,9 +275,7 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
             p.relative_to(run).as_posix(): [digests.Digest.of(p).model_dump()] for p in sorted(kept)
         }
         record["signals"] = {
-            name: how
-            for name, how in (record.get("signals") or {}).items()
-            if name in SIGNALS and (run / SIGNALS[name].file).is_file()
+            name: how for name, how in (record.get("signals") or {}).items() if name in kinds_in(run)
         }
         record["recipe"] = None
         record["unpacked"] = cached  # of the pack that it is, and so not written to

@@ -40,7 +40,7 @@ from kgmlm.core.processes import check_main_guard
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph
 from kgmlm.ranking.ranker import Mixture, Use, Weights
-from kgmlm.signals import SIGNALS
+from kgmlm.signals import kinds_in
 
 
 def versions() -> dict[str, str]:
@@ -589,7 +589,7 @@ def fingerprints(run: Path) -> dict[str, str]:
     """SHA-256 of what each signal of a run knows, its trees, and its reranker once trained, by name."""
     model = digests.read_manifest(run / "model") or {}
     known = {f"model/{k}": v for k, v in model.items()} | (accepted(read_record(run)) or {})
-    there = {name: kind.file for name, kind in SIGNALS.items() if (run / kind.file).is_file()}
+    there = {name: kind.file for name, kind in kinds_in(run).items()}
     found = {name: digests.sha(known, file, run) for name, file in there.items()}
     if (run / TREES_FILE).is_file():
         found[TREES] = digests.sha(known, TREES_FILE, run)

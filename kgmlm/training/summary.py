@@ -19,7 +19,7 @@ from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, distinct_triples
 from kgmlm.ranking.ranker import PlainScorer
 from kgmlm.runs.folder import RunFolder
-from kgmlm.signals import SIGNALS, is_signed
+from kgmlm.signals import SIGNALS, is_signed, kind_of
 
 COUNTING = "counting answers in training"
 AT_ONCE = 2**22  # counts that are looked up at once
@@ -63,10 +63,11 @@ def compared(figures: Mapping[str, Mapping[str, float]], counting: Figure) -> li
     Args:
         figures: by stage, as of :func:`kgmlm.training.weights.weigh`.
     """
-    first = {stage: of for stage, of in figures.items() if stage == "text" or stage in SIGNALS}
+    first = {stage: of for stage, of in figures.items() if stage == "text" or kind_of(stage)}
     alone: dict[str, Figure] = {}
     for stage, of in first.items():
-        names = [name for name in SIGNALS if f"mrr_{name}" in of and not is_signed(name)]
+        known = [name for name in (*SIGNALS, *first) if f"mrr_{name}" in of]
+        names = [name for name in dict.fromkeys(known) if not is_signed(name)]
         own = [Figure(name, of[f"mrr_{name}"], of.get(f"half_{name}")) for name in names]
         only = Figure("likelihood" if stage == "text" else stage, of["mrr"], of.get("half"))
         alone |= {figure.name: figure for figure in own or ([] if is_signed(stage) else [only])}

@@ -25,7 +25,7 @@ from kgmlm.core.errors import ConfigError, RunError, first_line
 from kgmlm.core.progress import Advance, Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
-from kgmlm.ranking.pair_features import Floats, Heard, PairFeatures
+from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
@@ -91,7 +91,7 @@ class Lists:
     """The best candidates of D queries.
 
     Attributes:
-        heard: what signals say of them, and their scores after the stages before.
+        candidates: which, and their scores by the stages before and by each signal.
         open_DK: which compete: answers that are asked for, and what answers no known triple.
         asked_DK: which are answers that are asked for.
         known_DKF: the features that have nothing to do with weights.
@@ -99,7 +99,7 @@ class Lists:
     """
 
     queries: Queries
-    heard: Heard
+    candidates: CandidateScores
     open_DK: BoolArray
     asked_DK: BoolArray
     known_DKF: Floats
@@ -114,7 +114,7 @@ class Lists:
         """Some of them."""
         return Lists(
             self.queries[rows],
-            self.heard.take(rows),
+            self.candidates.take(rows),
             self.open_DK[rows],
             self.asked_DK[rows],
             self.known_DKF[rows],
@@ -122,17 +122,17 @@ class Lists:
         )
 
     def weighed(self, mixture: Mixture) -> Lists:
-        """The same by other weights; what second stages have added to scores stays."""
-        more_DK = self.heard.combined(mixture, self.queries) - self.heard.combined(self.mixture, self.queries)
-        heard = self.heard._replace(scores_BK=self.heard.scores_BK + more_DK)
-        return replace(self, heard=heard, mixture=mixture)
+        """A copy by other weights; what second stages have added to scores stays."""
+        now_DK, then_DK = (self.candidates.combined(by, self.queries) for by in (mixture, self.mixture))
+        weighed = self.candidates._replace(scores_BK=self.candidates.scores_BK + (now_DK - then_DK))
+        return replace(self, candidates=weighed, mixture=mixture)
 
     def features(self, of: PairFeatures) -> Floats:
         """The features ``(D, K, F)``."""
         parts = []
         for start in range(0, len(self.queries), AT_ONCE):
             some = self.take(np.arange(start, min(start + AT_ONCE, len(self.queries))))
-            said = of.said(some.queries, some.heard, some.mixture)
+            said = of.said(some.queries, some.candidates, some.mixture)
             parts.append(np.concatenate([said, some.known_DKF], 2))
         return np.concatenate(parts)
 
@@ -181,7 +181,7 @@ def choose_trees(
     odd_D = odd_half(lists.queries)
     tell = partial(advance, "fitting trees", 1, len(FORESTS) * ROUNDS)
     forests = {"whole": _fitted(lists, features, tell)}
-    said_DKS = np.stack([lists.heard.said[name] for name in features.signals], 2)
+    said_DKS = np.stack([lists.candidates.said[name] for name in features.signals], 2)
     sample = _sample(lists, asks, features.signals, said_DKS)
     scores_DK, added_DK = np.zeros((2, *lists.open_DK.shape), np.float32)
     for half, of_D in (("even", ~odd_D), ("odd", odd_D)):
@@ -190,7 +190,7 @@ def choose_trees(
         others = by_half.take(np.flatnonzero(~of_D))
         unseen_DKF = others.features(features)
         flat_P = forests[half].scores(unseen_DKF.reshape(-1, unseen_DKF.shape[2]))
-        scores_DK[~of_D] = others.heard.scores_BK
+        scores_DK[~of_D] = others.candidates.scores_BK
         added_DK[~of_D] = flat_P.reshape(unseen_DKF.shape[:2])
     use, figures = _chosen(lists, asks, scores_DK, added_DK)
     return (Trees(use, features.names, forests) if use.k else None), figures
@@ -202,14 +202,15 @@ def _read(
     graph: KnowledgeGraph,
     protocol: Protocol,
     advance: Advance,
-    candidates: int,
+    most: int,
     batch_size: int,
 ) -> tuple[Lists, Asks]:
     """The lists of all queries that a protocol asks of validation."""
     task = validation_task(graph, protocol)
-    distinct, most, count = task.distinct, min(candidates, len(graph.entities)), len(graph.entities)
+    distinct, count = task.distinct, len(graph.entities)
+    most = min(most, count)
     known = FilterIndex([graph.splits[split] for split in protocol.filter], count)
-    heard = Heard.blank(features.signals, (len(distinct), most))
+    found = CandidateScores.blank(features.signals, (len(distinct), most))
     open_DK, asked_DK = np.zeros((2, len(distinct), most), np.bool_)
     known_DKF = np.zeros((len(distinct), most, len(features.known_names)), np.float32)
     list_B, column_B = np.zeros((2, len(task.queries)), np.int64)
@@ -219,7 +220,7 @@ def _read(
     ):
         best, ids_dK = best_of(ranker.context, distinct[rows], scores_dN, most, ranker.pool())
         ids_dK = best.to_read(ids_dK)
-        heard.put(rows, Heard.of(ranker, reading, ids_dK, best.scores_BK))
+        found.put(rows, CandidateScores.of(ranker, reading, ids_dK, best.scores_BK))
         known_DKF[rows] = features.known(distinct[rows], ids_dK)
         open_DK[rows] = (ids_dK >= 0) & ~_answers(known, distinct[rows], ids_dK)
         for part in task.parts(rows):
@@ -230,7 +231,7 @@ def _read(
     inside = column_B >= 0
     asked_DK[list_B[inside], column_B[inside]] = True
     reciprocal_B = 1 / view.result().of_type("realistic")
-    lists = Lists(distinct, heard, open_DK | asked_DK, asked_DK, known_DKF, ranker.mixture)
+    lists = Lists(distinct, found, open_DK | asked_DK, asked_DK, known_DKF, ranker.mixture)
     return lists, Asks(task.queries, list_B, column_B, reciprocal_B)
 
 

@@ -24,11 +24,14 @@ from kgmlm.runs.record import (
     REVERSE,
     TRAINED,
     TREES,
+    command_line,
     is_blank,
     leave_out,
+    versions,
 )
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
+from kgmlm.signals.pykeen_model import PREFIX, FromPyKEEN, PyKEENModel, names_in
 from kgmlm.training.loop import train_watched
 from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
@@ -47,27 +50,41 @@ class Addition:
     """An addition to a run: a signal, or the reranker of another run.
 
     Attributes:
-        source: a run to take it from, instead of training it.
+        source: a run to take it from, or a model of PyKEEN, instead of training it.
         config, given: settings by which it is trained; by default those of the run.
         overwrite: whether it replaces an older one.
         marks: what else is recorded of it.
     """
 
     name: str
-    source: Run | str | Path | None = None
+    source: Run | str | Path | FromPyKEEN | None = None
     config: Path | None = None
     given: Sequence[str] = ()
     overwrite: bool = False
     marks: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def of_pykeen(self) -> bool:
+        """Return whether it is a model of PyKEEN."""
+        return self.name == PyKEENModel.name or self.name.startswith(PREFIX)
+
     def check(self, run: RunFolder) -> None:
         """Refuse what cannot be added to a run, before anything of it is changed."""
         from kgmlm.signals import beside
 
+        if self.of_pykeen:
+            if self.config or self.given:
+                raise RunError("--from trains nothing; --config and --set go without it")
+            if not isinstance(self.source, FromPyKEEN):
+                raise RunError(f"--add {self.name} takes a trained model: --from names the folder of one")
+            self.source.check(self.name)
+            return
+        if isinstance(self.source, FromPyKEEN):
+            raise RunError(f"a model of PyKEEN is no {self.name}: --add pykeen takes it")
         if self.name not in (*beside(), RERANKER):
             raise RunError(
                 f"there is no signal '{self.name}' to add; there are "
-                f"{', '.join([*beside(), RERANKER, *CHOSEN])}"
+                f"{', '.join([*beside(), PyKEENModel.name, RERANKER, *CHOSEN])}"
             )
         if self.source is None and self.name == RERANKER:
             raise RunError(
@@ -148,15 +165,15 @@ def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> di
 
 def check_parts(run: RunFolder, names: Sequence[str]) -> None:
     """Refuse to drop what a run has not beside its model, before anything is dropped."""
-    from kgmlm.signals import beside
+    from kgmlm.signals import beside, is_beside
 
     for name in names:
         if name in CHOSEN:
             continue
         if name == RERANKER and (run.path / name).is_dir():
             files.refuse_link(run.path / name)
-        elif name not in beside():
-            there = ", ".join([*beside(), RERANKER, *CHOSEN])
+        elif not is_beside(name):
+            there = ", ".join([*beside(), *names_in(run.path), RERANKER, *CHOSEN])
             raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
         elif not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
@@ -187,7 +204,13 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
     from kgmlm.training.start import fit_signal
 
     made: tuple[Signal, dict[str, Any]]
-    if added.source is not None:
+    if isinstance(added.source, FromPyKEEN):
+        model = added.source.signal(added.name, run.graph)
+        if run.has_signal(model.name) and not added.overwrite:
+            raise RunError(f"{run.path} has a signal '{model.name}' already; --overwrite replaces it")
+        how = {"class": model.kind, "arguments": dict(model.arguments), "source": added.source.said}
+        made = model, {**how, "versions": versions(), "command": command_line()}
+    elif added.source is not None:
         made = open_folder(path_of(added.source)).lend(added.name, run.graph)
     else:
         with watch:
@@ -213,7 +236,7 @@ def tune(
     *,
     add: str | Sequence[str] | None = None,
     drop: str | Sequence[str] | None = None,
-    source: Run | str | Path | None = None,
+    source: Run | str | Path | FromPyKEEN | None = None,
     config: str | Path | None = None,
     overwrite: bool = False,
     candidates: int | None = None,
@@ -236,7 +259,8 @@ def tune(
             ``source``; "reverse" asks the best candidates back, and "trees" ranks them by trees that LightGBM
             fits to validation: where these alone are added or dropped, the weights of signals stay.
         drop: first remove a signal or several, the reranker, "reverse" or "trees".
-        source: the run of the same graph to take what is added from, instead of training it.
+        source: the run of the same graph to take what is added from, instead of training it; of "pykeen" (or
+            "pykeen:" and a name) a :class:`~kgmlm.FromPyKEEN`.
         config, settings: settings of what is added; as ``kge={"epochs": 30}``, or ``set_``: a list of
             "KEY=VALUE".
         overwrite: replace an older one.
@@ -325,7 +349,7 @@ def _change(
     for name in dropping:
         drop_part(run, name)
     for added in additions:
-        if added.name == RERANKER and added.source is not None:
+        if added.name == RERANKER and isinstance(added.source, Run | str | Path):
             take_reranker(run, added.source)
         else:
             add_signal(run, added, device, watch)
@@ -449,7 +473,7 @@ def choose(
     from kgmlm.ranking.ranker import Use
     from kgmlm.ranking.second_stage import ReverseScoring
     from kgmlm.runs.opened import read_entities
-    from kgmlm.runs.record import TunedWeights, command_line
+    from kgmlm.runs.record import TunedWeights
     from kgmlm.training.trees import choose_trees, may_fit
     from kgmlm.training.weights import Tuned, choose_reranking, choose_reverse
     from kgmlm.training.weights import tune as tune_all

@@ -601,7 +601,8 @@ def weigh(
 def _stages(ranker: Ranker) -> dict[str, list[str]]:
     """Return which signals are weighed together: those of the text, then one more each time."""
     text = [name for name in TEXT if name in ranker.signals and ranker.reader.settings.trains_text]
-    beside = [name for name in SIGNALS if name in ranker.signals and name not in TEXT]
+    known = [name for name in SIGNALS if name in ranker.signals]
+    beside = [name for name in dict.fromkeys([*known, *ranker.signals]) if name not in TEXT]
     stages = {"text": text} if text else {}
     return stages | {name: [*text, *beside[: i + 1]] for i, name in enumerate(beside)}
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from doubles import Hears
 
 import kgmlm
 from kgmlm.core.arrays import BoolArray
 from kgmlm.core.config import TextSettings, VectorSettings
 from kgmlm.core.errors import RunError
-from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Query, both_sides
 from kgmlm.prediction import list_calibration
@@ -28,14 +28,6 @@ from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
 from kgmlm.runs.folder import open_folder
 from kgmlm.training.index import build_index
-
-
-class Hears(Watcher):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def tell(self, message: str) -> None:
-        self.told.append(message)
 
 
 def askable(graph: KnowledgeGraph, *which: int) -> list_calibration.Askable:

@@ -20,7 +20,7 @@ from kgmlm.core.config import KGESettings, RuleSettings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
-from kgmlm.ranking.pair_features import GRAPH, Heard, PairFeatures, group_of
+from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, group_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
 from kgmlm.runs.folder import open_folder
@@ -240,8 +240,9 @@ def test_features_are_named_and_finite(knowing: Ranker, toy: KnowledgeGraph) -> 
     ids_BK[0, 1:] = -1
     ids_BK[1] = -1
     features = PairFeatures(knowing)
-    heard = Heard.of(knowing, knowing.reader.reading(queries), ids_BK, np.zeros(ids_BK.shape, np.float32))
-    found = features.of(queries, heard, knowing.mixture)
+    before_BK = np.zeros(ids_BK.shape, np.float32)
+    candidates = CandidateScores.of(knowing, knowing.reader.reading(queries), ids_BK, before_BK)
+    found = features.of(queries, candidates, knowing.mixture)
     assert found.shape == (*ids_BK.shape, len(features.names))
     assert found.dtype == np.float32
     assert np.isfinite(found[2:]).all()

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import Hears
 from trainings import TINY, Validation, settings
 
 import kgmlm
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
-from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import open_folder
 from kgmlm.signals.kge import KGE
@@ -27,14 +27,6 @@ from kgmlm.training.recipes import Given, as_assignments, recipe_of
 from kgmlm.training.start import start_run
 
 SMALL = {key: value for key, value in TINY.items() if key != "preset"}
-
-
-class Hears(Watcher):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def tell(self, message: str) -> None:
-        self.told.append(message)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doubles import Hears
 from trainings import TINY
 
 import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import RunError
-from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -85,14 +85,6 @@ def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:
     assert shlex.split(evaluating)[:3] == ["kgmlm", "evaluate", str(run.path)]
     vars(run)["graph"] = replace(graph, splits={k: v for k, v in graph.splits.items() if k != "test"})
     assert following(run)[1].endswith("--split valid")
-
-
-class Hears(Watcher):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def tell(self, message: str) -> None:
-        self.told.append(message)
 
 
 def test_a_graph_without_validation_has_some_held_out(
