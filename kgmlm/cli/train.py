@@ -99,13 +99,15 @@ TUNE: Options = {
         list[str] | None,
         None,
         "First train a signal (kge, rules, types, biencoder, linked), or take a reranker, or a model of "
-        "PyKEEN (pykeen); reverse asks the best candidates back, which needs no training, and trees ranks "
-        "them by trees that LightGBM fits to validation. May be given several times.",
+        "PyKEEN (pykeen); reverse asks the best candidates back, which needs no training, conditional reads "
+        "their names token by token, and trees ranks them by trees that LightGBM fits to validation. May be "
+        "given several times.",
     ),
     "drop": option(
         list[str] | None,
         None,
-        "First remove a signal, such as kge, the reranker, reverse, or trees. May be given several times.",
+        "First remove a signal, such as kge, the reranker, reverse, conditional, or trees. May be given "
+        "several times.",
     ),
     "source": option(
         Path | None,
@@ -235,8 +237,11 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
             f"Hits@10 {found['hits_at_10']:.4f}{how}"
         )
     for stage, what in (
-        ("reverse", "scored in reverse"), ("reranking", "reranked"), ("trees", "ranked by trees")
-    ):  # fmt: skip
+        ("reverse", "scored in reverse"),
+        ("conditional", "read token by token"),
+        ("reranking", "reranked"),
+        ("trees", "ranked by trees"),
+    ):
         if figures.get(stage, {}).get("k", 1) == 0:
             tell(f"no weight improves validation: nothing will be {what}")
 

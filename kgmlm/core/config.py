@@ -337,6 +337,13 @@ class TrainingSettings(Strict):
         description="An epoch asks each distinct query once (`queries`), or once per answer (`triples`), as "
         "evaluation does. Try `triples` on graphs with hubs, such as FB15k-237; epochs are longer.",
     )
+    autoregressive: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of a further loss, in which each token of an answer's name is guessed from the "
+        "query and the tokens before it (models of the BERT and RoBERTa families). Above 0 it trains for "
+        "`kgmlm tune --add conditional`.",
+    )
     temperature: float = Field(0.25, gt=0, description="The objective `entity` divides scores by this.")
     candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",

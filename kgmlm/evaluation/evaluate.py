@@ -414,6 +414,7 @@ def whole_report(
 
     ranker = opened.ranker
     counting = ranker.mixture.signals
+    plain = ("reverse", "conditional", "trees")
     of_pykeen = [name for name in counting if name not in SIGNALS]
     keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions",
             "hardware", "command")  # fmt: skip
@@ -424,7 +425,7 @@ def whole_report(
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in (*SIGNALS, *of_pykeen)},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
-        **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in ("reverse", "trees")},
+        **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in plain},
         "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,

@@ -381,6 +381,46 @@ class CrossEncoding(_OfTheBest):
         return scaled_BK
 
 
+@dataclass(frozen=True, eq=False)
+class Conditional(_OfTheBest):
+    """Names of candidates read token by token by the run's own model (``kgmlm tune --add conditional``)."""
+
+    name: ClassVar[str] = "conditional"
+
+    def score(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        ids_BK: IntArray,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+    ) -> Floats:
+        """Mean log-likelihoods of the tokens of names, each given those before it, on the likelihood's scale.
+
+        See :mod:`kgmlm.text.spelling`.
+        """
+        import torch
+
+        from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
+
+        reader, k = ranker.reader, max(1, ids_BK.shape[1])
+        span, found_BK = reader.vocabulary.span_length, np.zeros(ids_BK.shape, np.float32)
+        tokens = ranker.likelihood.softmax_tokens
+        size = max(1, SPELLED // (2 * k * span) ** 2)
+        encoded = reader.encode(queries)
+        for rows, batch in reader.padded(encoded, min(size, batch_size)):
+            names = Spelled.of(reader.names, ids_BK[rows], span).to(reader.model.device)
+            with torch.inference_mode():
+                output = reader.model(batch, names=names)
+                log_probs_bKL = spelled_log_probs(reader.model, output, names, tokens)
+                scores_bK = spelled_scores(log_probs_bKL, names, reader.settings.scoring.normalization)
+            found_BK[rows] = numpy(scores_bK)
+            advance(len(rows), len(queries))
+        return found_BK
+
+
+SPELLED = 2**24  # cells of masks of attention that are held at once
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
 

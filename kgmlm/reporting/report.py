@@ -504,6 +504,11 @@ def _reranked(ranker: Ranker) -> str:
             f"Then the {use.k:,} best answers are scored in reverse: how probable the entity of the question "
             f"is as their answer is added with a weight of {use.weight:.3g}."
         )
+    if use := ranker.uses.get("conditional"):
+        told.append(
+            f"Then the names of the {use.k:,} best answers are read token by token, each guessed from the "
+            f"question and the tokens before it; this is added with a weight of {use.weight:.3g}."
+        )
     if use := ranker.uses.get("reranking"):
         told.append(
             f"Then a second model, the reranker, reads the {use.k:,} best answers together with the "

@@ -40,10 +40,11 @@ from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
 from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Ranker, SecondStage, unit
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring
+from kgmlm.ranking.second_stage import Conditional, CrossEncoding, Reranker, ReverseScoring
 from kgmlm.ranking.trees import Trees
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
 from kgmlm.runs.record import (
+    CONDITIONAL,
     FORMAT,
     RERANKER,
     RERANKING,
@@ -567,6 +568,7 @@ class RunFolder:
         """A ranker with those second stages of the run that score any candidates."""
         makes: dict[str, Callable[[Use], SecondStage]] = {
             REVERSE: ReverseScoring,
+            CONDITIONAL: Conditional,
             RERANKING: lambda use: self.cross_encoding(use, ranker.reader.model.device),
             TREES: self.trees,
         }

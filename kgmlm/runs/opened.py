@@ -25,7 +25,7 @@ from kgmlm.ranking.constraints import Constraint, Functional, Typed, Unlinked
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import ONNX, RunFolder, unread
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import RERANKING, REVERSE, TREES, steady
+from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, TREES, steady
 from kgmlm.signals import rows_of
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import EntityTypes, Types
@@ -195,6 +195,8 @@ def _lack(run: RunFolder, options: RankingOptions) -> str:
         return f"ONNX Runtime computes on the CPU here, not on '{options.device}'"
     if options.reranks and run.reranker and RERANKING in run.tuned.active:
         return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
+    if options.reranks and CONDITIONAL in run.tuned.active:
+        return "ONNX Runtime reads no names token by token (--rerank 0 leaves that out)"
     if options.retrieve or (options.retrieve is None and options.scores == "all" and shortlist_of(run)):
         return "ONNX Runtime asks no index"
     return ""

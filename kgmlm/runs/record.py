@@ -467,7 +467,8 @@ def check_output(path: Path, overwrite: bool) -> None:
         raise RunError(f"{path} is a run already; use --resume to continue, --overwrite to start again")
 
 
-REVERSE, RERANKING, TREES = SECOND = ("reverse", "reranking", "trees")  # second stages, in their order
+# Second stages, in their order.
+REVERSE, CONDITIONAL, RERANKING, TREES = SECOND = ("reverse", "conditional", "reranking", "trees")
 TREES_FILE = "model/trees.safetensors"
 WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -488,6 +489,7 @@ class _File(digests.StrictModel):
     signals: dict[str, _Signal] = Field(min_length=1)
     reranking: _Use | None
     reverse: _Use | None = None
+    conditional: _Use | None = None
     trees: _Use | None = None
     chosen_for: dict[str, _Sha]
     chosen_by: dict[str, Any]

@@ -488,6 +488,7 @@ class InfoResponse(BaseModel):
     model: dict[str, Any]
     signals: dict[str, Any]
     reverse: dict[str, Any] | None
+    conditional: dict[str, Any] | None
     reranking: dict[str, Any] | None
     trees: dict[str, Any] | None
     trained: dict[str, Any]

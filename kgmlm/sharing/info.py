@@ -43,6 +43,7 @@ class Info:
     model: Mapping[str, Any]
     signals: Mapping[str, Any]
     reverse: Mapping[str, Any] | None
+    conditional: Mapping[str, Any] | None
     reranking: Mapping[str, Any] | None
     trees: Mapping[str, Any] | None
     trained: Mapping[str, Any]
@@ -70,8 +71,11 @@ class Info:
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
         for what, use in (
-            ("scored in reverse", self.reverse), ("reranker", self.reranking), ("trees", self.trees)
-        ):  # fmt: skip
+            ("scored in reverse", self.reverse),
+            ("names token by token", self.conditional),
+            ("reranker", self.reranking),
+            ("trees", self.trees),
+        ):
             if use is not None:
                 used = f"the {use['k']} best, weight {use['weight']:g}"
                 lines[what] = [used if use["k"] else "not used: no weight improved validation"]
@@ -156,6 +160,7 @@ def info(run: Run | str | Path) -> Info:
         },
         signals=signals,
         reverse=chosen.get("reverse"),
+        conditional=chosen.get("conditional"),
         reranking=chosen["reranking"] if folder.reranker else None,
         trees=chosen.get("trees"),
         trained={

@@ -36,8 +36,10 @@ from kgmlm.text.tokenization import MaskedBatch, MaskedTexts, check_model_folder
 
 if TYPE_CHECKING:
     from kgmlm.core.config import ScratchSettings
+    from kgmlm.text.spelling import Spelled
 
 FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+FROM_PADDING = ("camembert", "roberta", "xlm-roberta")  # whose positions count from behind the padding's
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class SpanBatch:
     Attributes:
         rows, columns: positions, of any one shape.
         each: ``rows`` is ``(B, S)`` and its row b is b: the same number of positions in each text.
+        positions_BT: of tokens that do not stand one behind the other.
+        allowed_BTT: which token may look at which; None is at all of ``attention_mask_BT``.
     """
 
     input_ids_BT: torch.Tensor
@@ -54,6 +58,8 @@ class SpanBatch:
     rows: torch.Tensor
     columns: torch.Tensor
     each: bool
+    positions_BT: torch.Tensor | None = None
+    allowed_BTT: torch.Tensor | None = None
 
     @property
     def at(self) -> torch.Tensor:
@@ -62,10 +68,19 @@ class SpanBatch:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """The mask of attention, ``(B, 1, 1, T)``; None where all may be looked at."""
+        """The mask of attention, ``(B, 1, 1 or T, T)``; None where all may be looked at."""
+        if self.allowed_BTT is not None:
+            return self.allowed_BTT[:, None]
         if not self.attention_mask_BT.is_cuda and bool(self.attention_mask_BT.all()):
             return None
         return self.attention_mask_BT.bool()[:, None, None, :]
+
+    @property
+    def mask_of_read(self) -> torch.Tensor | None:
+        """The mask of attention of the positions that are read, where they are as many in each text."""
+        if self.allowed_BTT is None:
+            return self.mask
+        return self.allowed_BTT[self.rows, self.columns][:, None]
 
 
 class PackedEncoder:
@@ -97,7 +112,7 @@ class PackedEncoder:
 
     def __call__(self, readings: Sequence[SpanBatch]) -> torch.Tensor:
         """Last hidden states ``(P, D)`` at the positions of all readings, one reading after the other."""
-        states_RD = self._embedded([r.input_ids_BT for r in readings])
+        states_RD = self._embedded(readings)
         if (projection := getattr(self.base, "embeddings_project", None)) is not None:
             states_RD = projection(states_RD)
         masks = [r.mask for r in readings]
@@ -109,24 +124,42 @@ class PackedEncoder:
         at_P = torch.cat([r.at + start for r, start in zip(readings, starts, strict=False)])
         read_PD = states_RD[at_P]
         if all(r.each for r in readings):
-            mixed_PD = self._mixed(last.attention.self, read_PD, states_RD, readings, masks)
+            of_read = [r.mask_of_read for r in readings]
+            mixed_PD = self._mixed(last.attention.self, read_PD, states_RD, readings, of_read)
         else:
             mixed_PD = self._mixed(last.attention.self, states_RD, states_RD, readings, masks)[at_P]
         return self._forward(last, mixed_PD, read_PD)
 
-    def _embedded(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _embedded(self, readings: Sequence[SpanBatch]) -> torch.Tensor:
         """Embeddings ``(R, D)`` of the tokens of all batches, looked up at once: the gradient of each look-up
         is as large as the vocabulary.
         """
+        batches = [r.input_ids_BT for r in readings]
         longest = max(ids_BT.shape[1] for ids_BT in batches)
         padding = self.base.config.pad_token_id or 0  # by which some families count positions
         padded = [pad(ids_BT, (0, longest - ids_BT.shape[1]), value=padding) for ids_BT in batches]
-        states_BTD: torch.Tensor = self.base.embeddings(input_ids=torch.cat(padded))
+        states_BTD: torch.Tensor = self.base.embeddings(
+            input_ids=torch.cat(padded), position_ids=self._places(readings, longest)
+        )
         if len(batches) == 1:
             return states_BTD.flatten(0, 1)
         there = [torch.ones_like(ids_BT, dtype=torch.bool) for ids_BT in batches]
         there_BT = torch.cat([pad(x, (0, longest - x.shape[1])) for x in there])
         return states_BTD.flatten(0, 1).index_select(0, there_BT.flatten().nonzero()[:, 0])
+
+    def _places(self, readings: Sequence[SpanBatch], longest: int) -> torch.Tensor | None:
+        """The positions of all tokens, padded; None where they stand one behind the other."""
+        if all(r.positions_BT is None for r in readings):
+            return None
+        first = 0
+        if self.base.config.model_type in FROM_PADDING:
+            first = self.base.config.pad_token_id + 1
+        parts = []
+        for r in readings:
+            texts, length = r.input_ids_BT.shape
+            usual = torch.arange(length, device=r.input_ids_BT.device).expand(texts, length)
+            parts.append(pad(usual if r.positions_BT is None else r.positions_BT, (0, longest - length)))
+        return torch.cat(parts) + first
 
     @staticmethod
     def _forward(layer: Any, mixed: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -266,24 +299,46 @@ class SpanModel(nn.Module):
         """In it nothing is kept for gradients."""
         return torch.inference_mode()
 
-    def forward(self, batch: MaskedBatch | MaskedTexts, entities: Sequence[MaskedBatch] = ()) -> SpanOutput:
+    def forward(
+        self,
+        batch: MaskedBatch | MaskedTexts,
+        entities: Sequence[MaskedBatch] = (),
+        names: Spelled | None = None,
+    ) -> SpanOutput:
         """Encode a batch; one pass per query.
 
         Args:
             batch: queries; or texts with M hidden tokens, whose states are one row ``(1, M, D)``.
             entities: texts of E entities, in several batches; each has a mask for its vector and no span.
+            names: K names of each query, to be read token by token in the same pass.
+
+        Raises:
+            ModelError: when the family cannot read names token by token.
         """
         if isinstance(batch, MaskedTexts):
-            (hidden,) = self._at([_positions(batch)])
+            (hidden,) = self._at([positions_of(batch)])
             return SpanOutput(hidden)
-        states = self._at([_positions(part) for part in (batch, *entities)])
+        first = positions_of(batch)
+        if names is not None:
+            if not self.packs:
+                raise ModelError(
+                    f"{type(self.mlm).__name__} cannot read names token by token; models of the BERT and "
+                    "RoBERTa families can"
+                )
+            first = names.behind(batch)
+        states = self._at([first, *(positions_of(part) for part in entities)])
+        spelled = None
+        if names is not None:
+            read = batch.span_length + batch.vector
+            spelled = states[0][:, read:].unflatten(1, names.tokens_BKL.shape[1:])
+            states[0] = states[0][:, :read]
         vectors = [
             nn.functional.normalize(hidden[:, -1], dim=-1) if part.vector else None
             for part, hidden in zip((batch, *entities), states, strict=True)
         ]
         hidden = states[0][:, :-1] if batch.vector else states[0]
-        read = [v for v in vectors[1:] if v is not None]
-        return SpanOutput(hidden, vectors[0], torch.cat(read) if read else None)
+        of_entities = [v for v in vectors[1:] if v is not None]
+        return SpanOutput(hidden, vectors[0], torch.cat(of_entities) if of_entities else None, spelled)
 
     def _at(self, readings: Sequence[SpanBatch]) -> list[torch.Tensor]:
         """The states that enter the decoder at the positions of each reading, float32."""
@@ -371,7 +426,7 @@ class SpanModel(nn.Module):
         self.mlm.save_pretrained(folder)
 
 
-def _positions(batch: MaskedBatch | MaskedTexts) -> SpanBatch:
+def positions_of(batch: MaskedBatch | MaskedTexts) -> SpanBatch:
     """The positions that are read of a batch: its hole and the mask behind it, or its hidden tokens as one
     row.
     """

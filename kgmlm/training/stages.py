@@ -32,7 +32,15 @@ from kgmlm.training.planner import Clock, accounts, fitted
 from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, Given, Recipe, recipe_of
 from kgmlm.training.summary import counted, following, summary
 from kgmlm.training.trees import may_fit
-from kgmlm.training.tune import Addition, Figures, RerankerTraining, add_signal, choose, train_reranker
+from kgmlm.training.tune import (
+    CHOSEN,
+    Addition,
+    Figures,
+    RerankerTraining,
+    add_signal,
+    choose,
+    train_reranker,
+)
 
 WEIGHED = 300  # validation triples that weights are chosen on at least; they tell how long one takes
 ASKED = 20  # the same, of scoring in reverse
@@ -267,11 +275,10 @@ def _chosen(
         first: how many tell what one takes.
         seconds: None is as long as it takes.
     """
-    back, trees = (True if only == stage else None for stage in ("reverse", "trees"))
+    wanted: dict[str, bool] | None = {only: True} if only in CHOSEN else None
 
     def by(count: int | None) -> Figures:
-        run = open_folder(path)
-        return choose(run, count, None, "fp32", 64, None, watch, only, reverse=back, trees=trees)
+        return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, wanted=wanted)
 
     if seconds is None:
         return by(most)
@@ -283,7 +290,7 @@ def _chosen(
     if only == "reverse" and fitting < min(FEW, most):
         watch.tell(f"no scoring in reverse: the time allows {fitting} validation triples to choose how")
         leave_out(path, "reverse")
-        return choose(open_folder(path), 1, None, "fp32", 64, None, watch, only, reverse=False)
+        return choose(open_folder(path), 1, None, "fp32", 64, None, watch, only, wanted={only: False})
     if fitting <= first:
         return figures
     watch.tell(f"{only} chosen on {fitting:,} of {there:,} validation triples")

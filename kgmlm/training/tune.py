@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, Settings, load_settings
@@ -18,10 +18,12 @@ from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
 from kgmlm.runs.record import (
+    CONDITIONAL,
     ENDED,
     RERANKER,
     RERANKING,
     REVERSE,
+    SECOND,
     TRAINED,
     TREES,
     command_line,
@@ -41,8 +43,13 @@ if TYPE_CHECKING:
     from kgmlm.signals.base import Signal
 
 
-CHOSEN = (REVERSE, TREES)  # second stages that come with the choice of weights
-LACKS = {REVERSE: "does not score in reverse", TREES: "has no trees"}
+Chosen = Literal["reverse", "conditional", "trees"]
+CHOSEN: tuple[Chosen, ...] = get_args(Chosen)  # second stages that come with the choice of weights
+LACKS: Mapping[Chosen, str] = {
+    "reverse": "does not score in reverse",
+    "conditional": "reads no names token by token",
+    "trees": "has no trees",
+}
 
 
 @dataclass(frozen=True)
@@ -227,7 +234,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
 
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
-Stage = Literal["", "signals", "reverse", "reranking", "trees"]
+Stage = Literal["", "signals", "reverse", "conditional", "reranking", "trees"]
 
 
 @writes_run
@@ -256,9 +263,10 @@ def tune(
 
     Args:
         add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
-            ``source``; "reverse" asks the best candidates back, and "trees" ranks them by trees that LightGBM
-            fits to validation: where these alone are added or dropped, the weights of signals stay.
-        drop: first remove a signal or several, the reranker, "reverse" or "trees".
+            ``source``; "reverse" asks the best candidates back, "conditional" reads their names token by
+            token, and "trees" ranks them by trees that LightGBM fits to validation: where these alone are
+            added or dropped, the weights of signals stay.
+        drop: first remove a signal or several, the reranker, or one of these three.
         source: the run of the same graph to take what is added from, instead of training it; of "pykeen" (or
             "pykeen:" and a name) a :class:`~kgmlm.FromPyKEEN`.
         config, settings: settings of what is added; as ``kge={"epochs": 30}``, or ``set_``: a list of
@@ -309,20 +317,16 @@ def tune(
     if candidates is not None and not any(wants.values()) and folder.reranker is None:
         raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
 
-    def chosen(only: Stage, trees: bool = False) -> Figures:
-        run = open_folder(folder.path)
-        return choose(
-            run, max_triples, candidates, precision, batch_size, device, watch, only, world,
-            wants[REVERSE], trees,
-        )  # fmt: skip
-
     changed = {*as_names(add), *dropping}
-    if not changed or changed - {*CHOSEN}:
-        return Outcome(chosen("", wants[TREES]))
-    found: Figures = {}
-    if REVERSE in changed:
-        found |= chosen("reverse") | (chosen("reranking") if folder.reranker else {})
-    return Outcome(found | chosen("trees", wants[TREES]))
+    begin: Stage = ""
+    if changed and not changed - {*CHOSEN}:
+        begin = next(name for name in CHOSEN if name in changed)
+    folder = open_folder(folder.path)
+    return Outcome(
+        choose(
+            folder, max_triples, candidates, precision, batch_size, device, watch, begin, world, wants
+        )
+    )
 
 
 def _read_texts(
@@ -458,24 +462,21 @@ def choose(
     watch: Watcher,
     only: Stage = "",
     world: ProcessGroup = ALONE,
-    reverse: bool | None = None,
-    trees: bool | None = None,
+    wanted: Mapping[str, bool] | None = None,
 ) -> Figures:
     """Choose all weights of a run on validation, keep them, and return the figures of each stage.
 
     Args:
-        only: choose nothing else. Beside "signals", their weights stay as they are; with it, the run has no
-            second stage until that is chosen again.
+        only: "signals" leaves the run without second stages; a second stage is chosen with those that come
+            after it, and the weights of the signals stay.
         world: the processes that share the queries; trees are fitted by the main one.
-        reverse, trees: whether the best are scored in reverse, and ranked again by trees, if that helps; None
-            is as the run does now. Trees are fitted again whenever something before them is chosen.
+        wanted: which second stages the run is to have, if they help; others as it does now.
     """
     from kgmlm.ranking.ranker import Use
-    from kgmlm.ranking.second_stage import ReverseScoring
+    from kgmlm.ranking.second_stage import Conditional, ReverseScoring
     from kgmlm.runs.opened import read_entities
     from kgmlm.runs.record import TunedWeights
     from kgmlm.training.trees import choose_trees, may_fit
-    from kgmlm.training.weights import Tuned, choose_reranking, choose_reverse
     from kgmlm.training.weights import tune as tune_all
 
     weighs = only in ("", "signals")
@@ -487,61 +488,55 @@ def choose(
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.tuned if run.has_weights else None
     uses = dict(before.uses) if before else {}
-    if reverse is None:
-        reverse = REVERSE in uses
-    if trees is None:
-        trees = TREES in uses and only != "signals" and may_fit(run.graph, watch)
-    if reverse and only != "signals":
-        ranker = ranker.with_stage(ReverseScoring(uses.get(REVERSE, Use(0, 0.0))))
-    read_again = run.reranker is not None and only in ("", "reranking")
-    if read_again:
-        ranker = ranker.with_stage(run.cross_encoding(Use(0, 0.0), ranker.reader.model.device))
-    training = (open_folder(run.path / RERANKER) if read_again else run).settings.training
+    has = {name: name in uses for name in CHOSEN} | dict(wanted or {})
+    has[RERANKING] = run.reranker is not None
+    if only == "signals":
+        has = dict.fromkeys(has, False)
+    if has[TREES] and not (wanted or {}).get(TREES):
+        has[TREES] = may_fit(run.graph, watch)
+    never = Use(0, 0.0)
+    if has[REVERSE]:
+        ranker = ranker.with_stage(ReverseScoring(uses.get(REVERSE, never)))
+    if has[CONDITIONAL]:
+        ranker = ranker.with_stage(Conditional(uses.get(CONDITIONAL, never)))
+    if has[RERANKING]:
+        ranker = ranker.with_stage(
+            run.cross_encoding(uses.get(RERANKING, never), ranker.reader.model.device)
+        )
+    training = (open_folder(run.path / RERANKER) if has[RERANKING] else run).settings.training
     few = training.eval_triples if max_triples is None else max_triples
     protocol = Protocol(split="valid", max_triples=max_triples or 0)
     again = Protocol(split="valid", max_triples=few, seed=training.seed)
     ranker.reduce(precision == "bf16")
+    found_trees = None
     with watch, shared_by(world):
         world.agree(dict(run.fingerprints), "weights")
-        if only == "reranking":
-            use, found = choose_reranking(ranker, run.graph, again, watch, candidates, batch_size)
-            tuned = Tuned(ranker.mixture, {**uses, only: use}, {only: found})
-        elif only == "reverse":
-            tuned = Tuned(ranker.mixture, {k: use for k, use in uses.items() if k != only}, {})
-            if reverse:
-                use, found = choose_reverse(ranker, run.graph, again, watch, candidates, batch_size)
-                tuned = Tuned(ranker.mixture, {**uses, only: use}, {only: found})
-        elif only == "trees":
-            tuned = Tuned(ranker.mixture, uses, {})
-        else:
-            tuned = tune_all(
-                ranker,
-                run.graph,
-                protocol,
-                watch,
-                reranking=again,
-                candidates=candidates,
-                batch_size=batch_size,
-            )
-        found_trees = None
-        chosen = {name: use for name, use in tuned.uses.items() if name != TREES}
-        if trees and only != "signals" and world.main:
-            staged = run.staged(ranker.but(mixture=tuned.mixture, stages={}), chosen)
-            asked = again if staged.reranks else protocol
-            found_trees, tuned.figures[TREES] = choose_trees(
-                staged, run.graph, asked, watch, None if staged.reranks else candidates, batch_size
-            )
-            chosen[TREES] = found_trees.use if found_trees else Use(0, 0.0)
+        mixture, chosen, figures = tune_all(
+            ranker,
+            run.graph,
+            protocol,
+            watch,
+            begin="" if weighs else only,
+            reranking=again,
+            candidates=candidates,
+            batch_size=batch_size,
+        )
+        if has[TREES] and world.main:
+            stages = {name: ranker.stages[name].used(use) for name, use in chosen.items() if use.k}
+            staged = ranker.but(mixture=mixture, stages=stages)
+            asked, most = (again, None) if staged.reranks else (protocol, candidates)
+            found_trees, figures[TREES] = choose_trees(staged, run.graph, asked, watch, most, batch_size)
+            chosen[TREES] = found_trees.use if found_trees else never
     known = before.by.get("valid", {}) if before and not weighs else {}
-    known = {stage: of for stage, of in known.items() if stage not in (only, TREES)}
+    known = {stage: of for stage, of in known.items() if stage not in SECOND or stage in chosen}
     there = len(run.graph.splits["valid"])
     triples = min(max_triples or there, there) if weighs else (before.by if before else {}).get("triples")
-    valid = {**known, **tuned.figures}
+    valid = {**known, **figures}
     by = {"command": command_line(), "precision": precision, "triples": triples, "valid": valid}
     if world.main:
-        run.save_tuned(TunedWeights(tuned.mixture, chosen, by=by), found_trees)
+        run.save_tuned(TunedWeights(mixture, chosen, by=by), found_trees)
     world.wait()
-    return tuned.figures or known
+    return figures or known
 
 
 def complete_text(path: Path, watch: Watcher) -> None:

@@ -39,8 +39,8 @@ from kgmlm.evaluation.task import Part, RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores, Use
-from kgmlm.ranking.second_stage import Best, CrossEncoding, Floats, ReverseScoring, best_of
-from kgmlm.runs.record import RERANKING, REVERSE
+from kgmlm.ranking.second_stage import Best, Conditional, CrossEncoding, Floats, ReverseScoring, best_of
+from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, SECOND
 from kgmlm.signals import SIGNALS, is_signed
 from kgmlm.signals.vector import read_together
 
@@ -341,14 +341,46 @@ def choose_reranking(
     if not isinstance(stage, CrossEncoding):
         raise ConfigError("the ranker has no reranker to weigh")
     most = candidates or stage.reranker.reranking.candidates
+    task = validation_task(graph, protocol)
+    return _choose_reading(ranker, task, stage, partial(advance, "reranking"), most, batch_size)
+
+
+def choose_conditional(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    protocol: Protocol,
+    advance: Advance = silent,
+    candidates: int | None = None,
+    batch_size: int = 64,
+) -> tuple[Use, dict[str, float]]:
+    """Choose how many of the best are read token by token and how much that counts, as
+    :func:`choose_reranking` does.
+
+    Args:
+        candidates: None is as many as the settings of the run say.
+    """
+    most = candidates or ranker.reader.settings.reranking.candidates
+    task, stage = validation_task(graph, protocol), Conditional(Use(0, 0.0))
+    return _choose_reading(ranker, task, stage, partial(advance, "reading names"), most, batch_size)
+
+
+def _choose_reading(
+    ranker: Ranker,
+    task: RankingTask,
+    stage: CrossEncoding | Conditional,
+    advance: Callable[[int, int], None],
+    most: int,
+    batch_size: int,
+) -> tuple[Use, dict[str, float]]:
+    """Choose the use of a stage that reads candidates, after the stages that come before it."""
     confident = ranker.reader.settings.training.temperature  # both as in training
     weights = [confident * x for x in WEIGHTS_TRIED]
-    told = partial(advance, "reranking")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
         return stage.score(ranker, queries, ids_dK, batch_size)
 
-    return _choose_use(ranker, validation_task(graph, protocol), told, most, weights, read, batch_size)
+    first = ranker.without_stage(stage.name)
+    return _choose_use(first, task, advance, most, weights, read, batch_size)
 
 
 def choose_reverse(
@@ -412,10 +444,9 @@ def _choose_use(
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
     tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
     found: list[_Both] = []
-    first = ranker.without_stage(CrossEncoding.name)
 
     def score(queries: Queries, rows: IntArray, said: SignalScores) -> Iterator[torch.Tensor]:
-        scores_dN = first.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
+        scores_dN = ranker.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
         best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
         read_dK = read(queries, rows, best.to_read(ids_dK))
         found.extend(_parts(task, rows, best, ids_dK, read_dK))
@@ -633,7 +664,8 @@ class Tuned(NamedTuple):
     """All that validation chose for a ranker.
 
     Attributes:
-        uses: of reverse scoring, where it was to be chosen, and of the reranker, where there is one.
+        uses: of reverse scoring and of names token by token, where these were to be chosen, and of the
+            reranker, where there is one.
         figures: of each stage on validation, by its name.
     """
 
@@ -648,15 +680,19 @@ def tune(
     protocol: Protocol,
     advance: Advance = silent,
     *,
+    begin: str = "",
     reranking: Protocol | None = None,
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> Tuned:
-    """Choose all weights of a ranker: those of its signals at once, then how it scores in reverse, then its
-    reranker's, if it has them.
+    """Choose all weights of a ranker: those of its signals at once, then the uses of its second stages.
+
+    Each stage is chosen after those before it. Trees are not chosen here (:mod:`kgmlm.training.trees`).
 
     Args:
         protocol: on which triples of the run's own graph.
+        begin: the second stage to begin with; the weights of the signals and the uses of the stages before it
+            stay.
         reranking: on which triples second stages are chosen, at a forward pass per candidate; None is all of
             the same.
         candidates: as of :func:`choose_reranking`.
@@ -664,14 +700,25 @@ def tune(
     Raises:
         ConfigError: when a protocol asks or filters test triples.
     """
-    mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
-    first, few = ranker.but(mixture=mixture), reranking or protocol
+    mixture, figures = ranker.mixture, dict[str, dict[str, float]]()
+    if not begin:
+        mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
+    first, few = ranker.but(mixture=mixture, stages={}), reranking or protocol
     uses: dict[str, Use] = {}
-    if REVERSE in ranker.stages:
-        uses[REVERSE], figures[REVERSE] = choose_reverse(first, graph, few, advance, candidates, batch_size)
-        first = first.with_stage(ReverseScoring(uses[REVERSE]))
-    if RERANKING in ranker.stages:
-        uses[RERANKING], figures[RERANKING] = choose_reranking(
-            first, graph, few, advance, candidates, batch_size
-        )
+    for name in [name for name in SECOND if name in ranker.stages]:
+        stage = ranker.stages[name]
+        uses[name] = stage.use
+        if not begin or SECOND.index(name) >= SECOND.index(begin):
+            choose = CHOOSE[name]
+            uses[name], figures[name] = choose(
+                first.with_stage(stage), graph, few, advance, candidates, batch_size
+            )
+        first = first.with_stage(stage.used(uses[name]))
     return Tuned(mixture, uses, figures)
+
+
+CHOOSE: Mapping[str, Callable[..., tuple[Use, dict[str, float]]]] = {
+    REVERSE: choose_reverse,
+    CONDITIONAL: choose_conditional,
+    RERANKING: choose_reranking,
+}

@@ -9,6 +9,7 @@ export const SIGNALS = {
   biencoder: "text encoder",
   linked: "already linked",
   reverse: "scored in reverse",
+  conditional: "name token by token",
   reranking: "second reading",
   trees: "decision trees",
 };

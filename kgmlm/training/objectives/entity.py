@@ -18,6 +18,7 @@ from kgmlm.graphs.queries import Columns
 from kgmlm.signals.likelihood_torch import entity_loss, left_out, token_loss
 from kgmlm.signals.vector import ReaderSource
 from kgmlm.text.reader import SpanOutput
+from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 from kgmlm.text.torch_model import Residuals
 from kgmlm.training.objectives.streams import (
@@ -46,6 +47,7 @@ class TrainingBatch:
             Empty without entity vectors.
         entities: the texts of this process's share, in batches of like lengths.
         drawn: which entities are scored; None is all that training has.
+        names: of an answer of each query, to be read token by token; None where that is not trained.
     """
 
     rows: IntArray
@@ -54,11 +56,13 @@ class TrainingBatch:
     entity_ids: IntArray
     entities: tuple[MaskedBatch, ...]
     drawn: Drawn | None = None
+    names: Spelled | None = None
 
     def to(self, device: torch.device) -> TrainingBatch:
         """The batch on a device."""
         entities = tuple(part.to(device) for part in self.entities)
-        return replace(self, queries=self.queries.to(device), entities=entities)
+        names = None if self.names is None else self.names.to(device)
+        return replace(self, queries=self.queries.to(device), entities=entities, names=names)
 
 
 class RankingStream(QueryStream[Encoded, TrainingBatch]):
@@ -92,9 +96,13 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         if self.drawing is not None:
             rng = np.random.default_rng((chances * 2**32).astype(np.int64))
             drawn = self.drawing.draw(self.answers, rows, rng)
+        answers, names = self._drawn(rows, chances), None
+        if self.ranker.reader.settings.training.autoregressive:
+            reader = self.ranker.reader
+            names = Spelled.of(reader.names, answers[mine][:, None], reader.vocabulary.span_length)
         if not self.ranker.reader.settings.vector.enabled:
-            return TrainingBatch(rows[mine], rows, queries, rows[:0], (), drawn)
-        ids = np.unique(self._drawn(rows, chances))
+            return TrainingBatch(rows[mine], rows, queries, rows[:0], (), drawn, names)
+        ids = np.unique(answers)
         texts = self.ranker.reader.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
         # Where there are fewer than processes, one is read for nothing: its gradients are zero.
@@ -104,7 +112,7 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         count = PACKED_BATCHES if packed else ENTITY_BATCHES
         parts = [part for part in np.array_split(share, count) if len(part)]
         entities = tuple(self.ranker.reader.tokenizer.collate([texts[i] for i in part]) for part in parts)
-        return TrainingBatch(rows[mine], rows, queries, ids[order], entities, drawn)
+        return TrainingBatch(rows[mine], rows, queries, ids[order], entities, drawn, names)
 
 
 class Joined(NamedTuple):
@@ -184,10 +192,17 @@ class RankingLosses(ABC):
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
         batch = batch.to(self.ranker.reader.model.device)
-        if not batch.entities:
-            return self._likelihood(model(batch.queries), batch)
-        span = model(batch.queries, batch.entities)
-        return self._likelihood(span, batch) + self.vector.loss_weight * self._vectors(span, batch)
+        span = model(batch.queries, batch.entities, batch.names)
+        loss = self._likelihood(span, batch)
+        if batch.names is not None:
+            loss = loss + self.settings.autoregressive * self._spelling(span, batch.names)
+        return loss + self.vector.loss_weight * self._vectors(span, batch) if batch.entities else loss
+
+    def _spelling(self, span: SpanOutput, names: Spelled) -> torch.Tensor:
+        """The mean negative log-likelihood of the tokens of names, each given those before it."""
+        softmax = self.ranker.likelihood.softmax_tokens
+        log_probs_B1L = spelled_log_probs(self.ranker.reader.model, span, names, softmax)
+        return -spelled_scores(log_probs_B1L, names).mean()
 
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         """Softmax of cosines over the entities just read and those remembered, true answers as targets.
