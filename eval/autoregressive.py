@@ -1,12 +1,13 @@
-"""Names token by token: does the partially autoregressive loss, or the stage that it trains for, gain anything?
+"""Names token by token: what do the partially autoregressive loss, and the stage that it trains for, gain?
 
     OMP_NUM_THREADS=1 python eval/autoregressive.py umls --model scratch --output eval/autoregressive.json
-    OMP_NUM_THREADS=1 python eval/autoregressive.py wn18rr-v1 fb237-v1 --model MODEL [--seeds 3] [--weights 0,0.5]
+    OMP_NUM_THREADS=1 python eval/autoregressive.py wn18rr-v1 fb237-v1 --model MODEL [--seeds 3]
 
-Of each graph and seed a text model is trained with each weight of the loss and ranks by the likelihood alone;
-then `kgmlm tune --add conditional` chooses on validation how names are read token by token. Rows have validation
-MRR without and with the stage (what each half of the triples chose for the other), test MRR of both, and
-milliseconds per query, none where validation chose not to. Rows are added to the JSON; rows that are there are not made again.
+Of each graph and seed a text model is trained with each weight of the loss (--weights) and ranks by the
+likelihood alone; then `kgmlm tune --add conditional` chooses on validation how names are read token by token.
+Rows have validation MRR without and with the stage (each half of the triples by what the other half chose),
+test MRR of both, and milliseconds per query, none where validation chose not to. Rows are added to the JSON;
+rows that are there are not made again.
 """
 
 from __future__ import annotations

@@ -323,9 +323,7 @@ def tune(
         begin = next(name for name in CHOSEN if name in changed)
     folder = open_folder(folder.path)
     return Outcome(
-        choose(
-            folder, max_triples, candidates, precision, batch_size, device, watch, begin, world, wants
-        )
+        choose(folder, max_triples, candidates, precision, batch_size, device, watch, begin, world, wants)
     )
 
 
@@ -500,9 +498,7 @@ def choose(
     if has[CONDITIONAL]:
         ranker = ranker.with_stage(Conditional(uses.get(CONDITIONAL, never)))
     if has[RERANKING]:
-        ranker = ranker.with_stage(
-            run.cross_encoding(uses.get(RERANKING, never), ranker.reader.model.device)
-        )
+        ranker = ranker.with_stage(run.cross_encoding(uses.get(RERANKING, never), ranker.reader.model.device))
     training = (open_folder(run.path / RERANKER) if has[RERANKING] else run).settings.training
     few = training.eval_triples if max_triples is None else max_triples
     protocol = Protocol(split="valid", max_triples=max_triples or 0)
