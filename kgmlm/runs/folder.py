@@ -549,10 +549,11 @@ class RunFolder:
                 chosen for.
             ConfigError: when the run has no such scores.
         """
-        from kgmlm.signals import is_beside
+        from kgmlm.signals import beside
+        from kgmlm.signals.pykeen_model import names_in
 
-        there = {*self.tuned.mixture.tables, *self.fingerprints}
-        others = tuple(name for name in there if is_beside(name) and scores not in ("all", name))
+        known = (*beside(), *names_in(self.path))
+        others = tuple(name for name in known if scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
         ranker = ranker.but(mixture=tuned.mixture)
         ranker = ranker.by(scores)

@@ -33,7 +33,6 @@ from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, Given, Recipe,
 from kgmlm.training.summary import counted, following, summary
 from kgmlm.training.trees import may_fit
 from kgmlm.training.tune import (
-    CHOSEN,
     Addition,
     Figures,
     RerankerTraining,
@@ -275,7 +274,9 @@ def _chosen(
         first: how many tell what one takes.
         seconds: None is as long as it takes.
     """
-    wanted: dict[str, bool] | None = {only: True} if only in CHOSEN else None
+    wanted: dict[str, bool] = {} if only == "signals" else {only: True}
+    if only == REVERSE:  # what comes after it has stages of its own
+        wanted |= {RERANKING: False, TREES: False}
 
     def by(count: int | None) -> Figures:
         return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, wanted=wanted)
@@ -290,7 +291,8 @@ def _chosen(
     if only == "reverse" and fitting < min(FEW, most):
         watch.tell(f"no scoring in reverse: the time allows {fitting} validation triples to choose how")
         leave_out(path, "reverse")
-        return choose(open_folder(path), 1, None, "fp32", 64, None, watch, only, wanted={only: False})
+        wanted[only] = False
+        return by(1)
     if fitting <= first:
         return figures
     watch.tell(f"{only} chosen on {fitting:,} of {there:,} validation triples")

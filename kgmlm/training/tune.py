@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 Chosen = Literal["reverse", "conditional", "trees"]
-CHOSEN: tuple[Chosen, ...] = get_args(Chosen)  # second stages that come with the choice of weights
+CHOSEN: Sequence[Chosen] = get_args(Chosen)  # second stages that come with the choice of weights
 LACKS: Mapping[Chosen, str] = {
     "reverse": "does not score in reverse",
     "conditional": "reads no names token by token",
@@ -486,8 +486,8 @@ def choose(
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.tuned if run.has_weights else None
     uses = dict(before.uses) if before else {}
-    has = {name: name in uses for name in CHOSEN} | dict(wanted or {})
-    has[RERANKING] = run.reranker is not None
+    has = {name: name in uses for name in CHOSEN} | {RERANKING: run.reranker is not None}
+    has |= dict(wanted or {})
     if only == "signals":
         has = dict.fromkeys(has, False)
     if has[TREES] and not (wanted or {}).get(TREES):

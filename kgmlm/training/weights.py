@@ -704,21 +704,14 @@ def tune(
     if not begin:
         mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
     first, few = ranker.but(mixture=mixture, stages={}), reranking or protocol
+    choices = {REVERSE: choose_reverse, CONDITIONAL: choose_conditional, RERANKING: choose_reranking}
     uses: dict[str, Use] = {}
     for name in [name for name in SECOND if name in ranker.stages]:
         stage = ranker.stages[name]
         uses[name] = stage.use
         if not begin or SECOND.index(name) >= SECOND.index(begin):
-            choose = CHOOSE[name]
-            uses[name], figures[name] = choose(
+            uses[name], figures[name] = choices[name](
                 first.with_stage(stage), graph, few, advance, candidates, batch_size
             )
         first = first.with_stage(stage.used(uses[name]))
     return Tuned(mixture, uses, figures)
-
-
-CHOOSE: Mapping[str, Callable[..., tuple[Use, dict[str, float]]]] = {
-    REVERSE: choose_reverse,
-    CONDITIONAL: choose_conditional,
-    RERANKING: choose_reranking,
-}
