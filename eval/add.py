@@ -100,6 +100,7 @@ def line(report: dict[str, Any], name: str, run: str, after: list[str], day: str
         "own_entity": "excluded" if own.get("excluded") else "allowed",
         "asked_back": (report.get("reverse") or {}).get("k"),
         "reranked": (report.get("reranking") or {}).get("k"),
+        "trees": (report.get("trees") or {}).get("k"),
         "retrieval": report.get("retrieval"),
         "metrics": all_metrics(report),
         "unseen": unseen(report),

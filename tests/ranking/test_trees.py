@@ -27,6 +27,7 @@ from kgmlm.runs.folder import open_folder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 from kgmlm.training import trees as fitting
+from kgmlm.training.recipes import recipe_of
 
 lightgbm = pytest.importorskip("lightgbm")
 
@@ -413,3 +414,24 @@ def test_without_lightgbm_a_sentence_says_so(
     assert mrr(run) > 0.1
     kgmlm.tune(run, progress=False)
     assert "trees" not in open_folder(run).tuned.uses
+
+
+@pytest.mark.slow
+def test_the_best_preset_ends_with_trees(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    small: dict[str, Any] = {"scratch": {"hidden_size": 16, "layers": 1, "heads": 2}, "precision": "fp32"}
+    run = kgmlm.train(two_steps(), "scratch", path, preset="best", max_steps=2, progress=False, **small)
+    recipe, tuned = run.folder.record["recipe"], run.folder.tuned
+    assert recipe["stages"][-3:] == ["reverse", "trees", "calibration"]
+    assert set(tuned.uses) == {"reverse", "trees"}
+    assert tuned.by["valid"]["trees"]["mrr"] >= tuned.by["valid"]["trees"]["mrr_first"]
+    assert [set(x.stages) for x in run.folder.lists] == [set(), set(tuned.active)]
+
+
+def test_a_recipe_has_trees_where_validation_can_teach_them(toy: KnowledgeGraph) -> None:
+    graph = two_steps()
+    assert "trees" in recipe_of("best", graph, True).stages
+    assert "trees" not in recipe_of("balanced", graph, True).stages
+    few = recipe_of("best", toy, True)
+    assert "trees" not in few.stages
+    assert "validation triples, and trees need 300" in few.reasons["trees"]
