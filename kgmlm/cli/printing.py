@@ -163,6 +163,7 @@ def print_comparison(differences: Sequence[Difference], a: str, b: str) -> None:
 
 
 LINKED = "already linked"  # a sentence that need not speak for an answer
+TREES = "trees: "  # begins a sentence on what they add
 
 
 def percent(probability: float | None) -> str:
@@ -296,8 +297,9 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
             line.append(_bar(of[n], bar, console.options.ascii_only), "blue").append(" ")
         line.rstrip()
         console.print(line, no_wrap=True, overflow="crop", crop=False)
-        first = p.because[0] if p.because else ""
-        told = [first if first.startswith(LINKED) else f"because {first}"] if first else []
+        reasons = [reason for reason in p.because if not reason.startswith(TREES)]
+        told = [reason if reason.startswith(LINKED) else f"because {reason}" for reason in reasons[:1]]
+        told += [reason for reason in p.because if reason.startswith(TREES)]
         if tokens and p.tokens:
             pieces = (f"{t['text'].strip() or t['token']} {t['log_likelihood']:.2f}" for t in p.tokens)
             told.append(f"tokens: {', '.join(pieces)}")
