@@ -41,7 +41,7 @@ TRAIN: Options = {
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         None,
         "Stages and settings that suit the graph: quick (bi-encoder, rules, types), balanced (with the "
-        "masked LM and KGE), best (longer, scores in reverse, with a reranker and trees), zero-shot (for "
+        "masked LM, KGE and trees), best (longer, scores in reverse, with a reranker), zero-shot (for "
         "unseen entities: as best, without KGE and trees); plain: text by the settings as they are. By "
         "default balanced, or plain with --config or an objective.",
     ),

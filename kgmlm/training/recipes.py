@@ -38,7 +38,7 @@ HEAD_CANDIDATES = 4096  # that a step of the bi-encoder scores on larger graphs
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
 WITH_REVERSE = ("best", "zero-shot")
-WITH_TREES = ("best",)
+WITH_TREES = ("balanced", "best")
 LEAST = 300  # validation triples that trees are fitted to; fewer teach nothing that weights do not say
 REVERSE_TRIPLES = 300  # validation triples: some four minutes of a core
 
