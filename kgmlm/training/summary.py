@@ -66,8 +66,8 @@ def compared(figures: Mapping[str, Mapping[str, float]], counting: Figure) -> li
     first = {stage: of for stage, of in figures.items() if stage == "text" or kind_of(stage)}
     alone: dict[str, Figure] = {}
     for stage, of in first.items():
-        known = [name for name in (*SIGNALS, *first) if f"mrr_{name}" in of]
-        names = [name for name in dict.fromkeys(known) if not is_signed(name)]
+        known = [name for name in dict.fromkeys((*SIGNALS, *first)) if name != "text"]
+        names = [name for name in known if f"mrr_{name}" in of and not is_signed(name)]
         own = [Figure(name, of[f"mrr_{name}"], of.get(f"half_{name}")) for name in names]
         only = Figure("likelihood" if stage == "text" else stage, of["mrr"], of.get("half"))
         alone |= {figure.name: figure for figure in own or ([] if is_signed(stage) else [only])}
