@@ -116,23 +116,28 @@ class CandidateScores(NamedTuple):
 class PairFeatures:
     """Features of pairs, by the training triples and the signals of a ranker.
 
+    Args:
+        before: features of an earlier ranker, whose counts of the same graph are taken over.
+
     Attributes:
         signals: those that count, whose scores are features.
     """
 
-    def __init__(self, ranker: Ranker) -> None:
+    def __init__(self, ranker: Ranker, before: PairFeatures | None = None) -> None:
         self.context = ranker.context
         self.signals = tuple(name for name in ranker.mixture.signals if name in ranker.signals)
         self._by = {name: ranker.signals[name] for name in self.signals}
         kge, rules = self._by.get(KGE.name), self._by.get(Rules.name)
         self.kge = _Reversed.of(kge) if isinstance(kge, KGE) else None
         self.rules = rules if isinstance(rules, Rules) else None
-        self.links = _Around(self.context)
+        same = before is not None and before.context is self.context
+        self.links: _Around = before.links if before and same else _Around(self.context)
 
     def fits(self, ranker: Ranker) -> bool:
         """Return whether these are the features of a ranker."""
-        by = {name: ranker.signals.get(name) for name in ranker.mixture.signals if name in ranker.signals}
-        return self.context is ranker.context and by == self._by
+        names = tuple(name for name in ranker.mixture.signals if name in ranker.signals)
+        same = names == self.signals and all(ranker.signals[name] is self._by[name] for name in names)
+        return same and self.context is ranker.context
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ class Trees:
         """
         kept: PairFeatures | None = vars(self).get("_kept")
         if kept is None or not kept.fits(ranker):
-            kept = vars(self)["_kept"] = PairFeatures(ranker)
+            kept = vars(self)["_kept"] = PairFeatures(ranker, kept)
         if kept.names != self.names:
             again = "`kgmlm tune RUN --add trees` fits them again"
             raise RunError(f"the trees were fitted to other signals; {again}")
