@@ -11,7 +11,7 @@ relations, D real numbers an entity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -186,6 +186,12 @@ class PairFeatures:
             number_BK = (evidence_BK5 > 0).sum(2)
             found.append(np.stack([evidence_BK5[..., 0], evidence_BK5[..., 1], number_BK], 2))
         return np.concatenate(found, 2).astype(np.float32)
+
+
+def blocks_of(count: int, size: int) -> Iterator[IntArray]:
+    """The rows of so many queries, at most so many at a time."""
+    for start in range(0, count, max(1, size)):
+        yield np.arange(start, min(start + max(1, size), count))
 
 
 def _ranks(scores_BK: Floats) -> Floats:

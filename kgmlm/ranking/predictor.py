@@ -337,7 +337,8 @@ class Predictor:
         weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
         stages = self._second(asked, ids, [p.score for p in predictions])
         trees = ranker.stages.get(Trees.name)
-        of_trees = trees.parts(ranker, asked) if isinstance(trees, Trees) and trees.use.k else {}
+        exact = isinstance(trees, Trees) and trees.use.k and self.retrieval is None
+        of_trees = trees.parts(ranker, asked) if isinstance(trees, Trees) and exact else {}
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
             parts = {name: WeighedScore(weights[name], column[n]) for name, column in columns.items()}

@@ -404,22 +404,25 @@ class Conditional(_OfTheBest):
 
         from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
 
-        reader, k = ranker.reader, max(1, ids_BK.shape[1])
-        span, found_BK = reader.vocabulary.span_length, np.zeros(ids_BK.shape, np.float32)
-        tokens = ranker.likelihood.softmax_tokens
-        size = max(1, SPELLED // (2 * k * span) ** 2)
+        reader, found_BK = ranker.reader, np.zeros(ids_BK.shape, np.float32)
+        span, tokens = reader.vocabulary.span_length, ranker.likelihood.softmax_tokens
+        width = max(1, min(NAMES, ids_BK.shape[1]))
+        size = max(1, SPELLED // (2 * width * span) ** 2)
         encoded = reader.encode(queries)
         for rows, batch in reader.padded(encoded, min(size, batch_size)):
-            names = Spelled.of(reader.names, ids_BK[rows], span).to(reader.model.device)
-            with torch.inference_mode():
-                output = reader.model(batch, names=names)
-                log_probs_bKL = spelled_log_probs(reader.model, output, names, tokens)
-                scores_bK = spelled_scores(log_probs_bKL, names, reader.settings.scoring.normalization)
-            found_BK[rows] = numpy(scores_bK)
+            for start in range(0, ids_BK.shape[1], width):
+                columns = slice(start, start + width)
+                names = Spelled.of(reader.names, ids_BK[rows, columns], span).to(reader.model.device)
+                with torch.inference_mode():
+                    output = reader.model(batch, names=names)
+                    log_probs_bKL = spelled_log_probs(reader.model, output, names, tokens)
+                    scores_bK = spelled_scores(log_probs_bKL, names, reader.settings.scoring.normalization)
+                found_BK[rows, columns] = numpy(scores_bK)
             advance(len(rows), len(queries))
         return found_BK
 
 
+NAMES = 32  # that stand behind a text at once
 SPELLED = 2**24  # cells of masks of attention that are held at once
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 

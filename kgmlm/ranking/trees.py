@@ -26,7 +26,7 @@ from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, group_of
+from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, blocks_of, group_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.signals.base import Pool
@@ -214,7 +214,11 @@ class Trees:
             again = "`kgmlm tune RUN --add trees` fits them again"
             raise RunError(f"the trees were fitted to other signals; {again}")
         reading = reading or ranker.reader.reading(queries, batch_size, text=ranker.reads())
-        return kept.of(queries, CandidateScores.of(ranker, reading, ids_BK, scores_BK), ranker.mixture)
+        found = np.zeros((*ids_BK.shape, len(self.names)), np.float32)
+        for at in blocks_of(len(queries), batch_size):
+            some = CandidateScores.of(ranker, reading.take(at), ids_BK[at], scores_BK[at])
+            found[at] = kept.of(queries[at], some, ranker.mixture)
+        return found
 
     def scores(self, queries: Queries, features_BKF: Floats) -> Floats:
         """The trees' scores ``(B, K)``."""

@@ -308,7 +308,8 @@ class RunFolder:
     @property
     def scored_by(self) -> dict[str, str]:
         """Digests of the run's signals and of their weights, by which its probabilities are fitted."""
-        signals = {name: sha for name, sha in self.fingerprints.items() if name != RERANKER}
+        but = (RERANKER, *self.lacking)
+        signals = {name: sha for name, sha in self.fingerprints.items() if name not in but}
         return {**signals, WEIGHTS: of_weights(self.path)}
 
     @cached_property

@@ -15,7 +15,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -40,6 +41,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 FILE = re.compile(rf"pykeen-({NAME.pattern})\.safetensors")
 AT_ONCE = 2**25  # scores of a batch
 COMPARED = 64  # queries that show whether a model was made again
+# Not made again: they read files, or are made of more than numbers.
+OTHERS = re.compile("Inductive.*|.*NodePiece.*|ERModel|EvaluationOnlyModel|Fixed.*|Cooccurrence.*")
 MODEL, TRIPLES = "trained_model.pkl", "training_triples"  # in a folder that PyKEEN's pipeline saved
 
 
@@ -308,7 +311,6 @@ def taken(
         RunError: when it knows no entity or no relation of the graph.
     """
     import pykeen.models
-    import torch
 
     kind = type(model).__name__
     if not isinstance(model, pykeen.models.Model) or getattr(pykeen.models, kind, None) is not type(model):
@@ -329,11 +331,10 @@ def taken(
     )  # fmt: skip
     whole = numpy(factory.mapped_triples).astype(np.int64)
     tried = [arguments] if arguments is not None else _guesses(model)
-    with torch.random.fork_rng():  # making a model draws numbers
-        for triples, how in itertools.product((blank.triples, whole), tried):
-            found = replace(blank, arguments=dict(how), triples=triples)
-            if _alike(found, model):
-                return found
+    for triples, how in itertools.product((blank.triples, whole), tried):
+        found = replace(blank, arguments=dict(how), triples=triples)
+        if _alike(found, model):
+            return found
     more = "" if arguments is not None else "; give those that it was made with"
     raise ConfigError(f"{kind} cannot be made again with the arguments {_told(tried)}{more}")
 
@@ -390,9 +391,35 @@ def _made(kind: str, arguments: Mapping[str, Any], factory: CoreTriplesFactory) 
     import pykeen.models
 
     made = getattr(pykeen.models, kind, None)
-    if not (isinstance(made, type) and issubclass(made, pykeen.models.Model)):
-        raise ValueError(f"PyKEEN has no model {kind}")
-    return made(triples_factory=factory, random_seed=0, **arguments)
+    if not (isinstance(made, type) and issubclass(made, pykeen.models.Model)) or OTHERS.fullmatch(kind):
+        raise ValueError(f"PyKEEN has no model {kind} that can be made again")
+    if not all(_is_plain(value) for value in arguments.values()):
+        raise ValueError("arguments are numbers, yes or no, or short words: no others are made again")
+    with _undisturbed():
+        return made(triples_factory=factory, random_seed=0, **arguments)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether an argument names no file, address or class: a pack may come from anybody."""
+    if isinstance(value, str):
+        return re.fullmatch(r"[A-Za-z0-9_-]{1,40}", value) is not None
+    return value is None or (isinstance(value, int | float) and abs(value) <= 2**16)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave all generators of random numbers as they were: PyKEEN's models seed them."""
+    import random
+
+    import torch
+
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _told(tried: list[Any]) -> str:

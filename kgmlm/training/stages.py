@@ -23,7 +23,7 @@ from kgmlm.prediction.calibration import (
 from kgmlm.prediction.calibration import fitted as fitted_calibration
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import shortlist_of
-from kgmlm.runs.record import ENDED, RERANKER, RERANKING, REVERSE, TREES, is_blank, leave_out
+from kgmlm.runs.record import CONDITIONAL, ENDED, RERANKER, RERANKING, REVERSE, TREES, is_blank, leave_out
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
@@ -217,9 +217,14 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
                 path, [] if begun else settings, further, how, max_triples=few, watch=watch
             )
         _tell_of("reranker", found, watch)
-    if "trees" in left or (signals and TREES in before.uses):
+    now = open_folder(path).tuned.uses
+    if CONDITIONAL in before.uses and CONDITIONAL not in now:
+        _chosen(path, "conditional", few, watch)
+    elif RERANKING in before.uses and RERANKING not in now and open_folder(path).reranker:
+        _chosen(path, "reranking", few, watch)
+    if "trees" in left or (TREES in before.uses and TREES not in now):
         with clock.stage("trees"):
-            found = _chosen(path, "trees", few or 0, watch, LEAST, share("trees"))["trees"]
+            found = _chosen(path, "trees", few, watch, LEAST, share("trees"))["trees"]
         _tell_of("trees", found, watch)
     if "index" in left:
         with clock.stage("index"):
@@ -261,7 +266,7 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
 
 def _chosen(
     path: Path,
-    only: Literal["signals", "reverse", "reranking", "trees"],
+    only: Literal["signals", "reverse", "conditional", "reranking", "trees"],
     most: int | None,
     watch: Watcher,
     first: int = 0,

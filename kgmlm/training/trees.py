@@ -25,11 +25,11 @@ from kgmlm.core.errors import ConfigError, RunError, first_line
 from kgmlm.core.progress import Advance, Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
-from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures
+from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
-from kgmlm.training.recipes import LEAST
+from kgmlm.training.recipes import LARGE, LEAST
 from kgmlm.training.weights import (
     STAGES,
     ValidationSample,
@@ -72,6 +72,9 @@ def check_possible(graph: KnowledgeGraph) -> None:
         import lightgbm  # noqa: F401
     except OSError as error:  # it needs the OpenMP library of the system
         raise ConfigError(f"LightGBM, which fits trees, cannot be loaded: {first_line(error)}") from None
+    if len(graph.entities) > LARGE:
+        count = f"{len(graph.entities):,} entities"
+        raise RunError(f"trees count the links of at most {LARGE:,} entities, and there are {count}")
     if (there := len(graph.splits["valid"])) < LEAST:
         raise RunError(f"trees are fitted to at least {LEAST} validation triples, and there are {there}")
 
@@ -109,6 +112,11 @@ class Lists:
     def wrong_DK(self) -> BoolArray:
         """Return which compete and are no answers."""
         return self.open_DK & ~self.asked_DK
+
+    @property
+    def teaches_D(self) -> BoolArray:
+        """Return which have an answer and a wrong candidate."""
+        return np.logical_and(self.asked_DK.any(1), self.wrong_DK.any(1))
 
     def take(self, rows: IntArray) -> Lists:
         """Some of them."""
@@ -179,10 +187,14 @@ def choose_trees(
     features = PairFeatures(ranker)
     lists, asks = _read(ranker, features, graph, protocol, advance, candidates or CANDIDATES, batch_size)
     odd_D = odd_half(lists.queries)
+    if not all((lists.teaches_D & of_D).any() for of_D in (odd_D, ~odd_D)):
+        return None, _figures(asks, asks.reciprocal_B, asks.reciprocal_B, Use(0, 0.0))
     tell = partial(advance, "fitting trees", 1, len(FORESTS) * ROUNDS)
     forests = {"whole": _fitted(lists, features, tell)}
     said_DKS = np.stack([lists.candidates.said[name] for name in features.signals], 2)
-    sample = _sample(lists, asks, features.signals, said_DKS)
+    # The weights of halves are on the scale of the run's.
+    confident = ranker.reader.settings.training.temperature
+    sample = _sample(lists, asks, features.signals, said_DKS, confident)
     scores_DK, added_DK = np.zeros((2, *lists.open_DK.shape), np.float32)
     for half, of_D in (("even", ~odd_D), ("odd", odd_D)):
         by_half = lists.weighed(fitted_weights(sample, features.signals, of_D[asks.list_B]))
@@ -220,8 +232,10 @@ def _read(
     ):
         best, ids_dK = best_of(ranker.context, distinct[rows], scores_dN, most, ranker.pool())
         ids_dK = best.to_read(ids_dK)
-        found.put(rows, CandidateScores.of(ranker, reading, ids_dK, best.scores_BK))
-        known_DKF[rows] = features.known(distinct[rows], ids_dK)
+        for at in blocks_of(len(rows), batch_size):
+            some = CandidateScores.of(ranker, reading.take(at), ids_dK[at], best.scores_BK[at])
+            found.put(rows[at], some)
+            known_DKF[rows[at]] = features.known(distinct[rows[at]], ids_dK[at])
         open_DK[rows] = (ids_dK >= 0) & ~_answers(known, distinct[rows], ids_dK)
         for part in task.parts(rows):
             view.rank(scores_dN, part)
@@ -246,8 +260,7 @@ def _fitted(lists: Lists, features: PairFeatures, tell: Callable[[], None]) -> F
     """Trees fitted to lists, by those that have an answer and a wrong candidate."""
     import lightgbm
 
-    used = np.flatnonzero(lists.asked_DK.any(1) & lists.wrong_DK.any(1))
-    lists = lists.take(used)
+    lists = lists.take(np.flatnonzero(lists.teaches_D))
     data = lightgbm.Dataset(
         lists.features(features)[lists.open_DK],
         lists.asked_DK[lists.open_DK].astype(np.float32),
@@ -300,7 +313,9 @@ def _tree(root: Mapping[str, Any]) -> _Tree:
     return found
 
 
-def _sample(lists: Lists, asks: Asks, names: tuple[str, ...], scores_DKS: Floats) -> ValidationSample:
+def _sample(
+    lists: Lists, asks: Asks, names: tuple[str, ...], scores_DKS: Floats, confident: float = 1.0
+) -> ValidationSample:
     """Lists as weights are fitted to them: of each query with an answer that first, then what is wrong."""
     inside_B = asks.column_B >= 0
     scores_BKS = scores_DKS[asks.list_B]
@@ -308,7 +323,8 @@ def _sample(lists: Lists, asks: Asks, names: tuple[str, ...], scores_DKS: Floats
     wrong_BK = lists.wrong_DK[asks.list_B] & inside_B[:, None]
     there_BC = np.concatenate([inside_B[:, None], wrong_BK], 1)
     scores_BCS = np.where(there_BC[..., None], np.concatenate([answer_B1S, scores_BKS], 1), np.float32(0))
-    return ValidationSample(names, asks.queries, scores_BCS, there_BC, lists.mixture.relations, 1.0)
+    relations = lists.mixture.relations
+    return ValidationSample(names, asks.queries, scores_BCS, there_BC, relations, confident)
 
 
 def _chosen(lists: Lists, asks: Asks, scores_DK: Floats, added_DK: Floats) -> tuple[Use, dict[str, float]]:
@@ -329,8 +345,13 @@ def _chosen(lists: Lists, asks: Asks, scores_DK: Floats, added_DK: Floats) -> tu
     first_B, crossed_B = (_reciprocal(lists, asks, x) for x in (scores_DK, crossed_DK))
     helps = crossed_B.mean() > first_B.mean()
     use = Use(lists.open_DK.shape[1], weight(np.ones(len(odd_D), np.bool_))) if helps else Use(0, 0.0)
-    return use, {
-        **figures_of(crossed_B if helps else first_B),
+    return use, _figures(asks, first_B, crossed_B if helps else first_B, use)
+
+
+def _figures(asks: Asks, first_B: FloatArray, reciprocal_B: FloatArray, use: Use) -> dict[str, float]:
+    """The figures of a choice, by reciprocal ranks without trees and with it."""
+    return {
+        **figures_of(reciprocal_B),
         "k": use.k,
         "weight": use.weight,
         "mrr_first": float(first_B.mean()),

@@ -486,7 +486,11 @@ def choose(
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.tuned if run.has_weights else None
     uses = dict(before.uses) if before else {}
-    has = {name: name in uses for name in CHOSEN} | {RERANKING: run.reranker is not None}
+    if run.lacking:
+        raise RunError(f"PyKEEN is not installed, and {run.path} has {' and '.join(run.lacking)}")
+    before_it = only in SECOND and SECOND.index(only) > SECOND.index(RERANKING)
+    reads = run.reranker is not None and (RERANKING in uses or not before_it)
+    has = {name: name in uses for name in CHOSEN} | {RERANKING: reads}
     has |= dict(wanted or {})
     if only == "signals":
         has = dict.fromkeys(has, False)
@@ -618,7 +622,9 @@ def _train_reranker(
         trained, ranker = start_run(
             folder, opened.graph, how.model or str(opened.model_folder), settings, overwrite=how.overwrite
         )
-    left = {name: use for name, use in opened.tuned.uses.items() if name not in (RERANKING, TREES)}
+    left = {name: use for name, use in opened.tuned.uses.items() if name != RERANKING}
+    if TREES in left:
+        left[TREES] = Use(0, 0.0)  # fitted again with it
     opened.save_tuned(replace(opened.tuned, uses=left))  # until it is chosen how the new one is used
     training = trained.settings.training
     first.reduce(training.precision == "bf16")

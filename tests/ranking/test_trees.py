@@ -281,9 +281,9 @@ def with_trees(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_trees_learn_what_no_signal_says(trained: Path, with_trees: Path) -> None:
     before, after = kgmlm.open_run(trained), kgmlm.open_run(with_trees)
     found = after.folder.tuned.by["valid"]["trees"]
-    assert found["mrr"] > found["mrr_first"] + 0.1, "of each half by the trees of the other"
+    assert found["mrr"] > 1.5 * found["mrr_first"], "of each half by the trees of the other"
     test = [mrr(run.path) for run in (before, after)]
-    assert test[1] > test[0] + 0.1
+    assert test[1] > 1.5 * test[0]
     assert test[1] == pytest.approx(found["mrr"], abs=0.1), "and what validation says holds on test"
     assert after.folder.tuned.mixture.averages == before.folder.tuned.mixture.averages, "weights stay"
     assert "trees" in str(kgmlm.info(with_trees).lines())
@@ -324,7 +324,7 @@ def test_a_run_with_trees_is_asked_in_every_way(cli: Cli, with_trees: Path, tmp_
     assert reports["--rerank", 3]["trees"]["k"] == 100, "they were fitted to so many"
     for other in (("--workers", 2), ("--rerank", 3)):
         assert reports[other]["metrics"]["mrr"] == pytest.approx(reports[()]["metrics"]["mrr"], abs=2e-3)
-    assert reports[()]["metrics"]["mrr"] > reports["--rerank", 0]["metrics"]["mrr"] + 0.1
+    assert reports[()]["metrics"]["mrr"] > 1.5 * reports["--rerank", 0]["metrics"]["mrr"]
     assert json.loads(cli(*base, "--scores", "text").stdout)["trees"] is None
     question = ("rank", run, "--head", "p1", "--relation", "knows", "--explain")
     assert "trees: " in cli(*question).stdout
@@ -411,7 +411,7 @@ def test_without_lightgbm_a_sentence_says_so(
     run = shutil.copytree(with_trees, tmp_path / "run")
     with pytest.raises(kgmlm.KgmlmError, match="pip install"):
         kgmlm.tune(run, add="trees", progress=False)
-    assert mrr(run) > 0.1
+    assert mrr(run) > 0.05
     kgmlm.tune(run, progress=False)
     assert "trees" not in open_folder(run).tuned.uses
 
@@ -435,3 +435,35 @@ def test_a_recipe_has_trees_where_validation_can_teach_them(toy: KnowledgeGraph)
     few = recipe_of("best", toy, True)
     assert "trees" not in few.stages
     assert "validation triples, and trees need 300" in few.reasons["trees"]
+
+
+@pytest.mark.slow
+def test_what_is_used_is_on_the_scale_of_what_was_measured(with_trees: Path) -> None:
+    """The halves have weights of their own, as confident as those of the run: so their splits are alike."""
+    run = open_folder(with_trees)
+    trees = run.ranker("cpu").stages["trees"]
+    assert isinstance(trees, Trees)
+    column = trees.names.index("score: distance to the best")
+
+    def middle(forest: Forest) -> float:
+        chosen = (forest.feature_TM == column) & (forest.threshold_TM < np.inf)
+        return float(np.median(forest.threshold_TM[chosen]))
+
+    whole, *halves = (middle(trees.forests[name]) for name in FORESTS)
+    assert all(0.4 < half / whole < 2.5 for half in halves)
+
+
+@pytest.mark.slow
+def test_one_triple_teaches_nothing(trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    found = kgmlm.tune(run, add="trees", max_triples=1, progress=False)["trees"]
+    assert (found["k"], found["mrr"]) == (0, found["mrr_first"])
+    assert not open_folder(run).tuned.active
+
+
+@pytest.mark.slow
+def test_a_reranker_has_the_trees_fitted_again(with_trees: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    kgmlm.rerank(run, max_steps=1, candidates=3, max_triples=20, progress=False)
+    assert set(open_folder(run).tuned.uses) == {"reranking", "trees"}
+    assert open_folder(run).tuned.by["valid"]["trees"]["k"] in (0, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,10 @@ def test_what_cannot_be_taken_is_one_sentence(toy: KnowledgeGraph) -> None:
     other = KnowledgeGraph.from_triples([("a", "b", "c")])
     with pytest.raises(RunError, match="knows no entity of"):
         taken(model, factory, other)
-    with torch.no_grad():
-        before = torch.get_rng_state()
-        taken(model, factory, toy)
-        assert torch.equal(before, torch.get_rng_state()), "nobody's random numbers move"
+    before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    taken(model, factory, toy)
+    assert torch.equal(before[0], torch.get_rng_state()), "nobody's random numbers move"
+    assert before[1:] == (str(np.random.get_state()), random.getstate())
 
 
 def test_names_of_files_and_signals() -> None:
@@ -257,3 +258,25 @@ def test_a_class_that_is_no_model_is_not_made(toy: KnowledgeGraph, tmp_path: Pat
     other = KnowledgeGraph.from_triples([("a", "b", "c")])
     with pytest.raises(RunError, match="of another graph"):
         PyKEENModel.open(path, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("NodePiece", {"embedding_dim": 4}),
+        ("TransE", {"entity_initializer_kwargs": {"url": "https://example.org/x.pkl"}}),
+        ("TransE", {"entity_initializer": "/tmp/x.pkl"}),
+        ("TransE", {"embedding_dim": 10**9}),
+    ],
+)
+def test_a_file_of_a_stranger_makes_nothing_else(
+    toy: KnowledgeGraph, tmp_path: Path, kind: str, arguments: dict[str, Any]
+) -> None:
+    """Arguments name no files, no addresses, and no class that reads any; a pack may come from anybody."""
+    signal, path = taken(*made(toy, "TransE"), toy), tmp_path / "x.safetensors"
+    signal.save(path)
+    tensors = load_file(path)
+    about = json.loads(tensors["about"].tobytes()) | {"kind": kind, "arguments": arguments}
+    save_file({**tensors, "about": np.frombuffer(json.dumps(about).encode(), np.uint8).copy()}, path)
+    with pytest.raises(RunError, match="made again"):
+        PyKEENModel.open(path, toy).score(Reading(asked(toy)), Pool(len(toy.entities)))
