@@ -414,7 +414,7 @@ class Conditional(_OfTheBest):
                 columns = slice(start, start + width)
                 names = Spelled.of(reader.names, ids_BK[rows, columns], span).to(reader.model.device)
                 with torch.inference_mode():
-                    output = reader.model(batch, names=names)
+                    output = reader.model(batch, names=names.behind(batch))
                     log_probs_bKL = spelled_log_probs(reader.model, output, names, tokens)
                     scores_bK = spelled_scores(log_probs_bKL, names, reader.settings.scoring.normalization)
                 found_BK[rows, columns] = numpy(scores_bK)

@@ -37,13 +37,13 @@ class SpanOutput:
         hidden_BLD: at the span positions.
         vector_BD: at the mask behind the span, of length 1; None where there is no such mask.
         entities_ED: the vectors of the entities that were read beside the queries, if any were.
-        names_BKLD: at the masks of K names that were read token by token, if any were.
+        names_BMD: at the masks of names that were read token by token, if any were.
     """
 
     hidden_BLD: Array
     vector_BD: Array | None = None
     entities_ED: Array | None = None
-    names_BKLD: Array | None = None
+    names_BMD: Array | None = None
 
     def take(self, rows: IntArray) -> SpanOutput:
         """The states of some queries."""

@@ -96,12 +96,13 @@ def spelled_log_probs(
     Args:
         softmax_tokens: what the normalizer sums over; None is the whole vocabulary.
     """
-    assert span.names_BKLD is not None
+    assert span.names_BMD is not None
     weight_VD, bias_V = model.decoder
-    rows_RD, tokens_R = span.names_BKLD[names.there_BKL], names.tokens_BKL[names.there_BKL]
+    states_BKLD = span.names_BMD.unflatten(1, names.tokens_BKL.shape[1:])
+    rows_RD, tokens_R = states_BKLD[names.there_BKL], names.tokens_BKL[names.there_BKL]
     normalizer_R = model.log_normalizer(SpanOutput(rows_RD[None]), softmax_tokens)[0]
     own_R = (weight_VD[tokens_R].float() * rows_RD).sum(1) + bias_V[tokens_R].float()
-    found_BKL = span.names_BKLD.new_zeros(names.there_BKL.shape)
+    found_BKL = states_BKLD.new_zeros(names.there_BKL.shape)
     found: torch.Tensor = found_BKL.index_put((names.there_BKL,), own_R - normalizer_R)
     return found
 

@@ -36,7 +36,6 @@ from kgmlm.text.tokenization import MaskedBatch, MaskedTexts, check_model_folder
 
 if TYPE_CHECKING:
     from kgmlm.core.config import ScratchSettings
-    from kgmlm.text.spelling import Spelled
 
 FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 FROM_PADDING = ("camembert", "roberta", "xlm-roberta")  # whose positions count from behind the padding's
@@ -303,14 +302,15 @@ class SpanModel(nn.Module):
         self,
         batch: MaskedBatch | MaskedTexts,
         entities: Sequence[MaskedBatch] = (),
-        names: Spelled | None = None,
+        names: SpanBatch | None = None,
     ) -> SpanOutput:
         """Encode a batch; one pass per query.
 
         Args:
             batch: queries; or texts with M hidden tokens, whose states are one row ``(1, M, D)``.
             entities: texts of E entities, in several batches; each has a mask for its vector and no span.
-            names: K names of each query, to be read token by token in the same pass.
+            names: the queries with names behind them, to be read token by token in the same pass
+                (:meth:`kgmlm.text.spelling.Spelled.behind`).
 
         Raises:
             ModelError: when the family cannot read names token by token.
@@ -325,12 +325,12 @@ class SpanModel(nn.Module):
                     f"{type(self.mlm).__name__} cannot read names token by token; models of the BERT and "
                     "RoBERTa families can"
                 )
-            first = names.behind(batch)
+            first = names
         states = self._at([first, *(positions_of(part) for part in entities)])
         spelled = None
         if names is not None:
             read = batch.span_length + batch.vector
-            spelled = states[0][:, read:].unflatten(1, names.tokens_BKL.shape[1:])
+            spelled = states[0][:, read:]
             states[0] = states[0][:, :read]
         vectors = [
             nn.functional.normalize(hidden[:, -1], dim=-1) if part.vector else None

@@ -67,15 +67,15 @@ def test_the_text_is_read_as_without_names(made: tuple[SpanModel, Any]) -> None:
     model, tokenizer = made
     batch = batch_of(tokenizer)
     with torch.inference_mode():
-        plain, spelled = model(batch), model(batch, names=names_of(tokenizer))
+        plain, spelled = model(batch), model(batch, names=names_of(tokenizer).behind(batch))
     assert torch.allclose(plain.hidden_BLD, spelled.hidden_BLD, atol=1e-5)
     assert plain.vector_BD is not None
     assert torch.allclose(plain.vector_BD, spelled.vector_BD, atol=1e-5)
-    assert spelled.names_BKLD.shape[:3] == (3, 2, 3)
+    assert spelled.names_BMD.shape[:2] == (3, 2 * 3)
     with torch.inference_mode():
-        beside = model(batch, (batch_of(tokenizer, 2, 0),), names_of(tokenizer))
+        beside = model(batch, (batch_of(tokenizer, 2, 0),), names_of(tokenizer).behind(batch))
         alone = model(batch_of(tokenizer, 2, 0))
-    assert torch.allclose(beside.names_BKLD, spelled.names_BKLD, atol=1e-5), "entities are read beside it"
+    assert torch.allclose(beside.names_BMD, spelled.names_BMD, atol=1e-5), "entities are read beside it"
     assert torch.allclose(beside.entities_ED, alone.vector_BD, atol=1e-5)
 
 
@@ -83,12 +83,13 @@ def test_a_token_is_guessed_from_those_before_it_alone(made: tuple[SpanModel, An
     model, tokenizer = made
     batch, names = batch_of(tokenizer), names_of(tokenizer)
     with torch.inference_mode():
-        before = model(batch, names=names).names_BKLD
+        before = model(batch, names=names.behind(batch)).names_BMD
         for position in range(3):
             changed = names.tokens_BKL.clone()
             changed[2, 0, position] = names.tokens_BKL[2, 1, position]
-            after = model(batch, names=Spelled(changed, names.there_BKL)).names_BKLD
-            moved = (after - before).abs().amax(-1) > 1e-5
+            other = Spelled(changed, names.there_BKL).behind(batch)
+            after = model(batch, names=other).names_BMD
+            moved = ((after - before).abs().amax(-1) > 1e-5).view(3, 2, 3)
             expected = torch.zeros_like(moved)
             expected[2, 0, position + 1 :] = True
             assert torch.equal(moved, expected), "neither earlier ones, nor itself, nor other names or texts"
@@ -114,9 +115,9 @@ def test_states_are_those_of_the_family_s_own_model(made: tuple[SpanModel, Any])
         )[0]
         expected = model.through_head(states[reading.rows, reading.columns])
         names = names_of(tokenizer)
-        span = model(batch_of(tokenizer), names=names)
+        span = model(batch_of(tokenizer), names=reading)
     read = positions_of(batch_of(tokenizer)).columns.shape[1]
-    found = torch.cat([span.hidden_BLD, span.names_BKLD.flatten(1, 2)], 1)
+    found = torch.cat([span.hidden_BLD, span.names_BMD], 1)
     rows = torch.cat([expected[:, : read - 1], expected[:, read:]], 1)  # the vector's is normalized
     there = torch.cat([torch.ones(3, read - 1, dtype=torch.bool), names.there_BKL.flatten(1)], 1)
     assert torch.allclose(found[there], rows[there], atol=1e-4)
@@ -129,7 +130,7 @@ def test_probabilities_of_the_next_token_sum_up_to_one(made: tuple[SpanModel, An
     tokens = torch.stack([torch.full((count,), 9), torch.arange(count)], 1)[None]
     names = Spelled(tokens, torch.ones_like(tokens, dtype=torch.bool))
     with torch.inference_mode():
-        span = model(batch, names=names)
+        span = model(batch, names=names.behind(batch))
         log_probs = spelled_log_probs(model, span, names, None)
         few = spelled_log_probs(model, span, names, torch.tensor([3, 9, 11]))
     assert log_probs[0, :, 1].exp().sum() == pytest.approx(1, abs=1e-3)
@@ -149,7 +150,7 @@ def test_other_families_say_that_they_cannot() -> None:
     mlm, tokenizer = build("distilbert")
     model = SpanModel(mlm)
     with pytest.raises(ModelError, match="token by token"):
-        model(batch_of(tokenizer), names=names_of(tokenizer))
+        model(batch_of(tokenizer), names=names_of(tokenizer).behind(batch_of(tokenizer)))
 
 
 def test_the_stage_scores_candidates_whatever_the_batch(

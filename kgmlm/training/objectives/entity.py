@@ -192,7 +192,8 @@ class RankingLosses(ABC):
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
         batch = batch.to(self.ranker.reader.model.device)
-        span = model(batch.queries, batch.entities, batch.names)
+        names = None if batch.names is None else batch.names.behind(batch.queries)
+        span = model(batch.queries, batch.entities, names)
         loss = self._likelihood(span, batch)
         if batch.names is not None:
             loss = loss + self.settings.autoregressive * self._spelling(span, batch.names)
