@@ -53,7 +53,7 @@ SCORES = ("score: log-probability", "score: rank", "score: distance to the best"
 
 
 def group_of(feature: str) -> str:
-    """The signal that a feature is of, or "graph", or "scores before" of those that are of all signals.
+    """The group of a feature: a signal, "graph", or "scores before" for the sum of all signals.
 
     >>> group_of("rules: best"), group_of("common neighbors"), group_of("score: rank")
     ('rules', 'graph', 'scores before')
@@ -147,7 +147,7 @@ class PairFeatures:
 
     @property
     def known_names(self) -> tuple[str, ...]:
-        """The names of those that have nothing to do with weights."""
+        """The names of the features that do not depend on the weights of signals."""
         return (*GRAPH, *(KGE_FEATURES if self.kge else ()), *(RULE_FEATURES if self.rules else ()))
 
     def of(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
@@ -156,7 +156,7 @@ class PairFeatures:
         return np.concatenate([self.said(queries, candidates, mixture), known_BKF], 2)
 
     def said(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
-        """The features that the weights of signals have a part in."""
+        """The features that depend on the weights of signals."""
         there_BK = candidates.there_BK
         scores_BK = np.where(there_BK, candidates.scores_BK, -np.inf)
         best_B1 = np.maximum(scores_BK.max(1, keepdims=True), np.finfo(np.float32).min)
@@ -176,7 +176,7 @@ class PairFeatures:
         return np.stack(found, 2).astype(np.float32)
 
     def known(self, queries: Queries, ids_BK: IntArray) -> Floats:
-        """The features that have nothing to do with weights."""
+        """The features that do not depend on the weights of signals."""
         filled_BK = np.maximum(ids_BK, 0)
         found = [self.links.of(queries, filled_BK)]
         if self.kge:
@@ -338,7 +338,7 @@ def _gathered(matrix: sp.csr_array, rows_BK: IntArray) -> _Gathered:
 
 
 def _summed(matrix: sp.csr_array, rows_BK: IntArray, of: tuple[Floats, ...]) -> list[Floats]:
-    """Sums over the entities in rows of a matrix of what is told of them for each query ``(B, N)``."""
+    """Sums of each query's values of entities ``(B, N)`` over the entities in the rows of a matrix."""
     at = _gathered(matrix, rows_BK)
     query = at.pair // rows_BK.shape[1]
     found = []

@@ -38,8 +38,8 @@ BEFORE = 50  # of the best candidates; none that follows is more probable than t
 class WeighedScore(NamedTuple):
     """A part of a score: ``weight * value``; a score is the sum of its parts.
 
-    The value of reranking is what the reranker says of a candidate beyond the worst that it read; likewise
-    that of reverse scoring ("reverse").
+    The value of a second stage ("reverse", "conditional", "reranking", "trees") is its score of a candidate
+    less its lowest score among the candidates that it scored.
     """
 
     weight: float
@@ -55,8 +55,9 @@ class Prediction:
     the entity that is asked about: it is not ``checked`` then.
 
     Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
-    types, reverse and reranking, those that the run ranks by. The likelihood is told where it counts nothing,
-    too. Where rules count, ``because`` has a sentence for each of the best that predict the candidate.
+    types, linked and others, and the second stages that the run ranks by. The likelihood is there even where
+    its weight is 0. ``because`` has sentences: the best rules that predict the candidate, links of training,
+    and the groups of features by which trees rank it.
     """
 
     rank: int

@@ -279,14 +279,30 @@ def filled(asked: Encoded, answer: list[int]) -> Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfTheBest(ABC):
-    """A second stage: scores the K best candidates, and adds that to their scores.
+class Used:
+    """The use of a second stage, and copies of the stage.
 
     Attributes:
-        use: how many of the best, and how much that counts.
+        use: how many of the best candidates it scores, and how much that counts.
     """
 
     use: Use
+
+    def used(self, use: Use) -> Self:
+        """A copy that is used otherwise."""
+        return replace(self, use=use)
+
+    def over(self, context: ContextGraph) -> Self:
+        """A copy for another graph."""
+        return self
+
+    def reduce(self, enabled: bool) -> None:
+        """Compute in bf16, or in float32 again."""
+        return  # the run's own model computes
+
+
+class _OfTheBest(Used, ABC):
+    """A second stage that scores the K best candidates, and adds that to their scores."""
 
     def reranked(
         self,
@@ -317,18 +333,6 @@ class _OfTheBest(ABC):
         free_B: BoolArray | None = None,
     ) -> Floats:
         """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
-
-    def used(self, use: Use) -> Self:
-        """A copy that is used otherwise."""
-        return replace(self, use=use)
-
-    def over(self, context: ContextGraph) -> Self:
-        """A copy for another graph."""
-        return self
-
-    def reduce(self, enabled: bool) -> None:
-        """Compute in bf16, or in float32 again."""
-        return  # the run's own model computes
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,11 +24,10 @@ import numpy.typing as npt
 from kgmlm.core import files
 from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import RunError, first_line
-from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, blocks_of, group_of
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.second_stage import best_of
+from kgmlm.ranking.second_stage import Used, best_of
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reading
 
@@ -137,18 +136,16 @@ class Forest(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Trees:
+class Trees(Used):
     """Trees over the features of the best candidates (``kgmlm tune --add trees``).
 
     Attributes:
-        use: how many of the best, and how much the trees count.
         names: of the features.
         forests: one fitted to all queries that validation asks, and one to each half of them.
         unseen: score each query by the forest of the other half.
     """
 
     name: ClassVar[str] = "trees"
-    use: Use
     names: tuple[str, ...]
     forests: Mapping[str, Forest]
     unseen: bool = False
@@ -156,18 +153,6 @@ class Trees:
     def of_unseen(self) -> Self:
         """A copy that scores queries of validation as it will score new ones."""
         return replace(self, unseen=True)
-
-    def used(self, use: Use) -> Self:
-        """A copy that is used otherwise."""
-        return replace(self, use=use)
-
-    def over(self, context: ContextGraph) -> Self:
-        """A copy for another graph."""
-        return self
-
-    def reduce(self, enabled: bool) -> None:
-        """Compute in bf16, or in float32 again."""
-        return  # there is nothing to compute but comparisons
 
     def reranked(
         self,

@@ -389,7 +389,7 @@ class RunFolder:
         """Keep the weights that were chosen for the signals that there are now, and the trees with them.
 
         Args:
-            trees: those that were fitted; None keeps what there is where these weights use it.
+            trees: the trees to write; None keeps the file that is there if these weights use trees.
         """
         folder, file = self.model_folder, self.path / TREES_FILE
         keep = partial(digests.write_manifest, folder)

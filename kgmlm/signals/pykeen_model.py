@@ -1,11 +1,11 @@
 """Models of PyKEEN as signals: `kgmlm tune RUN --add pykeen --from FOLDER` takes one that is trained.
 
-Several can stand side by side, named after their classes: "pykeen:rotate", "pykeen:tucker". Labels say which
-entity of the run each of the model's is. What the model does not know it is neutral about: such a candidate
-gets the mean over those that it knows, such a query scores all alike.
+Several can stand side by side, named after their classes: "pykeen:rotate", "pykeen:tucker". Entities of the
+run and of the model are matched by label. A candidate that the model does not know gets the mean score of the
+others; all candidates of a query that it does not know score 0.
 
-A run keeps the class, the arguments and the tensors of a model, never its pickle, and makes the model again
-of these; what it says then is compared with what it said before.
+A run keeps the class, the arguments and the tensors of a model, never its pickle, and builds the model from
+these. When a model is taken, the scores of the rebuilt one are compared with those of the original.
 
 Shapes: B queries, N entities of a graph, M entities of the model, K candidates of each query's own.
 """

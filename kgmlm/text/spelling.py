@@ -36,7 +36,7 @@ class Spelled:
 
     @classmethod
     def of(cls, names: Candidates, ids_BK: IntArray, span: int) -> Spelled:
-        """The names of candidates; of those that are -1 nothing is there."""
+        """The names of candidates; an id of -1 has no tokens."""
         chosen = names.take(np.maximum(ids_BK, 0).ravel())
         lengths = chosen.lengths_N
         name = np.repeat(np.arange(len(chosen)), lengths)
@@ -110,6 +110,6 @@ def spelled_log_probs(
 def spelled_scores(
     log_probs_BKL: torch.Tensor, names: Spelled, normalization: Normalization = "mean"
 ) -> torch.Tensor:
-    """Scores ``(B, K)`` of names: the mean of their tokens, or their sum; 0 of those that are not there."""
+    """Scores ``(B, K)`` of names: the mean or sum of their tokens' log-probabilities; 0 of missing names."""
     total_BK = log_probs_BKL.sum(2)
     return total_BK / names.there_BKL.sum(2).clamp_min(1) if normalization == "mean" else total_BK

@@ -206,7 +206,7 @@ def recipe_of(
         reasons["trees"] = (
             f"none: {counted(there, 'validation triple')}, and trees need {LEAST}"
             if there < LEAST
-            else f"none: what they count is of the best of {shape.entities:,} entities"
+            else f"none: {shape.entities:,} entities are too many to count their links"
         )
     if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
         stages.append("index")

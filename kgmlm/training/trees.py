@@ -3,7 +3,7 @@
 Each query that validation asks is a list of the best candidates of the stages before, with the features of
 :mod:`kgmlm.ranking.pair_features`; known answers that are not asked for are left out. The queries are in
 two halves, by entity, relation and side. The figures are of each half by the trees, and by the weights of
-signals, that were fitted to the other half; what is kept is fitted to all.
+signals, that were fitted to the other half; the trees that the run keeps are fitted to all.
 
 Shapes: D distinct queries, K candidates of each, F features; B queries with an answer each; S signals.
 """
@@ -97,7 +97,7 @@ class Lists:
         candidates: which, and their scores by the stages before and by each signal.
         open_DK: which compete: answers that are asked for, and what answers no known triple.
         asked_DK: which are answers that are asked for.
-        known_DKF: the features that have nothing to do with weights.
+        known_DKF: the features that do not depend on the weights of signals.
         mixture: the weights that the scores are by.
     """
 
@@ -316,7 +316,7 @@ def _tree(root: Mapping[str, Any]) -> _Tree:
 def _sample(
     lists: Lists, asks: Asks, names: tuple[str, ...], scores_DKS: Floats, confident: float = 1.0
 ) -> ValidationSample:
-    """Lists as weights are fitted to them: of each query with an answer that first, then what is wrong."""
+    """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
     inside_B = asks.column_B >= 0
     scores_BKS = scores_DKS[asks.list_B]
     answer_B1S = np.take_along_axis(scores_BKS, np.maximum(asks.column_B, 0)[:, None, None], 1)

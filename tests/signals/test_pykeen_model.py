@@ -55,7 +55,7 @@ def asked(graph: KnowledgeGraph) -> Queries:
 
 
 def expected(model: Any, queries: Queries) -> Any:
-    """What a model with the ids of the graph says."""
+    """Scores of all entities by a model that has the ids of the graph."""
     rows = []
     with torch.inference_mode():
         for q in queries:

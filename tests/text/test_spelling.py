@@ -182,7 +182,7 @@ def crossing() -> KnowledgeGraph:
 
 @pytest.mark.slow
 def test_a_name_is_more_than_its_tokens(tmp_path: Path) -> None:
-    """What no independent guess can tell apart, the chain rule does."""
+    """The chain rule tells names apart whose tokens are equally likely one by one."""
     graph = crossing()
     tiny: dict[str, Any] = {"hidden_size": 64, "layers": 2, "heads": 4, "dropout": 0.0}
     how: dict[str, Any] = {"epochs": 100, "batch_size": 32, "learning_rate": 2e-3, "eval_every": 100}

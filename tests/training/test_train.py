@@ -576,7 +576,7 @@ def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path:
     assert list(chosen.by["valid"]) == ["text", "kge", "reranking"]
     shutil.rmtree(run / "reranker")
     kgmlm.tune(run, add="reverse", progress=False)
-    assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["text", "kge"], "what there is"
+    assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["text", "kge"], "of the signals"
 
 
 def test_further_entities_compete_in_an_evaluation(trained: Run) -> None:
