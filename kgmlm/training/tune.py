@@ -310,6 +310,7 @@ def tune(
     for added in additions:
         if added.name == Biencoder.name and added.source is None and world.size > 1:
             _read_texts(folder, added, device, watch, world)
+    world.wait()  # until all have checked the run as it was
     if world.main:
         _change(folder, dropping, additions, device, watch)
     world.wait()
