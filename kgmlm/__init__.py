@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kgmlm.training.onnx import onnx
     from kgmlm.training.train import train
     from kgmlm.training.tune import rerank, tune
+    from kgmlm.training.update import update
 
 __version__ = "0.1.0"
 
@@ -89,6 +90,7 @@ _HOMES = {
     "serve": "kgmlm.serving.serve",
     "train": "kgmlm.training.train",
     "tune": "kgmlm.training.tune",
+    "update": "kgmlm.training.update",
 }
 __all__ = [
     "Classified",
@@ -126,6 +128,7 @@ __all__ = [
     "train",
     "tune",
     "unpack",
+    "update",
 ]
 
 

@@ -23,7 +23,10 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, *(ROOT / x for x in ("CONTRIBUTING.md", "ARCHITECTURE.md", "eval/MEASURED.md")), *DOCS]
-RUN = [README, *(ROOT / "docs" / f"{name}.md" for name in ("unseen-entities", "signals", "retrieval"))]
+RUN = [
+    README,
+    *(ROOT / "docs" / f"{name}.md" for name in ("unseen-entities", "signals", "retrieval", "updating")),
+]
 TREE: Any = typer.main.get_command(app)
 
 

@@ -373,6 +373,16 @@ Unlinked = Annotated[
         "another triple, in either direction.",
     ),
 ]
+CandidateList = Annotated[
+    Path | None,
+    typer.Option(
+        "--candidates",
+        help="A table of the entities that can answer: a column entity and, if you like, relation and side "
+        "(head or tail).",
+        show_default=False,
+        exists=False,
+    ),
+]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
 ]
@@ -428,6 +438,7 @@ RANKING: Options = {
     "typed": (Typed, False),
     "functional": (Functional, False),
     "unlinked": (Unlinked, False),
+    "candidates": (CandidateList, None),
     "rerank": (Rerank, None),
     "retrieve": (Retrieve, None),
     "effort": (Effort, None),

@@ -184,6 +184,7 @@ SERVE: Options = {
         float, 5.0, "Milliseconds that the first query of a batch waits for others.", min=0, max=1000
     ),
     "queue": option(int, 1024, "Queries that may wait; more are answered 503.", min=1),
+    "watch": flag("--watch", "Open the run again when it has changed; no request is dropped."),
     "log": flag("--log", "Print each request."),
 }
 

@@ -13,6 +13,7 @@ from kgmlm.cli.common import (
     OTHER_GRAPH,
     WORKERS,
     BatchSize,
+    CandidateList,
     Csv,
     Device,
     EntityTriples,
@@ -216,6 +217,7 @@ COMPLETE: Options = {
     "typed": (Typed, False),
     "functional": (Functional, False),
     "unlinked": (Unlinked, False),
+    "candidates": (CandidateList, None),
     "known": option(
         str | None, None, "The splits that are never listed, such as train,valid; by default all."
     ),

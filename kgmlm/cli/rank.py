@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -173,41 +172,21 @@ def read_queries(path: Path, resolver: Resolver) -> list[Query]:
         DataError: when the file is no such table.
         QueryError: when a line asks for nothing that there is.
     """
-    from kgmlm.core.errors import QueryError
+    from kgmlm.core.errors import DataError, QueryError
+    from kgmlm.core.tables import named_rows
 
     asked = []
-    for line, row in _rows(path):
+    for line, row in named_rows(path, "head, relation (or relation, tail)"):
+        if "relation" not in row or not {"head", "tail"} & set(row):
+            there = ", ".join(row)
+            raise DataError(
+                f"{path}: the first line must name the columns relation and head or tail, not: {there}"
+            )
         try:
             asked.append(resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None))
         except QueryError as error:
             raise QueryError(f"{line}: {error}") from None
     return asked
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place of each line of a file, and its fields by the columns that the first line names."""
-    from kgmlm.core import files, tables
-    from kgmlm.core.errors import DataError
-
-    data = files.read_bytes(path)
-    separator = "\t" if b"\t" in data.partition(b"\n")[0] else ","  # the names of columns have neither
-    lines = list(tables.parse_lines(data, str(path), separator))
-    if not lines:
-        raise DataError(
-            f"{path} is empty; its first line must name the columns: head, relation (or relation, tail)"
-        )
-    header = lines[0][1]
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise DataError(f"{path}: the column '{twice[0]}' is there twice; keep one")
-    if "relation" not in header or not {"head", "tail"} & set(header):
-        raise DataError(
-            f"{path}: the first line must name the columns relation and head or tail, "
-            f"not: {', '.join(header)}"
-        )
-    for number, fields in lines[1:]:
-        if len(fields) != len(header):
-            raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
-        yield f"{path}:{number}", dict(zip(header, fields, strict=True))
 
 
 @command()
@@ -248,17 +227,18 @@ EVALUATE: Options = {
     "graph": option(
         str | None, None, "Evaluate on another dataset or folder, whose entities the run has never seen."
     ),
-    "candidates": option(
-        Literal["all", "graph", "split", "train"] | None,
-        None,
-        "Whose entities compete: by default all; with --graph, graph.",
-    ),
     **OTHER_GRAPH,
     "output": option(Path | None, None, "Write the report there as JSON."),
     "ranks": option(Path | None, None, "Per-query ranks, Parquet; else in RUN/ranks."),
     "max_triples": option(int | None, None, "Evaluate only this many triples, a seeded sample.", min=1),
     "by_relation": flag("--by-relation", "Report each relation, too."),
     **RANKING,
+    "candidates": option(
+        str | None,
+        None,
+        "Whose entities compete: all, graph, split or train; by default all, with --graph graph. Or a table "
+        "of the entities that can answer, as of `rank`: the others rank last.",
+    ),
     "batch_size": (BatchSize, 64),
     "precision": (Precision, "fp32"),
     "device": (Device, None),

@@ -1,4 +1,4 @@
-"""The commands that make a run: ``train``, ``tune``, ``rerank``, ``index``."""
+"""The commands that make a run: ``train``, ``tune``, ``rerank``, ``index``, and ``update``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kgmlm.cli.common import (
     option,
 )
 from kgmlm.cli.printing import print_json, tell
-from kgmlm.core.errors import ConfigError
+from kgmlm.core.errors import ConfigError, counted
 
 TRAIN: Options = {
     "dataset": (Dataset, None),
@@ -284,3 +284,58 @@ def index(
         tell("exact scoring is quicker among so many entities: leave --retrieve out")
     if record["recall_at_10"] < recall:
         tell(f"recall@10 stays under {recall}; a finer --factory finds more")
+
+
+UPDATE: Options = {
+    "triples": option(
+        Path | None,
+        None,
+        "New training triples: a file of head, relation and tail. What is no entity yet becomes one.",
+        read=True,
+    ),
+    "entities": option(
+        Path | None,
+        None,
+        "New entities with their texts: a file with the columns label and name and, if you like, description "
+        "and types.",
+        read=True,
+    ),
+    "remove": option(Path | None, None, "A file of training triples to remove.", read=True),
+    "output": option(Path | None, None, "Write the updated run here, and leave the old one as it is."),
+    "batch_size": (BatchSize, 64),
+    "device": (Device, None),
+}
+
+
+@command(UPDATE)
+def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
+    """Update a run to a graph that has grown: new entities and triples, in seconds and without training.
+
+    New entities are read, counts are made again, and graph embeddings get rows for what is new. Validation
+    says whether weights and probabilities still suit, and those that do not are chosen again. The old run can
+    be used until the updated one is whole.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.training.update import update as job
+
+    triples, remove = given.pop("triples"), given.pop("remove")
+    if triples is None and remove is None and given["entities"] is None:
+        raise ConfigError("nothing to do: give new --triples or --entities, or triples to --remove")
+    found = job(run, triples or (), remove=remove or (), progress=Bars(quiet), **given)
+    if as_json:
+        print_json(found)
+        return
+    new = [(found["entities"], "entity"), (found["relations"], "relation"), (found["added"], "triple")]
+    print(f"new: {', '.join(counted(*part) for part in new)}; removed: {counted(found['removed'], 'triple')}")
+    for count, what in (
+        (found["known"], "in training already"),
+        (found["missing"], "to remove, which training did not have"),
+        *((n, f"of {split}, now of training") for split, n in found["moved"].items()),
+    ):
+        if count:
+            print(f"{counted(count, 'triple')} {what}")
+    if "mrr" in found:
+        print(f"validation MRR of a sample: {found['mrr']:.4f} ± {found['half']:.4f}")
+    if "output" in found:
+        again = " and ".join(found["chosen"]) or "nothing"
+        print(f"{found['output']}: {found['seconds']:.1f} s; chosen again: {again}")

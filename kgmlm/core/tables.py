@@ -140,6 +140,29 @@ def parse_lines(
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
+def named_rows(path: Path, needed: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the place of each line of a small table, and its fields by the columns that the first line names.
+
+    Args:
+        needed: the columns that there must be, for the sentence about an empty file.
+
+    Raises:
+        DataError: for an empty file, a column that is there twice, or a line of another length.
+    """
+    data = files.read_bytes(path)
+    separator = "\t" if b"\t" in data.partition(b"\n")[0] else ","  # the names of columns have neither
+    lines = list(parse_lines(data, str(path), separator))
+    if not lines:
+        raise DataError(f"{path} is empty; its first line must name the columns: {needed}")
+    header = lines[0][1]
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise DataError(f"{path}: the column '{twice[0]}' is there twice; keep one")
+    for number, fields in lines[1:]:
+        if len(fields) != len(header):
+            raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")
+        yield f"{path}:{number}", dict(zip(header, fields, strict=True))
+
+
 def wrong_count(fields: Sequence[str], expected: int, separator: str) -> str:
     """Say what is wrong with a line that has another number of fields, and how to mend it."""
     kind = "tab" if separator == "\t" else "comma"

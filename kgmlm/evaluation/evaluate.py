@@ -8,10 +8,10 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from kgmlm.core import files
-from kgmlm.core.config import Protocol, load_protocol
+from kgmlm.core.config import CandidateSet, Protocol, load_protocol
 from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
@@ -213,7 +213,6 @@ class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):
     """
 
     split: str | None
-    candidates: Literal["all", "graph", "split", "train"] | None
     max_triples: int | None
     by_relation: bool
     allow_seen_entities: bool
@@ -246,8 +245,9 @@ def evaluate(
         workers: who ranks; the report is that of one process.
         output: where to write the report as JSON.
         ranks: where to write per-query ranks as Parquet; None is in the run.
-        keywords: ``split``, ``candidates`` (whose entities compete: by default all, with ``graph`` those of
-            that graph) and ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
+        keywords: ``split``, ``candidates`` (whose entities compete: "all", "graph", "split" or "train"; by
+            default all, with ``graph`` those of that graph; or a table of those that can answer, as of
+            ``options``) and ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
             each relation, too; ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift
             checks of ``graph`` and leave out the first line of its files; ``verify`` reads all of the run's
             files first; ``engine`` and ``address`` are of ``workers``, the others fields of ``options``.
@@ -329,6 +329,13 @@ class _Asked:
         """
         given: dict[str, Any] = dict(keywords)
         split, candidates = given.pop("split", None), given.pop("candidates", None)
+        if candidates is not None and candidates not in get_args(CandidateSet):
+            file = path_if(candidates, "the table of candidates")  # not one of the sets
+            if file is None or not file.is_file():
+                raise ConfigError(
+                    f"--candidates is {', '.join(get_args(CandidateSet))} or a file, not '{candidates}'"
+                )
+            given["candidates"], candidates = file, None
         max_triples = given.pop("max_triples", None)
         check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
         flags = ("allow_seen_entities", "allow_new_relations", "skip_header", "by_relation", "verify")

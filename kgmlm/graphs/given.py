@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from kgmlm.core.errors import DataError, QueryError
-from kgmlm.core.tables import ENDS
+from kgmlm.core.files import as_path
+from kgmlm.core.tables import ENDS, header_columns, read_triples, rows_of
 from kgmlm.graphs.entities import TEXT_COLUMNS, TYPES, EntityTable, completed
 
 if TYPE_CHECKING:
@@ -40,6 +42,40 @@ def labeled_triples(triples: Triples) -> list[tuple[str, str, str]]:
             raise QueryError(f"triple {n} has no {'head' if head is None else 'tail'}")
         found.append((head, relation, tail))
     return found
+
+
+class Given(NamedTuple):
+    """Triples as they were given, by labels or names.
+
+    Attributes:
+        rows: (head, relation, tail).
+        where: how an error names the place of a triple, before its number.
+        start: the number of the first.
+    """
+
+    rows: Sequence[tuple[str, str, str]]
+    where: str = "triple "
+    start: int = 1
+
+    @classmethod
+    def of(cls, triples: Triples | str | Path) -> Given:
+        """Triples from Python, or of a file with or without a header.
+
+        Raises:
+            DataError: when the file cannot be read.
+            QueryError: naming the first that is no triple.
+        """
+        if not isinstance(triples, str | Path):
+            return cls(labeled_triples(triples))
+        path = as_path(triples, "the file of triples")
+        rows = [(head, relation, tail) for head, relation, tail in rows_of(read_triples(path))]
+        has_header = path.suffix != ".parquet" and header_columns(rows[0]) == [0, 1, 2]
+        return cls(rows[has_header:], f"{path}:", 1 + has_header)
+
+    def numbered(self) -> Iterator[tuple[str, tuple[str, str, str]]]:
+        """Yield each triple with its place, as errors name it."""
+        for number, row in enumerate(self.rows, self.start):
+            yield f"{self.where}{number}", row
 
 
 def labeled_queries(

@@ -69,22 +69,31 @@ class Resolver:
             QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
                 the nearest).
         """
+        found = self.entity_if(text)
+        if found is None:
+            raise QueryError(f"no entity has the label or name '{text}'{_meant(self.near(text))}")
+        return found
+
+    def entity_if(self, text: str) -> int | None:
+        """As :meth:`entity`; None where it is unknown.
+
+        Raises:
+            QueryError: when the name is ambiguous.
+        """
         _check_text(text)
         entities = self.graph.entities
         for form in dict.fromkeys((text, text.strip(), unicodedata.normalize("NFC", text.strip()))):
             if (labeled := entities.find(form)) is not None:
                 return labeled
         found = self._named(text)
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(found) > 1:
             listed = "; ".join(
                 f"{e.label} ({e.surface}{': ' + e.description[:50] if e.description else ''})"
                 for e in map(entities.__getitem__, found[:10])
             )
             more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
             raise QueryError(f"'{text}' names {len(found)} entities; give a label: {listed}{more}")
-        raise QueryError(f"no entity has the label or name '{text}'{_meant(self.near(text))}")
+        return found[0] if found else None
 
     def relation(self, text: str) -> int:
         """Id of a relation by label or name.
@@ -92,24 +101,32 @@ class Resolver:
         Raises:
             QueryError: when it is unknown or ambiguous.
         """
+        found = self.relation_if(text)
+        if found is None:
+            known = [*map(folded, (r.name for r in self.graph.relations)), *self.graph.relations.index]
+            raise QueryError(f"no relation has the label or name '{text}'{_meant(_nearest(text, known))}")
+        return found
+
+    def relation_if(self, text: str) -> int | None:
+        """As :meth:`relation`; None where it is unknown.
+
+        Raises:
+            QueryError: when the name is ambiguous.
+        """
         _check_text(text)
         relations = self.graph.relations
         for form in (text, text.strip(), unicodedata.normalize("NFC", text.strip())):
             if form in relations.index:
                 return relations.index[form]
-        by_name: dict[str, list[int]] = defaultdict(list)
-        for i, relation in enumerate(relations):
-            by_name[folded(relation.name)].append(i)
-        found = _closest(text, {i: (relations[i].name,) for i in by_name.get(folded(text), [])})
-        if len(found) == 1:
-            return found[0]
-        if found:
+        asked = folded(text)
+        alike = {
+            i: (relation.name,) for i, relation in enumerate(relations) if folded(relation.name) == asked
+        }
+        found = _closest(text, alike)
+        if len(found) > 1:
             labels = "; ".join(relations[i].label for i in found)
             raise QueryError(f"'{text}' names {len(found)} relations; give a label: {labels}")
-        raise QueryError(
-            f"no relation has the label or name '{text}'"
-            + _meant(_nearest(text, [*by_name, *(r.label for r in relations)]))
-        )
+        return found[0] if found else None
 
     def near(self, text: str) -> list[str]:
         """Names of entities that are like an unknown one; of a large graph, those that begin as it does."""

@@ -140,6 +140,7 @@ class Plan:
             "typed": self.options.typed,
             "functional": self.options.functional,
             "unlinked": self.options.unlinked,
+            "candidates": None if (listed := self.options.candidates) is None else files.sha256(Path(listed)),
             "scores": self.options.scores,
             "precision": self.options.precision,
             "batch_size": self.batch_size,
@@ -261,7 +262,8 @@ def complete(
         report: a split that is not among these, of which it is counted how many are listed.
         options: how the run is asked: with ``typed``, only entities whose types fit answer, and all whose
             types fit are asked about; with ``functional``, nothing is asked for that training has, where it
-            has one answer per entity; with ``unlinked``, no pair is listed that training links already.
+            has one answer per entity; with ``unlinked``, no pair is listed that training links already; with
+            ``candidates``, only entities of a list answer.
             Second stages, indexes and ``allow_self`` take no part.
         workers: who scores.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.

@@ -157,6 +157,40 @@ def fit_lists(
     )
 
 
+def expected_answers(
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    asked: Asked,
+    lists: ListCalibration,
+    retrieval: Retrieval | None = None,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+) -> tuple[float, float, float]:
+    """How many answers validation should have among the candidates of queries, and how many it has.
+
+    Args:
+        lists: probabilities, of the scores of the first stage.
+
+    Returns:
+        The number expected, the number found, and the variance of the latter, queries weighed as in
+        :func:`fit_lists`.
+    """
+    from kgmlm.ranking.retrieval import lists_of
+
+    count = len(asked.queries)
+    ranked = lists_of(ranker, asked.queries, retrieval, batch_size, lambda n: advance(n, count))
+    hidden = hidden_keys(graph)
+    examples, _ = _examples(ranked, graph, asked, hidden, 0, temperature_of(ranker))
+    relations = np.minimum(examples.relations, len(lists.mean) - 1)
+    true = lists.likely(examples.evidence, examples.features, relations)
+    share, weight = true * lists.truth.labeled, examples.weights
+    return (
+        float((weight * share).sum()),
+        float((weight * examples.labels).sum()),
+        float((weight**2 * share * (1 - share)).sum()),
+    )
+
+
 def _offsets(examples: Examples) -> FloatArray:
     """Logarithms of the odds at which true candidates were drawn rather than false ones ``(n,)``.
 

@@ -3,24 +3,30 @@
 Always: a query's own entity cannot, in a relation that links no entity to itself in training; text models
 like to copy what they are asked about. If asked for: nor can entities whose types do not fit
 (:class:`Typed`), nor any where a relation has one answer and that is there (:class:`Functional`), nor
-those that training links to the query's entity by another triple (:class:`Unlinked`).
+those that training links to the query's entity by another triple (:class:`Unlinked`), nor any that a given
+list does not have (:class:`Listed`).
 
 Shapes: B queries, N candidates, R relations.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 
 from kgmlm.core.arrays import Array, BoolArray, IntArray, put
-from kgmlm.graphs.graph import ContextGraph
-from kgmlm.graphs.queries import Queries, distinct_triples
+from kgmlm.core.errors import DataError, QueryError
+from kgmlm.core.tables import named_rows
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import TARGETS, Queries, Target, distinct_triples
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import KEPT, EntityTypes, Floats, fills
 
@@ -214,6 +220,88 @@ class Unlinked:
     def learned(self) -> Mapping[str, Any]:
         """See :class:`Constraint`."""
         return {"linked_pairs": self.linked.pairs}
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """Only entities of a list answer: of a relation and side, of a relation, or of any.
+
+    Attributes:
+        labels: of the entities that answer, by the label of the relation ("" for any that has no list of its
+            own) and the side that is asked.
+        context: the graph that is asked.
+    """
+
+    name: ClassVar[str] = "candidates"
+
+    labels: Mapping[tuple[str, Target], frozenset[str]]
+    context: ContextGraph
+    _kept: dict[tuple[str, Target], BoolArray] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, graph: KnowledgeGraph) -> Listed:
+        """A table with the column entity, by label or name, and, if you like, relation and side.
+
+        An empty relation is any, an empty side is both.
+
+        Raises:
+            DataError: when the file is no such table.
+            QueryError: naming the first line whose entity, relation or side there is not.
+        """
+        find, found = Resolver(graph), defaultdict[tuple[str, Target], set[str]](set)
+        for where, row in named_rows(path, "entity"):
+            if "entity" not in row or (more := row.keys() - {"entity", "relation", "side"}):
+                wrong = "has no column entity" if "entity" not in row else f"has a column '{min(more)}'"
+                raise DataError(f"{path} {wrong}; its columns are entity and, if you like, relation and side")
+            try:
+                label = graph.entities[find.entity(row["entity"])].label
+                relation = row.get("relation", "")
+                of = graph.relations[find.relation(relation)].label if relation else ""
+                side = row.get("side", "")
+                if side not in ("", *TARGETS):
+                    raise QueryError(f"a side is head or tail, not '{side}'")
+            except QueryError as error:
+                raise QueryError(f"{where}: {error}") from None
+            for target in TARGETS:
+                if side in ("", target):
+                    found[of, target].add(label)
+        if not found:
+            raise DataError(f"{path} lists no entity below its first line, which names the columns")
+        return cls({key: frozenset(labels) for key, labels in found.items()}, graph.context)
+
+    def _allowed(self, relation: int, target: Target) -> BoolArray:
+        """The entities that answer one side of a relation ``(N,)``."""
+        key = (self.context.relations[relation].label, target)
+        key = key if key in self.labels else ("", target)
+        if key not in self.labels:
+            return np.ones(len(self.context.entities), np.bool_)
+        if key not in self._kept:
+            find, allowed_N = self.context.entities.find, np.zeros(len(self.context.entities), np.bool_)
+            allowed_N[[i for label in self.labels[key] if (i := find(label)) is not None]] = True
+            self._kept[key] = allowed_N
+        return self._kept[key]
+
+    def allowed(self, queries: Queries) -> BoolArray:
+        """See :class:`Constraint`."""
+        sides, at = np.unique(2 * queries.relation_B + queries.side_B, return_inverse=True)
+        rows = [self._allowed(side // 2, "head" if side % 2 else "tail") for side in sides.tolist()]
+        return np.stack(rows)[at] if rows else np.zeros((0, len(self.context.entities)), np.bool_)
+
+    def askable(self, relation: int, tails: bool) -> BoolArray:
+        """See :class:`Constraint`: anybody can be asked."""
+        return np.ones(len(self.context.entities), np.bool_)
+
+    def over(self, context: ContextGraph, relation_rows: IntArray) -> Listed:
+        """See :class:`Constraint`: the entities and relations of the same labels."""
+        return Listed(self.labels, context)
+
+    def aided(self, vectors_ND: Callable[[], Floats]) -> Listed:
+        """See :class:`Constraint`: it needs none."""
+        return self
+
+    def learned(self) -> Mapping[str, Any]:
+        """See :class:`Constraint`."""
+        return {"lists": len(self.labels), "listed": len(frozenset[str]().union(*self.labels.values()))}
 
 
 @dataclass(frozen=True, eq=False)

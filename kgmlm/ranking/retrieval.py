@@ -308,6 +308,22 @@ class Retriever:
         whole = [(part, np.ones(len(part.ids), np.bool_)) for part in olds]
         return replace(self, added=flat_part(more.width, whole))
 
+    def grown(self, folder: Path, more: IntArray, vectors_MD: Floats, fingerprint: str) -> Retriever:
+        """This index as it was saved in a folder, with further entities of a run that has grown.
+
+        What finds the vectors, such as the centers of cells, stays as it was trained.
+
+        Args:
+            more, vectors_MD: ids and vectors of the further entities.
+            fingerprint: as of :func:`fingerprint`, of the run that has grown.
+        """
+        ids, index = np.concatenate([self.part.ids, more]), self.part.index
+        if len(more):
+            index = require_faiss().read_index(str(folder / "part-0.faiss"))  # mapped ones take no more
+            index.add(np.ascontiguousarray(vectors_MD, np.float32))
+        record = {**self.record, "entities": len(ids), "fingerprint": fingerprint}
+        return Retriever(Part(self.part.width, ids, index), record)
+
     def on_gpu(self) -> Retriever:
         """This index on all GPUs that FAISS has; what FAISS has on CPUs only (RaBitQ, graphs) stays.
 

@@ -21,7 +21,7 @@ from kgmlm.core import digests, files, machine
 from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.constraints import Constraint, Functional, Typed, Unlinked
+from kgmlm.ranking.constraints import Constraint, Functional, Listed, Typed, Unlinked
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import ONNX, RunFolder, unread
 from kgmlm.runs.options import RankingOptions
@@ -312,10 +312,11 @@ def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGrap
         learned.append(Functional.learn(run.graph.context))
     if options.unlinked:
         learned.append(Unlinked(Linked(run.graph.context)))
+    listed = [] if options.candidates is None else [Listed.read(Path(options.candidates), graph)]
     if not learned:
-        return []
+        return [*listed]
     _, relation_rows = rows_of(graph.context, run.graph.context)
-    return [constraint.over(graph.context, relation_rows) for constraint in learned]
+    return [*(constraint.over(graph.context, relation_rows) for constraint in learned), *listed]
 
 
 def retrieval_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 Runtime = Literal["auto", "torch", "onnx"]
@@ -26,6 +27,7 @@ class RankingKeywords(ComputeKeywords, total=False):
     typed: bool | None
     functional: bool | None
     unlinked: bool | None
+    candidates: str | Path | None
     rerank: int | None
     retrieve: int | None
     effort: int | None
@@ -41,6 +43,8 @@ class RankingOptions:
         typed: leave out entities whose types do not fit, as training has them.
         functional: leave out what training has filled already, where a relation has one answer.
         unlinked: leave out entities that training links to the query's entity by another triple.
+        candidates: a table of the entities that can answer: column entity and, if you like, relation and
+            side; a relation without a list of its own goes by the entities that have no relation, if any.
         rerank: how many of the best the second stages score; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
             run's recipe.
@@ -63,6 +67,7 @@ class RankingOptions:
     typed: bool = False
     functional: bool = False
     unlinked: bool = False
+    candidates: str | Path | None = None
     rerank: int | None = None
     retrieve: int | None = None
     effort: int | None = None
@@ -135,6 +140,7 @@ class RankingOptions:
             *(["typed"] if self.typed else []),
             *(["functional"] if self.functional else []),
             *(["unlinked"] if self.unlinked else []),
+            *([] if self.candidates is None else [f"of-{Path(self.candidates).stem}"]),
             *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
             *([] if self.effort is None else [f"effort-{self.effort}"]),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm import __version__
 from kgmlm.core import digests, files
@@ -185,6 +185,16 @@ class ShortlistRecord(_Known):
     of: str
 
 
+class UpdateRecord(_Known):
+    """An update of a run to a graph that had grown."""
+
+    at: AwareDatetime = Field(strict=False)
+    entities: int = Field(ge=0)
+    relations: int = Field(ge=0)
+    added: int = Field(ge=0)
+    removed: int = Field(ge=0)
+
+
 class Record(_Known):
     """The keys of ``run.json`` that opening a run relies on; there may be more."""
 
@@ -205,6 +215,7 @@ class Record(_Known):
     best_valid_mrr: float | None = None
     recipe: RecipeRecord | None = None
     signals: dict[str, dict[str, Any]] = {}
+    updates: list[UpdateRecord] = []
     spent: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     shortlist: ShortlistRecord | None = None
     files: digests.Accepted | None = None

@@ -29,7 +29,7 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Engine, Make, Tick, Workers, piece_size
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.graphs.given import labeled_entities, labeled_queries, labeled_triples
+from kgmlm.graphs.given import Given, labeled_entities, labeled_queries, labeled_triples
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
 from kgmlm.runs.opened import open_run_model, read_vectors
@@ -277,7 +277,8 @@ class Run:
         own = self.further is None
         self.folder = open_folder(self.path)
         self.graph = self.folder.graph if own else self.graph
-        vars(self).pop("predictor", None)
+        for part in ("predictor", "resolver"):
+            vars(self).pop(part, None)
         self.opened = ""
 
     def with_entities(
@@ -469,6 +470,10 @@ class Run:
         """List the triples that the graph lacks; see :func:`kgmlm.complete`."""
         return kgmlm.complete(self, output, **options)
 
+    def update(self, triples: Triples | str | Path = (), **options: Any) -> Any:
+        """Add triples and entities to the run, without training; see :func:`kgmlm.update`."""
+        return kgmlm.update(self, triples, **options)
+
     def classify(self, triples: Triples | str | Path, **options: Any) -> Any:
         """Say how probable triples are; see :func:`kgmlm.classify`."""
         return kgmlm.classify(self, triples, **options)
@@ -522,7 +527,7 @@ class Run:
 # Of a run, what people ask for; the rest is for the package.
 SHOWN = (
     "classify", "complete", "evaluate", "explain", "folder", "graph", "info", "options", "path", "rank",
-    "report", "rules", "score", "serve", "settings", "with_entities",
+    "report", "rules", "score", "serve", "settings", "update", "with_entities",
 )  # fmt: skip
 
 
@@ -553,31 +558,16 @@ def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> 
 
     from kgmlm.graphs.names import Resolver
 
-    rows: Sequence[Labeled] = []
-    if isinstance(triples, str | Path):
-        rows, where, start = _read(triples)
-    else:
-        rows, where, start = labeled_triples(triples), "triple ", 1
     find, found = Resolver(graph), []
-    for n, row in enumerate(rows, start):
+    for where, row in Given.of(triples).numbered():
         try:
             head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
             if max(head, tail) < first:
                 raise QueryError("neither entity is new; only triples of new entities can be given")
         except QueryError as error:
-            raise QueryError(f"{where}{n}: {error}") from None
+            raise QueryError(f"{where}: {error}") from None
         found.append((head, relation, tail))
     return np.array(found, np.int64).reshape(-1, 3)
-
-
-def _read(file: str | Path) -> tuple[Sequence[Labeled], str, int]:
-    """The triples of a file, with or without a header; the start of errors, and the line of the first."""
-    from kgmlm.core.tables import header_columns, read_triples, rows_of
-
-    path = as_path(file, "the file of triples")
-    rows = [(head, relation, tail) for head, relation, tail in rows_of(read_triples(path))]
-    has_header = path.suffix != ".parquet" and header_columns(rows[0]) == [0, 1, 2]
-    return rows[has_header:], f"{path}:", 1 + has_header
 
 
 def path_of(run: Run | str | Path) -> Path:

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kgmlm.core.errors import ConfigError, RunError, check_numbers
+from kgmlm.core.errors import ConfigError, KgmlmError, RunError, check_numbers
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.packs import is_unpacked
 from kgmlm.runs.run import Run, open_run, path_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LAST_PORT = 65_535
 ANSWERING, LEAVING = 6, 9  # seconds that open requests, and then connections, have after SIGTERM
 ENDING = (signal.SIGINT, signal.SIGTERM)
+LOOKS = 2.0  # seconds between looks at the folder of a run that is watched
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -135,7 +136,7 @@ def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def configured(app: FastAPI, log_level: str) -> uvicorn.Config:
+def configured(app: FastAPI | Reloading, log_level: str) -> uvicorn.Config:
     """The settings of uvicorn for an application."""
     return uvicorn.Config(
         app,
@@ -149,7 +150,7 @@ def configured(app: FastAPI, log_level: str) -> uvicorn.Config:
 
 
 def run_server(
-    app: FastAPI, at: socket.socket, ready: Callable[[], None], log_level: str = "warning"
+    app: FastAPI | Reloading, at: socket.socket, ready: Callable[[], None], log_level: str = "warning"
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; in a notebook until its kernel is interrupted.
 
@@ -173,10 +174,95 @@ def run_server(
                 raise
 
 
+class Reloading:
+    """A service that opens its run again when that has changed on disk.
+
+    The new model is opened beside the old one, so memory holds both for a while. Requests that have come are
+    answered by the service that they came to.
+
+    Args:
+        first: the service of the run as it is.
+        make: opens the run again, as another service.
+        tell: called with a sentence when the run is open again, or cannot be opened.
+        seconds: between two looks at the run's folder.
+    """
+
+    def __init__(
+        self,
+        first: FastAPI,
+        make: Callable[[], FastAPI],
+        tell: Callable[[str], None],
+        seconds: float = LOOKS,
+    ) -> None:
+        self.app, self.make, self.tell, self.seconds = first, make, tell, seconds
+        self._asked: dict[int, int] = {}  # requests in flight, by service
+        self._failed = ""  # why it could not be opened, when that was tried last
+
+    @property
+    def state(self) -> Any:
+        """The state of the service that answers now."""
+        return self.app.state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request by the newest service, or begin and end with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        app = self.app
+        self._asked[id(app)] = self._asked.get(id(app), 0) + 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._asked[id(app)] -= 1
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        """From the server's start to its end."""
+        await receive()
+        living = self.app.router.lifespan_context(self.app)
+        await living.__aenter__()
+        await send({"type": "lifespan.startup.complete"})
+        ending = asyncio.create_task(receive())
+        while not ending.done():
+            await asyncio.wait((ending,), timeout=self.seconds)
+            if not ending.done() and await asyncio.to_thread(lambda: self.state.standing() == "changed"):
+                living = await self._reloaded(living)
+        await living.__aexit__(None, None, None)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _reloaded(self, living: Any) -> Any:
+        """Open the run again, and let the service before it end once it has answered."""
+        before = self.app
+        try:
+            new = await asyncio.to_thread(self.make)
+        except KgmlmError as error:
+            if self._failed != (failed := str(error)):
+                self.tell(f"the run has changed and cannot be opened, so the old one is served: {failed}")
+            self._failed = failed
+            return living
+        next_living = new.router.lifespan_context(new)
+        await next_living.__aenter__()
+        self.app, self._failed = new, ""
+        self.tell("the run has changed and is open again")
+        while self._asked.get(id(before)):
+            await asyncio.sleep(self.seconds / 10)
+        await living.__aexit__(None, None, None)
+        self._asked.pop(id(before), None)
+        return next_living
+
+
 LONGEST = 1.0  # seconds that the first query of a batch may wait for others
 EXTRA = ("fastapi", "fastapi_offline", "prometheus_client", "rapidfuzz", "uvicorn")
 LOCAL = ("path", "bytes")  # of `info`: what concerns the machine, not the model
 UNTOLD = ("command", "hardware", "earlier")  # of training, of the model and of every signal
+
+
+class ServiceKeywords(TypedDict, total=False):
+    """Arguments of :func:`service` that :func:`serve` has, too."""
+
+    writable: bool
+    batch_size: int
+    window: float
+    queue: int
 
 
 def service(
@@ -248,23 +334,21 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     no_token: bool = False,
-    writable: bool = False,
-    batch_size: int = 64,
-    window: float = 0.005,
-    queue: int = 1024,
+    watch: bool = False,
     log: bool = False,
     progress: bool | Watcher | Advance = True,
     ready: Callable[[str], None] = lambda url: None,
+    **options: Unpack[ServiceKeywords],
 ) -> None:
     """Serve a run over HTTP until SIGTERM or Ctrl-C; then what is in flight is finished.
 
     Args:
         host: by default only this machine can ask; another one needs a token, or ``no_token``.
         port: 0 takes a free one.
+        watch: open the run again when it has changed, as by :func:`kgmlm.update`; no request is dropped.
         log: print each request.
         ready: called with the URL once requests are taken.
-
-    Other arguments are those of :func:`service`.
+        token, options: as of :func:`service`.
 
     Raises:
         ConfigError: for an address that is taken, or open to others without a token.
@@ -281,17 +365,16 @@ def serve(
         raise ConfigError(
             f"at {host} others can ask {path}; give them a --token, or say --no-token to let everybody in"
         )
+    asking = run.options if isinstance(run, Run) else None
+
+    def again() -> FastAPI:
+        return service(open_run(path, asking), token=token, any_host=not local, **options)
+
     with bound(host, port) as at:
-        app = service(
-            run,
-            token=token,
-            any_host=not local,
-            writable=writable,
-            batch_size=batch_size,
-            window=window,
-            queue=queue,
-            progress=progress,
-        )
+        app: FastAPI | Reloading
+        app = first = service(run, token=token, any_host=not local, progress=progress, **options)
+        if watch:
+            app = Reloading(first, again, watcher_of(progress).tell)
         run_server(app, at, lambda: ready(address(at)), "info" if log else "warning")
 
 

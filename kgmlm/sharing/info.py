@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from kgmlm.core import files
-from kgmlm.core.errors import DataError, RunError
+from kgmlm.core.errors import DataError, RunError, counted
 from kgmlm.core.machine import installed
 from kgmlm.evaluation.metrics import Ranks, read_ranks
 from kgmlm.runs.folder import MIXTURE, PROBABILITIES, RunFolder, open_folder
@@ -34,6 +34,7 @@ class Info:
         probabilities: when and by which command they were fitted, to how many validation triples, and how
             well each half's come true by what the other half gave (``ece``, ``auc``, ...); only ``refused``,
             a sentence, where they are damaged or of other scores; None where there are none.
+        updates: what `kgmlm update` has added and removed, oldest first.
         ranks: MRR and Hits@10 of each kept file of ranks; nothing of one that is damaged.
         bytes: on disk.
     """
@@ -49,6 +50,7 @@ class Info:
     trained: Mapping[str, Any]
     validation: Mapping[str, Any]
     probabilities: Mapping[str, Any] | None
+    updates: Sequence[Mapping[str, Any]]
     ranks: Mapping[str, Mapping[str, float]]
     bytes: int
 
@@ -91,6 +93,13 @@ class Info:
             f"{of['lacking']:g} times as large as validation, fitted to {of['queries']:,} queries"
             for of in (self.probabilities or {}).get("lists", ())
         ]
+        if self.updates:
+            lines["updates"] = [
+                f"{datetime.fromisoformat(of['at']):%Y-%m-%d %H:%M}: {counted(of['entities'], 'entity')}, "
+                f"{counted(of['relations'], 'relation')} and {counted(of['added'], 'triple')} added, "
+                f"{of['removed']:,} removed"
+                for of in self.updates
+            ]
         lines["ranks"] = [
             f"{name}: "
             + (f"MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}" if found else "damaged")
@@ -174,6 +183,7 @@ def info(run: Run | str | Path) -> Info:
             "chosen": chosen["chosen_by"].get("valid", {}),
         },
         probabilities=_probabilities(folder),
+        updates=record.get("updates", []),
         ranks=_ranks(path),
         bytes=files.size_of(path),
     )

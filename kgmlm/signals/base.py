@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from kgmlm.core.arrays import Array, BoolArray, IntArray
+from kgmlm.core.config import Settings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.reader import Reader, Reading
@@ -115,6 +116,19 @@ class Signal(Protocol):
 
         Raises:
             RunError: when the file is damaged, or of another graph or model.
+        """
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A signal that learns of triples that are added to its graph without being trained again."""
+
+    def grown(self, graph: KnowledgeGraph, settings: Settings) -> Signal:
+        """The signal of a graph that has grown: after :meth:`Signal.over`, counted again, or with embeddings
+        of what is new.
+
+        Args:
+            settings: of the run.
         """
 
 

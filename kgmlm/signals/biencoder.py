@@ -479,7 +479,8 @@ def _check(
         raise ValueError("its head has numbers that cannot be")
     if texts_ND.shape[1:] != (width,) or candidates_NW.shape != (len(texts_ND), inner):
         raise ValueError("it has vectors of another size")
-    if relations_RD.shape != (len(rows), width) or kinds.shape[0] != 2 * len(rows):
+    learned = len(kinds) // 2  # relations; a run that was updated may have more
+    if relations_RD.shape != (len(rows), width) or len(kinds) != 2 * learned or learned > len(rows):
         raise ValueError("it has relations of another size")
     if rows.dtype != np.int64 or not ((rows >= -1) & (rows < len(rows))).all():
         raise ValueError("it names relations that it does not have")

@@ -18,7 +18,7 @@ import numpy as np
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Array, Device, IntArray, at, complex_product, like, numpy, where
-from kgmlm.core.config import KGESettings
+from kgmlm.core.config import KGESettings, Settings
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -60,6 +60,14 @@ class KGE:
         relations = np.append(self.relation_rows, -1)
         rows_N = like(mine[entity_rows], self.rows_N)
         return replace(self, rows_N=rows_N, relation_rows=relations[relation_rows])
+
+    def grown(self, graph: KnowledgeGraph, settings: Settings) -> KGE:
+        """With embeddings of what is new in training; the others stay as they are."""
+        from kgmlm.signals.kge_training import Embeddings, fit_new
+
+        parts = (np.ascontiguousarray(numpy(x)) for x in (self.entities_SD, self.relations_RD, self.rows_N))
+        old = Embeddings(*(at("cpu", part) for part in parts))
+        return KGE(*fit_new(old, self.relation_rows, graph, settings.kge), relation_rows(graph))
 
     @classmethod
     def fresh(cls, reader: Reader) -> None:

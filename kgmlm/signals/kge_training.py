@@ -140,12 +140,19 @@ def _drawn(settings: KGESettings, step: int, entities: int) -> torch.Tensor:
 
 
 def _among(
-    drawn: torch.Tensor, queries_B2: torch.Tensor, answers_T: torch.Tensor, entities: int
+    drawn: torch.Tensor,
+    queries_B2: torch.Tensor,
+    answers_T: torch.Tensor,
+    entities: int,
+    always: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sample, torch.Tensor, torch.Tensor]:
     """The ids of the entities that a step reads, those that it scores, and its queries and answers as rows of
-    these ids. Answers stand for themselves, the others for all entities that are no answers.
+    these ids. Answers stand for themselves, and so do those of ``always``; the others for all entities that
+    are neither.
     """
-    answered, at_T = answers_T.unique(return_inverse=True)
+    own = answers_T if always is None else torch.cat([answers_T, always])
+    answered, at_T = own.unique(return_inverse=True)
+    at_T = at_T[: len(answers_T)]
     others = drawn[~torch.isin(drawn, answered)]
     scored = torch.cat([answered, others])
     ids, rows = torch.cat([queries_B2[:, 0], scored]).unique(return_inverse=True)
@@ -195,6 +202,85 @@ def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
     digest = sha256(as_json.encode() + counts.tobytes())
     digest.update(np.ascontiguousarray(graph.triples("train")).data)
     return digest.hexdigest()
+
+
+FITTED_STEPS = 100  # of a fit of new rows
+OTHERS = 3.0  # weight of queries that are not about what is new (eval/LOG.md)
+FITTED_AT_ONCE = 256  # queries about what is new in a step, and as many of others
+FITTED_AMONG = 4096  # entities that these are scored among, beside new ones and answers
+
+
+def fit_new(
+    old: Embeddings, relation_rows: IntArray, graph: KnowledgeGraph, settings: KGESettings
+) -> Embeddings:
+    """Embeddings for the entities and relations of a graph that are new in training; the others stay.
+
+    The loss is that of training, over the queries of triples that have something new, and as many queries of
+    others, which say what the new entities do not answer.
+
+    Args:
+        old: of the graph, as of :meth:`kgmlm.signals.kge.KGE.over`.
+        relation_rows: which relation each of the graph's is among ``old``; -1 for a new one.
+    """
+    known_N = old.rows_N.numpy() >= 0
+    fresh = np.flatnonzero(graph.seen_N & ~known_N)
+    train = graph.splits["train"]
+    new_R = (relation_rows < 0) & np.isin(np.arange(len(relation_rows)), train[:, 1])
+    width, begin = old.entities_SD.shape[1], len(old.entities_SD)
+    generator = torch.Generator().manual_seed(settings.seed)
+    rows_N = old.rows_N.clone()
+    rows_N[torch.from_numpy(fresh)] = begin + torch.arange(len(fresh))
+    relations_RD = torch.zeros(2 * len(relation_rows), width)
+    there = torch.from_numpy(np.flatnonzero(relation_rows >= 0))
+    from_there = torch.from_numpy(relation_rows[relation_rows >= 0])
+    for side in (0, 1):
+        relations_RD[2 * there + side] = old.relations_RD[2 * from_there + side]
+    of_new = np.zeros(len(graph.entities), np.bool_)
+    of_new[fresh] = True
+    own_n = of_new[train[:, 0]] | of_new[train[:, 2]] | new_R[train[:, 1]]
+    if not own_n.any():
+        return Embeddings(old.entities_SD, relations_RD, rows_N)
+    new_ED = (INITIAL * torch.randn(len(fresh), width, generator=generator)).requires_grad_()
+    directed = np.flatnonzero(np.repeat(new_R, 2))
+    new_QD = (INITIAL * torch.randn(len(directed), width, generator=generator)).requires_grad_()
+    optimizer = torch.optim.Adagrad([new_ED, new_QD], lr=settings.learning_rate)
+    rng = np.random.default_rng(settings.seed)
+    rows = rows_N.numpy()
+    parts = [_asked(train[of], rows) for of in (own_n, ~own_n)]
+    many = max(1, len(fresh) // FITTED_AMONG)
+    for _ in range(FITTED_STEPS * many):
+        drawn = torch.from_numpy(rng.choice(begin, min(begin, FITTED_AMONG), replace=False))
+        some = rng.permutation(len(fresh))[:FITTED_AMONG]
+        always = torch.from_numpy(begin + np.sort(some))
+        batch = np.concatenate([of[rng.integers(0, len(of), FITTED_AT_ONCE)] for of in parts if len(of)])
+        queries_B2, answers_B = torch.from_numpy(batch[:, :2]), torch.from_numpy(batch[:, 2])
+        ids, sample, queries_B2, answers_B = _among(drawn, queries_B2, answers_B, len(rows), always)
+        entities_SD = _rows_of(old.entities_SD, new_ED, ids)
+        table_RD = relations_RD.index_copy(0, torch.from_numpy(directed), new_QD)
+        row_B = torch.arange(len(batch))
+        weight_B = torch.ones(len(batch))
+        weight_B[-FITTED_AT_ONCE:] = OTHERS if parts[1].size else 1.0
+        loss = kge_loss(entities_SD, table_RD, queries_B2, answers_B, row_B, weight_B, settings, sample)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    entities_SD = torch.cat([old.entities_SD, new_ED.detach()])
+    relations_RD[torch.from_numpy(directed)] = new_QD.detach()
+    return Embeddings(entities_SD, relations_RD, rows_N)
+
+
+def _asked(triples: IntArray, rows_N: IntArray) -> IntArray:
+    """Both queries of triples ``(2n, 3)``: row of the entity, directed relation, row of the answer."""
+    h, r, t = triples.T
+    return np.concatenate(
+        [np.stack([rows_N[h], 2 * r, rows_N[t]], 1), np.stack([rows_N[t], 2 * r + 1, rows_N[h]], 1)]
+    )
+
+
+def _rows_of(old_SD: torch.Tensor, new_ED: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of two tables, one below the other, of increasing ids."""
+    at = int(torch.searchsorted(ids, len(old_SD)))
+    return torch.cat([old_SD[ids[:at]], new_ED[ids[at:] - len(old_SD)]])
 
 
 class _Kept:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -323,6 +323,36 @@ def mine(
     for more in paths:
         found = found.joined(more)
     return RuleSet(found, constants)
+
+
+def recounted(rules: RuleSet, links: Adjacency, seed: int) -> RuleSet:
+    """Count again what rules predict, and how often rightly, in other triples."""
+    paths, counted = rules.paths, RuleSet.empty().paths
+    order = np.argsort(paths.relation, kind="stable")
+    for of_relation in np.split(order, np.flatnonzero(np.diff(paths.relation[order])) + 1):
+        if len(of_relation):
+            relation = int(paths.relation[of_relation[0]])
+            rng = np.random.default_rng([seed, relation])
+            counted = counted.joined(_counted(links, relation, paths.body[of_relation], rng))
+    return RuleSet(counted, _recounted_constants(rules.constants, links))
+
+
+def _recounted_constants(rules: ConstantRules, links: Adjacency) -> ConstantRules:
+    """Rules with constants: for how many entities a body holds, and how many of these have the answer."""
+    entity, linked = np.divmod(links.keys, links.directed)
+    ones = np.ones(len(links.keys), np.float32)
+    some = sp.csr_array((ones, (linked, entity)), (links.directed, links.entities))
+    holds = sp.csr_array(sp.vstack([links.matrix, some], format="csr"))
+    answered = links.rows(rules.answer, rules.asked ^ 1)
+    body = links.rows(np.maximum(rules.value, 0), rules.relation ^ 1)
+    body = np.where(rules.value == NONE, len(links.keys) + rules.relation, body)
+    size = np.where(body >= 0, np.diff(holds.indptr)[body], 0)
+    correct = np.zeros(len(rules), np.int64)
+    on = np.flatnonzero((body >= 0) & (answered >= 0))
+    for part in blocks(size[on], MOST):
+        both = holds[body[on[part]]].multiply(links.matrix[answered[on[part]]])
+        correct[on[part]] = np.asarray(both.sum(1)).ravel().astype(np.int64)
+    return replace(rules, predicted=size.astype(np.int64), correct=correct)
 
 
 def _paths(links: Adjacency, relation: int, steps: int, seed: int) -> PathRules:

@@ -20,12 +20,12 @@ import scipy.sparse as sp
 
 from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, Device, IntArray
-from kgmlm.core.config import RuleSettings
+from kgmlm.core.config import RuleSettings, Settings
 from kgmlm.core.errors import NoRulesError, RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.signals.base import Pool, Reason
-from kgmlm.signals.rule_mining import Adjacency, Tree, blocks, expanded, ground, mine
+from kgmlm.signals.rule_mining import Adjacency, Tree, blocks, expanded, ground, mine, recounted
 from kgmlm.signals.rule_set import (
     NONE,
     UNSEEN,
@@ -348,6 +348,17 @@ class Rules:
         rules = self.applied.rules.over(entity_rows, relation_rows)
         applied = Applied(rules, context.train, len(context.entities), len(context.relations))
         return replace(self, applied=applied)
+
+    def grown(self, graph: KnowledgeGraph, settings: Settings) -> Rules:
+        """Count what the rules predict again, in a graph that has grown; those of a file keep the counts that
+        they came with.
+        """
+        if settings.rules.file:
+            return self
+        applied = self.applied
+        return replace(
+            self, applied=replace(applied, rules=recounted(applied.rules, applied.links, settings.rules.seed))
+        )
 
     def save(self, path: Path) -> None:
         """Write the rules as safetensors."""

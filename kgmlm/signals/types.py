@@ -26,7 +26,7 @@ import scipy.sparse as sp
 
 from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, Device, IntArray, top
-from kgmlm.core.config import TypeSettings
+from kgmlm.core.config import Settings, TypeSettings
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, distinct_triples
@@ -493,6 +493,10 @@ class Types:
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
         """A copy for the training triples and given types of another graph."""
         return Types(self.types.over(reader.context, relation_rows))
+
+    def grown(self, graph: KnowledgeGraph, settings: Settings) -> Types:
+        """Counted again, by the training triples of a graph that has grown."""
+        return Types.fit(graph, settings.types)
 
     def aided(self, vectors: EntityVectors) -> Types:
         """A copy in which entities without types have those of the nearest seen ones."""

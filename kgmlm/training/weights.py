@@ -610,15 +610,15 @@ def weigh(
         fitted = len(of) > 1
         ways[stage] = Folds.fitted(sample, of, tell) if fitted else ways[f"{of[0]} alone"]
         ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
-    measured = _measured(ranker, task, ways, advance, batch_size)
-    mrr = {name: float(found_B.mean()) for name, found_B in measured.items()}
-    figures = {stage: figures_of(measured[stage]) for stage in stages}
+    found = measured(ranker, task, ways, advance, batch_size)
+    mrr = {name: float(found_B.mean()) for name, found_B in found.items()}
+    figures = {stage: figures_of(found[stage]) for stage in stages}
     for before, (stage, of) in zip([None, *stages], stages.items(), strict=False):
         new = of if before is None else [stage]
         if len(of) > 1:
             figures[stage]["mrr_one_weight"] = mrr[f"{stage} one"]
             figures[stage] |= {f"mrr_{name}": mrr[f"{name} alone"] for name in new}
-            alone = {name: measured[f"{name} alone"] for name in new}
+            alone = {name: found[f"{name} alone"] for name in new}
             figures[stage] |= {f"half_{name}": half_interval(of_B) for name, of_B in alone.items()}
         if before is not None:
             figures[stage]["mrr_text"] = mrr[before]
@@ -638,7 +638,7 @@ def _stages(ranker: Ranker) -> dict[str, list[str]]:
     return stages | {name: [*text, *beside[: i + 1]] for i, name in enumerate(beside)}
 
 
-def _measured(
+def measured(
     ranker: Ranker, task: RankingTask, ways: Mapping[str, Folds], advance: Advance, batch_size: int
 ) -> dict[str, FloatArray]:
     """Reciprocal ranks ``(B,)`` by name, those of each half of the triples by what the other half chose.

@@ -38,6 +38,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("rerank", "run", "--max-steps", "1", "--max-triples", "2"): "reranking: validation MRR",
     ("tune", "run"): "text: validation MRR",
     ("index", "vectors"): "index of 31 entities",
+    ("update", "run", "--triples", "triples.tsv"): "new: 0 entities, 0 relations, 1 triple",
     ("info", "run"): "steps of the masked LM",
     ("compare", "run", "run"): "95 % interval",
     ("report", "run", "--max-triples", "2"): "the report is in report.html",

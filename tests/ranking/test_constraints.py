@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -9,15 +11,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import vectors_of
+from conftest import Cli, refused, vectors_of
 
+import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.core.errors import KgmlmError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import Scope
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
-from kgmlm.graphs.queries import Queries, Query
-from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Possible
+from kgmlm.graphs.queries import Queries, Query, Target
+from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Listed, Possible
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use, unit
 from kgmlm.ranking.retrieval import Retrieval, Retriever, entity_part, retrieve_and_rank
@@ -52,6 +57,70 @@ def test_forbidden_columns() -> None:
 def test_other_graphs_go_by_the_relations_that_the_run_knows() -> None:
     other = Possible(np.array([False, True])).over(np.array([1, -1, 0]))
     assert other.loop_free_R.tolist() == [True, False, False]
+
+
+def listed(path: Path, text: str, graph: KnowledgeGraph) -> Listed:
+    path.write_text(text)
+    return Listed.read(path, graph)
+
+
+def allowed(constraint: Listed, graph: KnowledgeGraph, relation: str, target: Target) -> set[str]:
+    query = Query(0, graph.relations.index[relation], target)
+    labels = graph.entities.column("label")
+    return {labels[i] for i in np.flatnonzero(constraint.allowed(Queries.of([query]))[0])}
+
+
+def test_a_list_says_who_answers_which_side_of_which_relation(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    rows = "paris\tcapital\ttail\nRome\thas the capital\ttail\nfrance\t\thead\nitaly\tborders\t\n"
+    found = listed(tmp_path / "list.tsv", f"entity\trelation\tside\n{rows}", toy)
+    assert allowed(found, toy, "capital", "tail") == {"paris", "rome"}
+    assert allowed(found, toy, "capital", "head") == {"france"}
+    assert allowed(found, toy, "borders", "tail") == allowed(found, toy, "borders", "head") == {"italy"}
+    assert allowed(found, toy, "language", "tail") == set(toy.entities.column("label"))
+    assert found.learned() == {"lists": 4, "listed": 4}
+
+
+def test_a_list_holds_for_another_graph_by_label(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    found = listed(tmp_path / "list.csv", "entity\nparis\nrome\n", toy)
+    more = toy.extended(EntityTable(["paris, texas"]))
+    over = found.over(more.context, np.arange(len(more.relations)))
+    assert allowed(over, more, "borders", "tail") == {"paris", "rome"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is empty; its first line must name the columns: entity"),
+        ("entity\n", "lists no entity below its first line"),
+        ("label\nparis\n", "has no column entity"),
+        ("entity\tkind\nparis\tx\n", "has a column 'kind'"),
+        ("entity\tentity\nparis\tx\n", "the column 'entity' is there twice"),
+        ("entity\nparis\natlantis\n", "list.tsv:3: no entity has the label or name 'atlantis'"),
+        ("entity\tside\nparis\tleft\n", "list.tsv:2: a side is head or tail, not 'left'"),
+        ("entity\trelation\nparis\tkills\n", "list.tsv:2: no relation has the label or name 'kills'"),
+        ("entity\nGeorgia\n", "list.tsv:2: 'Georgia' names 2 entities"),
+    ],
+)
+def test_wrong_lists_are_refused(toy: KnowledgeGraph, tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(KgmlmError, match=re.escape(why)):
+        listed(tmp_path / "list.tsv", text, toy)
+
+
+def test_candidates_of_a_list(toy_run: Path, tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "list.tsv"
+    path.write_text("entity\nparis\nrome\nberlin\n")
+    asked = ("rank", toy_run, "--head", "France", "--relation", "capital", "--json", "-q")
+    rows = [json.loads(line) for line in cli(*asked, "--candidates", path).stdout.splitlines()]
+    assert {row["entity"] for row in rows} == {"paris", "rome", "berlin"}
+    report = kgmlm.evaluate(toy_run, candidates=path, progress=False).values
+    assert report["constraints"]["candidates"]["listed"] == 3
+    found = kgmlm.complete(
+        toy_run, tmp_path / "new.tsv", candidates=path, min_probability=0.0, progress=False
+    )
+    assert found["best"]
+    assert all({row["head"], row["tail"]} & {"paris", "rome", "berlin"} for row in found["best"])
+    refused(cli(*asked, "--candidates", tmp_path / "none.tsv"), "there is no file")
+    refused(cli("evaluate", toy_run, "--candidates", "some"), "all, graph, split, train or a file")
 
 
 def forbid(ranker: Ranker) -> Ranker:

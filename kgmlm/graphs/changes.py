@@ -1,0 +1,148 @@
+"""Changes of a graph: triples that are added or removed, and new entities; ids of what was there stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.core.errors import DataError, QueryError
+from kgmlm.graphs.entities import EntityTable, completed, text_array
+from kgmlm.graphs.given import Given
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import FilterIndex, distinct_triples, triple_keys
+
+
+@dataclass(frozen=True)
+class Change:
+    """A graph after a change, and what has changed.
+
+    Attributes:
+        graph: afterwards; what was there before has the ids that it had.
+        entities, relations: how many are new.
+        added, removed: training triples ``(n, 3)``, each once.
+        known: how many of the triples that were given training had already.
+        missing: how many of the triples to remove training did not have.
+        moved: by split, how many of its triples were added to training, and are not in the split any more.
+    """
+
+    graph: KnowledgeGraph
+    entities: int
+    relations: int
+    added: IntArray
+    removed: IntArray
+    known: int
+    missing: int
+    moved: Mapping[str, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.entities or self.relations or len(self.added) or len(self.removed))
+
+
+def changed(
+    graph: KnowledgeGraph,
+    triples: Given,
+    entities: EntityTable | None = None,
+    remove: Given | None = None,
+) -> Change:
+    """Add triples and entities to a graph, and remove triples.
+
+    An end of a triple is the label of an entity, else the name of one. What is neither is a new entity, or a
+    new relation, that is called by its label, as words. A triple of validation or test that is added to
+    training leaves its split, since an answer in training is none that has to be found.
+
+    Args:
+        triples, remove: by labels or names.
+        entities: new ones, with their texts.
+
+    Raises:
+        DataError: for a label that the graph has already, or when no training triple would be left.
+        QueryError: for a name that several entities have.
+    """
+    before = len(graph.entities), len(graph.relations)
+    gone, missing = _removed(graph, remove or Given(()))
+    grown = graph if entities is None else graph.extended(entities)
+    grown, given = _resolved(grown, triples)
+    train, _ = _without(grown, {"train": grown.splits["train"]}, gone)
+    added = distinct_triples(given)
+    known_n = FilterIndex(train["train"], len(grown.entities)).has(added)
+    others = {split: rows for split, rows in grown.splits.items() if split != "train"}
+    others, moved = _without(grown, others, added)
+    added = added[~known_n]
+    whole_train = np.concatenate([train["train"], added])
+    if not len(whole_train):
+        raise DataError(f"no training triple of '{graph.name}' would be left")
+    negatives, _ = _without(grown, grown.negatives, added)
+    whole = replace(grown, splits={"train": whole_train, **others}, negatives=negatives, links=None)
+    new = len(grown.entities) - before[0], len(grown.relations) - before[1]
+    return Change(whole, *new, added, gone, int(known_n.sum()), missing, moved)
+
+
+def _removed(graph: KnowledgeGraph, remove: Given) -> tuple[IntArray, int]:
+    """The training triples that are to be removed, and how many training does not have."""
+    resolver, rows = Resolver(graph), []
+    for where, (head, relation, tail) in remove.numbered():
+        try:
+            rows.append((resolver.entity(head), resolver.relation(relation), resolver.entity(tail)))
+        except QueryError as error:
+            raise QueryError(f"{where}: {error}") from None
+    gone = distinct_triples(np.array(rows, np.int64))
+    there_n = FilterIndex(graph.splits["train"], len(graph.entities)).has(gone)
+    return gone[there_n], int((~there_n).sum())
+
+
+def _resolved(graph: KnowledgeGraph, triples: Given) -> tuple[KnowledgeGraph, IntArray]:
+    """A graph with the entities and relations that triples name, and the ids of the triples."""
+    resolver = Resolver(graph)
+    entities, relations = dict[str, int](), dict[str, int]()
+    new_entities, new_relations = list[str](), list[str]()
+    for where, (head, relation, tail) in triples.numbered():
+        try:
+            for text in (head, tail):
+                if text not in entities:
+                    found = resolver.entity_if(text)
+                    if found is None:
+                        found = len(graph.entities) + len(new_entities)
+                        new_entities.append(text)
+                    entities[text] = found
+            if relation not in relations:
+                found = resolver.relation_if(relation)
+                if found is None:
+                    found = len(graph.relations) + len(new_relations)
+                    new_relations.append(relation)
+                relations[relation] = found
+        except QueryError as error:
+            raise QueryError(f"{where}: {error}") from None
+    if new_entities:
+        graph = graph.extended(named_by_labels(new_entities))
+    if new_relations:
+        graph = graph.with_relations(new_relations)
+    ids = [(entities[h], relations[r], entities[t]) for h, r, t in triples.rows]
+    return graph, np.array(ids, np.int64).reshape(-1, 3)
+
+
+def named_by_labels(labels: Sequence[str]) -> EntityTable:
+    """Entities that have no texts: each is called by its label, as words."""
+    import pyarrow as pa
+
+    none = text_array([""] * len(labels))
+    columns = {"label": text_array(labels), "name": none, "description": none, "surface": none}
+    return EntityTable.of(completed(pa.table(columns)))
+
+
+def _without(
+    graph: KnowledgeGraph, splits: Mapping[str, IntArray], triples: IntArray
+) -> tuple[dict[str, IntArray], dict[str, int]]:
+    """Splits without some triples, and how many each has lost, if any."""
+    sizes = len(graph.entities), len(graph.relations)
+    keys = triple_keys(triples, *sizes)
+    left, lost = dict[str, IntArray](), dict[str, int]()
+    for split, rows in splits.items():
+        on = ~np.isin(triple_keys(rows, *sizes), keys)
+        left[split] = rows if on.all() else rows[on]
+        if count := int((~on).sum()):
+            lost[split] = count
+    return left, lost

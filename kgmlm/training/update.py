@@ -1,0 +1,272 @@
+"""Update a run to a graph that has grown: what is new is read and counted, and nothing is trained again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kgmlm.core import digests, files
+from kgmlm.core.config import Protocol
+from kgmlm.core.errors import RunError, check_numbers
+from kgmlm.core.machine import installed
+from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.results import Outcome
+from kgmlm.evaluation.metrics import half_interval
+from kgmlm.graphs.changes import Change, changed
+from kgmlm.graphs.datasets import read_entities
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.given import Given, labeled_entities
+from kgmlm.graphs.storage import write_graph
+from kgmlm.prediction.calibration import fitted, read_calibration, save_calibration, still_fits
+from kgmlm.ranking.retrieval import FOLDER, Retriever, searched
+from kgmlm.runs.folder import NAMES, RunFolder, open_folder, save_names
+from kgmlm.runs.opened import index_fingerprint, save_index, shortlist_of
+from kgmlm.runs.record import TRAINED, command_line, writing
+from kgmlm.runs.run import Run, path_if, path_of, writes_run
+from kgmlm.signals import is_beside
+from kgmlm.signals.base import Growing
+from kgmlm.signals.vector import Vector
+from kgmlm.training.tune import choose
+from kgmlm.training.weights import Folds, ValidationSample, measured, validation_task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.graphs.given import Triples
+    from kgmlm.prediction.calibration import Calibration
+    from kgmlm.ranking.ranker import Ranker
+
+CHECKED = 200  # validation triples by which the weights are checked
+# Of a run's folder: written anew, or of the run as it was.
+LEFT_OUT = ("run.json", "graph", "index", "checkpoints", "logs", "ranks")
+
+
+@writes_run
+def update(
+    run: Run | str | Path,
+    triples: Triples | str | Path = (),
+    *,
+    entities: EntityTable | pd.DataFrame | str | Path | None = None,
+    remove: Triples | str | Path = (),
+    output: str | Path | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Outcome:
+    """Update a run to a graph that has grown or shrunk, in seconds and without training.
+
+    New entities are read: their names, their vectors, and their places in the index. Types, linked pairs and
+    the confidence of rules are counted again, and ComplEx gets embeddings for what is new, fitted to its
+    triples while all others stay. Then a sample of validation says whether the weights still suit and whether
+    the probabilities still hold; those that do not are chosen again. Text encoders stay as they were trained.
+
+    The run is replaced when all of it is written; until then the old one can be used.
+
+    Args:
+        triples: new training triples (head, relation, tail), by labels or names, or a file of them. What is
+            no entity yet becomes one, named by its label; likewise a relation. Triples of validation or test
+            that become training triples leave their split.
+        entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
+            name and, if you like, description, surface and types.
+        remove: training triples that are to be removed; their entities stay candidates.
+        output: write the updated run there, and leave the old one as it is.
+
+    Returns:
+        How many entities, relations and triples are new or removed, the seconds that it took, validation MRR
+        of a sample, and what was chosen again.
+
+    Raises:
+        DataError: for an entity that exists already, or a file that cannot be read.
+        QueryError: for a name that several entities have.
+        RunError: when the run is not trained, or the output exists.
+
+    Example:
+        >>> kgmlm.update("runs/demo", [("takoyaki", "comes from", "Japan")])  # doctest: +SKIP
+    """
+    check_numbers(batch_size=(batch_size, 1))
+    began = datetime.now(UTC)
+    path, target = path_of(run), path_if(output, "the updated run")
+    if target is not None:
+        files.check_new_folder(target)
+    folder = open_folder(path)
+    if folder.record["status"] not in TRAINED or not folder.has_weights:
+        raise RunError(f"{path} is not trained to the end; `kgmlm train --output {path} --resume` goes on")
+    if folder.lacking:
+        raise RunError(f"PyKEEN is not installed, and {path} has {' and '.join(folder.lacking)}")
+    table = _entities(entities, folder)
+    change = changed(folder.graph, Given.of(triples), table, Given.of(remove))
+    watch = watcher_of(progress)
+    counts = _counts(change)
+    if not change:
+        watch.tell("nothing is new: the run stays as it is")
+        return Outcome({**counts, "seconds": 0.0})
+    quiet_transformers()
+    place = target or path
+    with writing(place, "update"), files.atomic_folder(place, follow=True) as new:
+        grown = _written(folder, change, new, device, batch_size, watch)
+        checked = _checked(folder, grown, device, batch_size, watch)
+        seconds = round((datetime.now(UTC) - began).total_seconds(), 1)
+        told = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
+        grown.update(updates=[*folder.record.get("updates", []), {**told, "command": command_line()}])
+    return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
+
+
+def _entities(given: EntityTable | pd.DataFrame | str | Path | None, folder: RunFolder) -> EntityTable | None:
+    """New entities, as they were given."""
+    if given is None or isinstance(given, EntityTable):
+        return given
+    if isinstance(given, str | Path):
+        file = path_if(given, "the file of entities")
+        assert file is not None
+        return read_entities(file, folder.graph)
+    return labeled_entities(given)
+
+
+def _counts(change: Change) -> dict[str, Any]:
+    """The change, in numbers."""
+    return {
+        "entities": change.entities,
+        "relations": change.relations,
+        "added": len(change.added),
+        "removed": len(change.removed),
+        "known": change.known,
+        "missing": change.missing,
+        "moved": dict(change.moved),
+    }
+
+
+def _written(
+    run: RunFolder, change: Change, new: Path, device: str | None, batch_size: int, watch: Watcher
+) -> RunFolder:
+    """Write the run of the graph afterwards into a folder; its weights are those of the run before."""
+    graph = change.graph
+    before = run.untuned(device).but(mixture=run.tuned.mixture)
+    ranker = before.over(graph.context)
+    for signal in ranker.signals.values():
+        if isinstance(signal, Growing):
+            ranker = ranker.with_signal(signal.grown(graph, run.settings))
+    with watch:
+        for vectors in ranker.counted_vectors:
+            vectors.read(batch_size, partial(watch, "reading entities", total=vectors.unread))
+    shutil.copytree(run.path, new, dirs_exist_ok=True, ignore=_left_out(run.path))
+    write_graph(graph, new / "graph")
+    save_names(ranker.reader.names, new / NAMES)
+    known = digests.read_manifest(new / "model")
+    for signal in ranker.signals.values():
+        if is_beside(signal.name) or isinstance(signal, Vector):
+            (new / signal.file).parent.mkdir(exist_ok=True)
+            signal.save(new / signal.file)
+    if known is not None and (new / Vector.file).is_file():
+        known[Path(Vector.file).name] = [digests.Digest.of(new / Vector.file)]
+        digests.write_manifest(new / "model", known)
+    record = {**run.record, "files": _digests(run, new)}
+    files.write_json(new / "run.json", record)
+    grown = RunFolder(new, graph, run.settings, record)
+    grown.save_tuned(replace(run.tuned, mixture=ranker.mixture))
+    if (run.path / FOLDER).is_dir():
+        _index(run, grown, ranker, watch)
+    return grown
+
+
+def _left_out(run: Path) -> Callable[[str, list[str]], list[str]]:
+    """The entries of a run's folder that are not copied, as :func:`shutil.copytree` asks."""
+    return lambda folder, names: [x for x in names if Path(folder) == run and x in LEFT_OUT]
+
+
+def _digests(run: RunFolder, new: Path) -> dict[str, Any] | None:
+    """The digests of the files of an updated run, where the run before it has some."""
+    before = run.record.get("files")
+    if before is None:
+        return None
+    graph = digests.of_folder(new / "graph")
+    found: digests.Accepted = {f"graph/{name}": digest for name, digest in graph.items()}
+    for name in before:
+        if not name.startswith("graph/") and (new / name).is_file():
+            found[name] = [digests.Digest.of(new / name)]
+    return digests.as_json(found)
+
+
+def _index(run: RunFolder, grown: RunFolder, ranker: Ranker, watch: Watcher) -> None:
+    """Add the new entities to the index of a run, and keep it with the updated one."""
+    if not installed("faiss"):
+        watch.tell(f"the index is left out, since FAISS is not installed; `kgmlm index {run.path}` makes one")
+        grown.update(shortlist=None)
+        return
+    old, by = Retriever.load(run.path / FOLDER), searched(ranker)
+    count = len(grown.graph.entities)
+    new = np.arange(len(run.graph.entities), count)
+    looked_at = old.record.get("looked_at", len(run.graph.entities))
+    made_of = index_fingerprint(ranker, count, looked_at)
+    save_index(grown, old.grown(run.path / FOLDER, new, by.of(new), made_of))
+    if shortlist_of(run) is not None:
+        grown.update(shortlist={**run.record["shortlist"], "of": grown.text_fingerprint})
+
+
+def _checked(
+    run: RunFolder, grown: RunFolder, device: str | None, batch_size: int, watch: Watcher
+) -> dict[str, Any]:
+    """Choose the weights and the probabilities again where validation says so.
+
+    Returns:
+        ``mrr`` of a sample of validation by the weights of before, half of its 95 % interval, and what was
+        chosen again.
+    """
+    if not grown.graph.has("valid"):
+        return {"chosen": []}
+    chosen = []
+    mrr, half, gain, least = _weighed(grown.ranker(device, rerank=False), grown, batch_size, watch)
+    if gain > least:
+        watch.tell(f"the weights are chosen again: validation MRR {mrr:.4f}, by new ones {mrr + gain:.4f}")
+        choose(grown, None, None, "fp32", batch_size, device, watch)
+        chosen.append("weights")
+    if (calibration := _calibration(run)) is not None:
+        kept = calibration.model_copy(update={"chosen_for": grown.scored_by})
+        more = len(grown.graph.relations) > len(run.graph.relations)  # whose probabilities were never fitted
+        if chosen or more or not still_fits(grown, kept, device, batch_size, watch):
+            kept, _ = fitted(grown, batch_size=batch_size, device=device, watch=watch)
+            chosen.append("probabilities")
+        save_calibration(grown, kept)
+    return {"mrr": mrr, "half": half, "chosen": chosen}
+
+
+class _Weighed(NamedTuple):
+    """Validation MRR of a sample by the weights of before, half of its 95 % interval, what weights that are
+    fitted to the sample gain, each half of it by those of the other, and how much is more than chance.
+    """
+
+    mrr: float
+    half: float
+    gain: float
+    least: float
+
+
+def _weighed(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) -> _Weighed:
+    """See whether the weights of a run still suit its graph."""
+    task = validation_task(run.graph, Protocol(split="valid", max_triples=CHECKED))
+    names = [name for name in ranker.mixture.signals if name in ranker.signals]
+    with watch:
+        ways = {"now": Folds.same(ranker.mixture)}
+        if len(names) > 1:
+            ways["again"] = Folds.fitted(
+                ValidationSample.drawn(ranker, task, names, watch, batch_size), names
+            )
+        found = measured(ranker, task, ways, watch, batch_size)
+    now_B = found["now"]
+    gain_B = found.get("again", now_B) - now_B
+    figures = (now_B.mean(), half_interval(now_B), gain_B.mean(), half_interval(gain_B))
+    return _Weighed(*(round(float(x), 6) for x in figures))
+
+
+def _calibration(run: RunFolder) -> Calibration | None:
+    """The probabilities of a run, where it has some that hold for what it is."""
+    try:
+        return read_calibration(run)
+    except RunError:
+        return None

@@ -1,0 +1,96 @@
+"""Changes of a graph: what is added, what is removed, and what keeps its id."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kgmlm.core.errors import DataError, QueryError
+from kgmlm.graphs.changes import Change, changed
+from kgmlm.graphs.entities import EntityTable
+from kgmlm.graphs.given import Given
+from kgmlm.graphs.graph import KnowledgeGraph
+
+Rows = list[tuple[str, str, str]]
+
+
+def change(graph: KnowledgeGraph, rows: Rows, remove: Rows | None = None, **options: EntityTable) -> Change:
+    return changed(graph, Given(rows), remove=Given(remove or []), **options)
+
+
+def test_what_was_there_keeps_its_id(toy: KnowledgeGraph) -> None:
+    found = change(toy, [("iceland", "located_in", "europe"), ("iceland", "has_neighbor", "france")])
+    grown = found.graph
+    assert (found.entities, found.relations, len(found.added)) == (1, 1, 2)
+    assert grown.entities.column("label")[: len(toy.entities)] == toy.entities.column("label")
+    assert [r.label for r in grown.relations][: len(toy.relations)] == [r.label for r in toy.relations]
+    assert grown.relations[len(toy.relations)].name == "has neighbor"
+    assert grown.labeled(found.added) == [
+        ("iceland", "located_in", "europe"),
+        ("iceland", "has_neighbor", "france"),
+    ]
+    train = toy.triples("train")
+    assert np.array_equal(grown.triples("train")[: len(train)], train)
+
+
+def test_ends_are_labels_or_names(toy: KnowledgeGraph) -> None:
+    found = change(toy, [("Portugal", "Has the capital", "paris"), ("Iceland", "located_in", "Europe")])
+    assert found.entities == 1
+    assert found.graph.labeled(found.added)[0] == ("portugal", "capital", "paris")
+    assert found.graph.entities[len(toy.entities)].label == "Iceland"
+
+
+def test_new_entities_have_their_texts(toy: KnowledgeGraph) -> None:
+    table = EntityTable(["isl"], ["Iceland"], ["island in the Atlantic"])
+    found = change(toy, [("Iceland", "located_in", "europe")], entities=table)
+    assert found.entities == 1
+    assert found.graph.labeled(found.added) == [("isl", "located_in", "europe")]
+    assert found.graph.entities[len(toy.entities)].description == "island in the Atlantic"
+
+
+def test_what_training_has_is_not_added_again(toy: KnowledgeGraph) -> None:
+    found = change(toy, [("france", "capital", "paris"), ("france", "capital", "paris")])
+    assert (found.known, len(found.added)) == (1, 0)
+    assert not found
+
+
+def test_what_becomes_training_leaves_its_split(toy: KnowledgeGraph) -> None:
+    rows = [*toy.labeled(toy.triples("valid")[:1]), *toy.labeled(toy.triples("test")[:2])]
+    found = change(toy, rows)
+    assert found.moved == {"valid": 1, "test": 2}
+    assert len(found.graph.triples("valid")) == len(toy.triples("valid")) - 1
+    assert not set(found.graph.labeled(found.graph.triples("test"))) & set(rows)
+    assert len(found.added) == 3
+
+
+def test_removed_triples_are_gone_and_their_entities_stay(toy: KnowledgeGraph) -> None:
+    found = change(toy, [], [("france", "capital", "paris"), ("paris", "capital", "france")])
+    assert (len(found.removed), found.missing) == (1, 1)
+    assert len(found.graph.triples("train")) == len(toy.triples("train")) - 1
+    assert len(found.graph.entities) == len(toy.entities)
+
+
+def test_what_is_removed_and_added_stays(toy: KnowledgeGraph) -> None:
+    row = ("france", "capital", "paris")
+    found = change(toy, [row], [row])
+    assert row in found.graph.labeled(found.graph.triples("train"))
+
+
+def test_a_false_triple_that_is_added_is_not_false_any_more(toy: KnowledgeGraph) -> None:
+    row = ("france", "capital", "berlin")
+    with_negatives = KnowledgeGraph(
+        toy.name, toy.entities, toy.relations, toy.splits, toy.sources,
+        negatives={"valid": change(toy, [row]).added},
+    )  # fmt: skip
+    assert len(change(with_negatives, [row]).graph.negatives["valid"]) == 0
+
+
+def test_wrong_changes_are_refused(toy: KnowledgeGraph) -> None:
+    with pytest.raises(QueryError, match=r"triple 2: 'Georgia' names 2 entities"):
+        change(toy, [("iceland", "located_in", "europe"), ("Georgia", "located_in", "europe")])
+    with pytest.raises(QueryError, match="triple 1: no entity has the label or name 'nowhere'"):
+        change(toy, [], [("nowhere", "capital", "paris")])
+    with pytest.raises(DataError, match="'france' exists already"):
+        change(toy, [], entities=EntityTable(["france"]))
+    with pytest.raises(DataError, match="no training triple of 'toy' would be left"):
+        change(toy, [], toy.labeled(toy.triples("train")))

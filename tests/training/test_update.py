@@ -1,0 +1,257 @@
+"""Runs that are updated: what is new is answered, what was there is as before, whatever interrupts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Cli
+
+import kgmlm
+from kgmlm.core.config import KGESettings, Settings
+from kgmlm.core.errors import DataError, RunError
+from kgmlm.graphs.changes import changed
+from kgmlm.graphs.given import Given
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.runs.folder import open_folder
+from kgmlm.signals.base import Pool
+from kgmlm.signals.kge import KGE
+from kgmlm.signals.rules import Rules
+
+NEW = [
+    ("iceland", "located_in", "europe"),
+    ("reykjavik", "located_in", "iceland"),
+    ("iceland", "capital", "reykjavik"),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all signals that can be counted or fitted beside the model, an index and probabilities."""
+    run = shutil.copytree(toy_vector_run, tmp_path_factory.mktemp("runs") / "whole")
+    settings: dict[str, Any] = {
+        "kge": {"dimension": 8, "epochs": 20},
+        "biencoder": {"encoder": tiny_encoder, "steps": 20, "dimension": 16},
+    }
+    kgmlm.tune(
+        run, add=["kge", "rules", "types", "linked", "biencoder", "reverse"], progress=False, **settings
+    )
+    kgmlm.index(run, progress=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
+        kgmlm.calibrate(run, progress=False)
+    return run
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def answers(path: Path, head: str, relation: str, **options: Any) -> pd.DataFrame:
+    with torch.inference_mode():
+        return kgmlm.open_run(path, **options).rank([(head, relation, None)], k=50)
+
+
+def test_what_is_new_is_answered(run: Path) -> None:
+    found = kgmlm.update(run, NEW, progress=False)
+    assert (found["entities"], found["added"], found["removed"]) == (2, 3, 0)
+    assert 0 <= found["mrr"] <= 1
+    known = answers(run, "iceland", "capital")
+    assert known.set_index("entity").loc["reykjavik", "known"]
+    assert "iceland" in set(answers(run, "france", "borders")["entity"])
+    assert kgmlm.evaluate(run, progress=False).metrics["both.realistic.inverse_harmonic_mean_rank"] > 0
+
+
+def test_an_updated_run_is_whole(run: Path) -> None:
+    kgmlm.update(run, NEW, progress=False)
+    folder = open_folder(run, verify=True)
+    assert len(folder.graph.entities) == len(open_folder(run).graph.entities)
+    (update,) = kgmlm.info(run).updates
+    assert update["added"] == 3
+    assert "2 entities, 0 relations and 3 triples added" in "\n".join(kgmlm.info(run).lines()["updates"])
+    probabilities = kgmlm.info(run).probabilities
+    assert probabilities is not None
+    assert "refused" not in probabilities
+    packed = kgmlm.pack(run, run.parent / "updated.kgmlm", progress=False)
+    assert "reykjavik" in kgmlm.open_run(packed).graph.entities.column("label")
+
+
+def test_the_index_finds_what_is_new(run: Path) -> None:
+    kgmlm.update(run, NEW, progress=False)
+    found = answers(run, "france", "borders", retrieve=50)
+    assert {"iceland", "reykjavik"} <= set(found["entity"])
+
+
+def test_an_entity_without_triples_changes_no_other_score(run: Path) -> None:
+    before = answers(run, "france", "capital", rerank=0).set_index("entity")["score"]
+    entities = pd.DataFrame({"label": ["x"], "name": ["Xanadu"], "description": ["a city of dreams"]})
+    found = kgmlm.update(run, entities=entities, progress=False)
+    assert (found["entities"], found["added"], found["chosen"]) == (1, 0, [])
+    after = answers(run, "france", "capital", rerank=0).set_index("entity")["score"]
+    assert "x" in after.index
+    left = [entity for entity in before.index if entity not in found["moved"]]
+    assert np.allclose(before[left], after[left], atol=1e-5)
+
+
+def test_what_is_added_and_removed_again_leaves_no_trace_in_counts(run: Path) -> None:
+    row = ("france", "borders", "japan")
+    asked = {"rerank": 0}
+    by = {
+        name: answers(run, "italy", "borders", scores=name, **asked) for name in ("rules", "types", "linked")
+    }
+    kgmlm.update(run, [row], progress=False)
+    kgmlm.update(run, remove=[row], progress=False)
+    for name, before in by.items():
+        after = answers(run, "italy", "borders", scores=name, **asked)
+        pd.testing.assert_frame_equal(before, after, check_exact=False, atol=1e-6)
+
+
+def test_ten_updates_pass_every_check(run: Path) -> None:
+    for n in range(10):
+        kgmlm.update(run, [(f"town {n}", "located_in", "france")], progress=False)
+    folder = open_folder(run, verify=True)
+    assert len(folder.record["updates"]) == 10
+    assert folder.graph.entities.column("label")[-1] == "town 9"
+    assert len(answers(run, "France", "capital")) == 50 or len(folder.graph.entities) < 60
+
+
+def test_the_old_run_stays_beside_an_output(run: Path, tmp_path: Path) -> None:
+    before = (run / "run.json").read_bytes()
+    kgmlm.update(run, NEW, output=tmp_path / "new", progress=False)
+    assert (run / "run.json").read_bytes() == before
+    assert len(kgmlm.open_run(tmp_path / "new").graph.entities) == len(kgmlm.open_run(run).graph.entities) + 2
+    with pytest.raises(DataError, match="exists and is not empty"):
+        kgmlm.update(run, NEW, output=tmp_path / "new", progress=False)
+
+
+def test_an_interrupted_update_leaves_the_run_as_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kgmlm.training.update._checked", interrupted)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(KeyboardInterrupt):
+        kgmlm.update(run, NEW, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == [run.name]
+    open_folder(run, verify=True)
+
+
+def test_a_held_run_sees_its_update(run: Path) -> None:
+    held = kgmlm.open_run(run)
+    held.rank("France", "capital", k=1)
+    held.update(NEW, progress=False)
+    assert len(held.rank("iceland", "capital", k=1)) == 1
+
+
+def test_weights_that_do_not_suit_any_more_are_chosen_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(run)
+    tuned = folder.tuned
+    folder.save_tuned(replace(tuned, mixture=tuned.mixture.evenly("likelihood", 50.0)))
+    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: (0.1, 0.01, 0.3, 0.2))
+    found = kgmlm.update(run, NEW, progress=False)
+    assert found["chosen"] == ["weights"]  # the probabilities were of other weights, so there were none
+    assert open_folder(run).tuned.mixture.averages["likelihood"] != 50.0
+    kgmlm.calibrate(run, progress=False)
+    assert kgmlm.update(run, [NEW[0][::-1]], progress=False)["chosen"] == ["weights", "probabilities"]
+    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: (0.1, 0.01, 0.1, 0.2))
+    assert kgmlm.update(run, remove=[NEW[0]], progress=False)["chosen"] == []
+
+
+def test_new_relations_are_answered(run: Path) -> None:
+    found = kgmlm.update(run, [("france", "exports", "wine"), ("italy", "exports", "wine")], progress=False)
+    assert (found["relations"], found["entities"]) == (1, 1)
+    assert "probabilities" in found["chosen"]
+    assert answers(run, "germany", "exports").iloc[0]["entity"] in open_folder(run).graph.entities.column(
+        "label"
+    )
+
+
+def test_untrained_runs_and_packs_are_refused(run: Path, tmp_path: Path) -> None:
+    pack = kgmlm.pack(run, tmp_path / "packed.kgmlm", progress=False)
+    with pytest.raises(RunError, match="is a pack"):
+        kgmlm.update(pack, NEW)
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "status": "interrupted"}))
+    with pytest.raises(RunError, match="is not trained to the end"):
+        kgmlm.update(run, NEW)
+
+
+def test_the_command(run: Path, cli: Cli, tmp_path: Path) -> None:
+    triples, texts = tmp_path / "new.tsv", tmp_path / "entities.tsv"
+    triples.write_text("iceland\tlocated_in\teurope\nfrance\tcapital\tparis\n")
+    texts.write_text("label\tname\ndescription\niceland\tIceland\n".replace("\ndescription", "", 1))
+    done = cli("update", run, "--triples", triples, "--entities", texts, "-q")
+    assert done.returncode == 0, done.stderr
+    assert "new: 1 entity, 0 relations, 1 triple; removed: 0 triples" in done.stdout
+    assert "1 triple in training already" in done.stdout
+    done = cli("update", run, "--remove", triples, "-q", "--json")
+    assert json.loads(done.stdout)["removed"] == 2
+    assert cli("update", run).returncode == 2
+
+
+def by_rule(rules: Any, keys: tuple[str, ...]) -> dict[tuple[int, ...], tuple[int, int]]:
+    """What each rule predicts, and how often rightly."""
+    columns = np.column_stack([np.reshape(getattr(rules, key), (len(rules), -1)) for key in keys])
+    counts = zip(rules.predicted.tolist(), rules.correct.tolist(), strict=True)
+    return dict(zip(map(tuple, columns.tolist()), counts, strict=True))
+
+
+def test_rules_counted_again_are_as_if_mined_today(real: Any) -> None:
+    graph, settings = real("umls"), Settings()
+    triples = graph.triples("train")
+    young = kgmlm.KnowledgeGraph(graph.name, graph.entities, graph.relations, {"train": triples[::2]}, {})
+    old = Rules.fit(young, settings.rules)
+    rows = np.arange(len(graph.entities)), np.arange(len(graph.relations))
+
+    class Over:
+        context = graph.context
+
+    grown = old.over(Over, *rows).grown(graph, settings).applied.rules  # type: ignore[arg-type]
+    today = Rules.fit(graph, settings.rules).applied.rules
+    for mine, theirs, keys in (
+        (grown.paths, today.paths, ("relation", "body")),
+        (grown.constants, today.constants, ("asked", "answer", "relation", "value")),
+    ):
+        before, after = by_rule(mine, keys), by_rule(theirs, keys)
+        shared = before.keys() & after.keys()
+        assert len(shared) > 100
+        assert all(before[rule] == after[rule] for rule in shared)
+
+
+def test_embeddings_of_what_is_new_are_fitted_and_the_others_stay(real: Any) -> None:
+    graph = real("umls")
+    train = graph.triples("train")
+    held = int(np.bincount(train[:, 0]).argsort()[-10])
+    of = (train[:, 0] == held) | (train[:, 2] == held)
+    mine = train[of]
+    given, asked = mine[::2], mine[1::2]
+    before = KnowledgeGraph("before", graph.entities, graph.relations, {"train": train[~of]}, {})
+    after = changed(before, Given(graph.labeled(given))).graph
+    settings = Settings(kge=KGESettings(dimension=32, epochs=30))
+    old = KGE.fit(before, settings.kge)
+    assert int(old.rows_N[held]) < 0
+    new = old.grown(after, settings)
+    assert torch.equal(
+        torch.as_tensor(new.entities_SD)[: len(old.entities_SD)], torch.as_tensor(old.entities_SD)
+    )
+    assert int(new.rows_N[held]) == len(old.entities_SD)
+
+    class Asked:
+        queries = Queries(asked[:, 0], asked[:, 1], np.ones(len(asked), np.bool_))
+
+    scores_BN = np.asarray(new.score(Asked, Pool(len(graph.entities))))  # type: ignore[arg-type]
+    right = scores_BN[np.arange(len(asked)), asked[:, 2]]
+    assert (scores_BN > right[:, None]).mean() < 0.25  # by chance it would be a half
