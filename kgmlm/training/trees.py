@@ -30,14 +30,8 @@ from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
 from kgmlm.training.recipes import LARGE, LEAST
-from kgmlm.training.weights import (
-    STAGES,
-    ValidationSample,
-    figures_of,
-    fitted_weights,
-    silent,
-    validation_task,
-)
+from kgmlm.training.second_stages import STAGES
+from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, silent, validation_task
 
 CANDIDATES = 100
 ROUNDS = 300
@@ -176,7 +170,7 @@ def choose_trees(
 
     Returns:
         The trees, None where those of one half do not help the other; and figures as of
-        :func:`~kgmlm.training.weights.choose_reranking`, cross-fitted.
+        :func:`~kgmlm.training.second_stages.choose_reranking`, cross-fitted.
 
     Raises:
         ConfigError: when LightGBM is not installed, or the protocol asks or filters test triples.

@@ -276,7 +276,7 @@ def tune(
         max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
 
     Returns:
-        The figures of each stage on validation, as of :func:`kgmlm.training.weights.tune`.
+        The figures of each stage on validation, as of :func:`kgmlm.training.second_stages.tune`.
 
     Raises:
         RunError: when there is nothing to choose on, or options do not go together.
@@ -475,8 +475,8 @@ def choose(
     from kgmlm.ranking.second_stage import Conditional, ReverseScoring
     from kgmlm.runs.opened import read_entities
     from kgmlm.runs.record import TunedWeights
+    from kgmlm.training.second_stages import tune as tune_all
     from kgmlm.training.trees import choose_trees, may_fit
-    from kgmlm.training.weights import tune as tune_all
 
     weighs = only in ("", "signals")
     if weighs:
@@ -610,8 +610,8 @@ def _train_reranker(
     """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
     from kgmlm.ranking.ranker import Use, unit
     from kgmlm.ranking.second_stage import CrossEncoding, Reranker
+    from kgmlm.training.second_stages import choose_reranking
     from kgmlm.training.start import resume_run, start_run
-    from kgmlm.training.weights import choose_reranking
 
     folder = opened.path / RERANKER
     first = opened.ranker(how.device, rerank=False)

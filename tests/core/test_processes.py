@@ -33,7 +33,7 @@ from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reader
 from kgmlm.text.tokenization import Encoded
 from kgmlm.training.index import build_index
-from kgmlm.training.weights import tune
+from kgmlm.training.second_stages import tune
 
 KILLED = (
     "import os, signal; from kgmlm.core.processes import join; join(); os.kill(os.getpid(), signal.SIGKILL)"

@@ -29,7 +29,7 @@ from kgmlm.ranking.second_stage import FLOOR, CrossEncoding, Reranker, ReverseSc
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.record import TunedWeights
 from kgmlm.signals.kge import KGE
-from kgmlm.training.weights import choose_reverse, tune
+from kgmlm.training.second_stages import choose_reverse, tune
 
 
 @pytest.fixture

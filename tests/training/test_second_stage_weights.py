@@ -14,7 +14,7 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
-from kgmlm.training.weights import choose_reranking
+from kgmlm.training.second_stages import choose_reranking
 
 
 @pytest.fixture

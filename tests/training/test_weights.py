@@ -25,7 +25,8 @@ from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reading
-from kgmlm.training.weights import TEXT, choose_reranking, tune, weigh
+from kgmlm.training.second_stages import choose_reranking, tune
+from kgmlm.training.weights import TEXT, weigh
 
 
 def rivals(graph: KnowledgeGraph) -> KnowledgeGraph:
