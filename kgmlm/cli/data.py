@@ -209,7 +209,14 @@ def data_import(
         return
     triples, entities = counted(report["triples"], "triple"), counted(report["entities"], "entity")
     print(f"{output}: {triples} of {entities} and {counted(report['relations'], 'relation')}")
-    for what in ("repeated", "blank nodes", "entities without a name", "entities without a description"):
+    whats = (
+        "repeated",
+        "attributes",
+        "blank nodes",
+        "entities without a name",
+        "entities without a description",
+    )
+    for what in whats:
         if report[what]:
             print(f"{what}: {report[what]:,}")
     if report["relations without a name"]:

@@ -149,6 +149,12 @@ def named_rows(path: Path, needed: str) -> Iterator[tuple[str, dict[str, str]]]:
     Raises:
         DataError: for an empty file, a column that is there twice, or a line of another length.
     """
+    if path.suffix == ".parquet":
+        table = files.read_parquet(path)
+        columns = [pc.fill_null(column.cast(pa.large_string()), "").to_pylist() for column in table.columns]
+        for number, row in enumerate(zip(*columns, strict=True)):
+            yield f"{path}: row {number}", dict(zip(table.column_names, row, strict=True))
+        return
     data = files.read_bytes(path)
     separator = "\t" if b"\t" in data.partition(b"\n")[0] else ","  # the names of columns have neither
     lines = list(parse_lines(data, str(path), separator))

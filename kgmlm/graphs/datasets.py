@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from kgmlm.core.tables import (
     truths_of,
     write_table,
 )
+from kgmlm.graphs.attributes import described, read_attributes
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, folder_card, read_card, write_card
 from kgmlm.graphs.entities import EntityTable, completed
 from kgmlm.graphs.given import is_pykeens
@@ -151,6 +153,7 @@ TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
 }
 
 # --- loading ----------------------------------------------------------------------------------------------
+ATTRIBUTES = "attributes"
 ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types"))
 
 
@@ -180,7 +183,7 @@ MISNAMED = {
 
 def _check_names(folder: Path) -> None:
     """Refuse files that were meant for a table of the folder and would be overlooked."""
-    stems = (*SPLITS, "entities", "relations")
+    stems = (*SPLITS, "entities", "relations", ATTRIBUTES)
     for path in sorted(folder.iterdir()):
         suffix = next((s for s in tables.SUFFIXES if path.name.casefold().endswith(s)), None)
         if suffix is None or not path.is_file():
@@ -298,7 +301,7 @@ def unread_files(folder: Path) -> dict[str, str]:
     Returns:
         Name to what to do with it; empty where nobody knows.
     """
-    stems = (*SPLITS, "entities", "relations")
+    stems = (*SPLITS, "entities", "relations", ATTRIBUTES)
     read = {path for stem in stems if (path := tables.find_table(folder, stem))}
     found = {}
     for path in sorted(folder.iterdir()):
@@ -319,7 +322,8 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     fourth column, ``label``: 1 for what is true, -1 or 0 for what is known to be false. ``entities`` has a
     header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
     ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
-    are candidates too. Names that are missing are the labels with blanks for underscores.
+    are candidates too. Names that are missing are the labels with blanks for underscores. ``attributes`` has
+    ``entity``, ``attribute`` and ``value``, which descriptions tell in words.
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
@@ -356,9 +360,26 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         negatives=negatives,
     )
     _check_headers(paths, graph, skip_header)
+    if path := tables.find_table(folder, ATTRIBUTES):
+        graph = _with_attributes(graph, path)
     del splits, negatives, texts
     release_memory()
     return graph
+
+
+def _with_attributes(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
+    """A graph whose descriptions tell the attributes of a table."""
+    attributes = read_attributes(path)
+    unknown = sum(graph.entities.find(label) is None for label in attributes)
+    notes = {"entities with attributes": len(attributes) - unknown}
+    if unknown:
+        notes["attributes of unknown entities"] = unknown
+    return replace(
+        graph,
+        entities=described(graph.entities, attributes),
+        notes={**graph.notes, **notes},
+        sources={**graph.sources, path.name: files.sha256(path)},
+    )
 
 
 def load_graph(

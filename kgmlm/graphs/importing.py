@@ -31,8 +31,9 @@ from kgmlm.core.processes import check_main_guard
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import header_columns
+from kgmlm.graphs.attributes import COLUMNS, WORDS
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
-from kgmlm.graphs.datasets import read_folder, write_splits
+from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_splits
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
 from kgmlm.graphs.statements import READERS, Kind, format_of, language_of, read_statements
@@ -129,6 +130,7 @@ class Importer:
         self.counts: Counter[str] = Counter()
         self.by: dict[str, Counter[str]] = {}  # what is left out, by predicate (and language)
         self.reifiers: set[int] = set()
+        self.attributes: dict[int, list[tuple[int, str]]] = {}
         self.told = 0
         self._parts = folder / "parts"
         self._buffer = array("q")
@@ -148,6 +150,12 @@ class Importer:
             self.left_out("texts in other languages", f"{predicate} ({language})")
             return
         self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
+
+    def attribute(self, subject: str, predicate: str, value: str) -> None:
+        """Keep a number or a date, of the first few of an entity."""
+        own = self.attributes.setdefault(self.ids.setdefault(subject, len(self.ids)), [])
+        if len(own) < WORDS:  # more have no room in a text
+            own.append((self.ids.setdefault(predicate, len(self.ids)), value))
 
     def left_out(self, why: str, predicate: str) -> None:
         """Count it, by predicate, too."""
@@ -226,6 +234,7 @@ class Importer:
         shutil.rmtree(self._parts)
         unnamed = self._write_entities(labels, entity_N)
         unnamed_relations = self._write_relations(labels, relation_N)
+        attributes = self._write_attributes(labels, entity_N)
         entities, relations = int(entity_N.sum()), int(relation_N.sum())
         name, origin = card_of
         counts = Counts(entities=entities, relations=relations, unseen=0, train=written, valid=0, test=0)
@@ -241,6 +250,7 @@ class Importer:
             "relations without a name": unnamed_relations,
             "entities without a description": entities
             - len(self.texts.best["description"].keys() & set(np.flatnonzero(entity_N).tolist())),
+            "attributes": attributes,
             "left out": {what: n for what, n in self.counts.items() if what != "blank nodes" and n},
             "left out by": {what: dict(by.most_common()) for what, by in self.by.items()},
             "blank nodes": self.counts["blank nodes"],
@@ -285,9 +295,24 @@ class Importer:
                 table.write([pa.array(column, pa.large_string()) for column in columns])
         return unnamed
 
-    def _write_relations(self, labels: list[str], relation_N: BoolArray) -> int:
-        """Write ``relations``; how many have no name but their label's."""
-        ids = np.flatnonzero(relation_N).tolist()
+    def _write_attributes(self, labels: list[str], entity_N: BoolArray) -> int:
+        """Write ``attributes`` where entities of triples have any; how many there are."""
+        rows = [(i, of) for i, of in self.attributes.items() if entity_N[i]]
+        if not rows:
+            return 0
+        names = self._names(labels, sorted({predicate for _, of in rows for predicate, _ in of}))
+        count = 0
+        with _Table(self.folder / ATTRIBUTES, COLUMNS, header=True) as table:
+            for i, of in rows:
+                said = [names[labels[predicate]] or words_of(labels[predicate]) for predicate, _ in of]
+                values = [" ".join(value.split()) or "none" for _, value in of]
+                columns = [[labels[i]] * len(of), said, values]
+                table.write([pa.array(column, pa.large_string()) for column in columns])
+                count += len(of)
+        return count
+
+    def _names(self, labels: list[str], ids: list[int]) -> dict[str, str]:
+        """Names of relations by label, empty where there is none; of Wikidata those of the properties."""
         names = {labels[i]: self.texts.of(i, "name") for i in ids}
         properties: dict[str, list[str]] = {}
         for label in (label for label, name in names.items() if not name):
@@ -295,6 +320,11 @@ class Importer:
                 properties.setdefault(f"http://www.wikidata.org/entity/{found[1]}", []).append(label)
         for i in (i for i, label in enumerate(labels) if label in properties):
             names |= dict.fromkeys(properties[labels[i]], self.texts.of(i, "name"))
+        return names
+
+    def _write_relations(self, labels: list[str], relation_N: BoolArray) -> int:
+        """Write ``relations``; how many have no name but their label's."""
+        names = self._names(labels, np.flatnonzero(relation_N).tolist())
         with _Table(self.folder / "relations", ("label", "name"), header=True) as table:
             columns = [list(names), [name or words_of(label) for label, name in names.items()]]
             table.write([pa.array(column, pa.large_string()) for column in columns])
@@ -353,8 +383,9 @@ def import_graph(
 
     RDF is N-Triples, N-Quads, Turtle, TriG or RDF/XML. Labels are IRIs, or Wikidata's ids. Names are
     ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
-    ``rdfs:comment``; an entity without a name is called by the last part of its IRI. Other literals, entities
-    that no triple has and the names of graphs are left out, and triples that are there again count once.
+    ``rdfs:comment``; an entity without a name is called by the last part of its IRI. Numbers and dates are
+    attributes, which descriptions tell. Other literals, entities that no triple has and the names of graphs
+    are left out, and triples that are there again count once.
     Texts are kept in memory, triples on disk.
 
     Args:

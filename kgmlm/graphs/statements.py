@@ -99,6 +99,9 @@ class Listener(Protocol):
     def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
         """A text of an entity or a relation; of several texts the one of the lowest order counts."""
 
+    def attribute(self, subject: str, predicate: str, value: str) -> None:
+        """An entity has a number or a date."""
+
     def left_out(self, why: str, predicate: str) -> None:
         """A statement that a graph of entities has no place for; ``why`` is what is counted."""
 
@@ -362,6 +365,13 @@ _WORDS = {
 }
 
 
+XSD = "http://www.w3.org/2001/XMLSchema#"
+TOLD = re.compile(
+    "decimal|integer|float|double|int|long|short|byte|(nonNegative|positive|negative|nonPositive)Integer"
+    "|unsigned(Int|Long|Short|Byte)|date|dateTime|dateTimeStamp|gYear|gYearMonth"
+)  # types of literals that are attributes: numbers and dates
+
+
 def _tell(quads: Any, told: Listener) -> None:
     """Tell what statements say; names of blank nodes hold within their file alone."""
     from pyoxigraph import BlankNode, Literal, NamedNode
@@ -381,7 +391,9 @@ def _tell(quads: Any, told: Listener) -> None:
         node = type(value)
         text = TEXT_PREDICATES.get(predicate)
         if node is Literal:
-            if text is None:
+            if text is None and TOLD.fullmatch(value.datatype.value.removeprefix(XSD)):
+                told.attribute(label(subject), predicate, value.value)
+            elif text is None:
                 told.left_out("literals", predicate)
             else:
                 told.text(label(subject), text[0], value.value, value.language or "", text[1], predicate)
@@ -481,6 +493,10 @@ def _read_wikidata(file: IO[bytes], path: Path, told: Listener, base: str | None
                     if not (_is_id(relation) and _is_id(tail)):
                         raise KeyError(f"{relation} {tail}")
                     told.triple(label, relation, tail)
+                elif value.get("type") == "quantity":
+                    told.attribute(label, relation, value["value"]["amount"])
+                elif value.get("type") == "time":
+                    told.attribute(label, relation, value["value"]["time"])
                 else:
                     told.left_out("literals" if value and not item else "claims without an item", relation)
         except (KeyError, TypeError, AttributeError) as error:

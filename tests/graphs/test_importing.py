@@ -97,14 +97,14 @@ def test_names_descriptions_aliases_and_counts(tmp_path: Path) -> None:
     assert report == {
         "entities": 3, "relations": 2, "triples": 3, "repeated": 1, "entities without a name": 1,
         "relations without a name": 1, "entities without a description": 2, "blank nodes": 1,
-        "left out": {"texts in other languages": 1, "literals": 1},
+        "attributes": 1,
+        "left out": {"texts in other languages": 1},
         "left out by": {
             "texts in other languages": {"http://www.w3.org/2000/01/rdf-schema#label (ru)": 1},
-            "literals": {"http://ex.org/age": 1},
         },
     }  # fmt: skip
     ada = graph.entities[graph.entities.index["http://ex.org/a"]]
-    assert (ada.name, ada.description) == ("Ada", "a mathematician")
+    assert (ada.name, ada.description) == ("Ada", "age 36. a mathematician")
     assert graph.entities.column("label") == ["_:b1", "http://ex.org/London", "http://ex.org/a"]
     assert [r.name for r in graph.relations] == ["birth place", "is acquainted with"]
     rows = pyarrow.csv.read_csv(
@@ -194,7 +194,7 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     report = json.loads(cli("data", "check", tmp_path / "g", "--json").stdout)
     assert report["mismatches"] == {}
     done = cli("data", "import", "a.ttl", "--output", "h", "--language", "ru", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["left out"] == {"texts in other languages": 4, "literals": 1}
+    assert json.loads(done.stdout)["left out"] == {"texts in other languages": 4}
 
 
 def test_bad_input_is_one_sentence_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Told:
     def __init__(self) -> None:
         self.triples: list[tuple[str, str, str]] = []
         self.texts: list[tuple[str, str, str, str]] = []
+        self.attributes: list[tuple[str, str, str]] = []
         self.left: Counter[str] = Counter()
         self.blank = 0
         self.reifiers: list[str] = []
@@ -45,6 +46,9 @@ class Told:
 
     def text(self, subject: str, kind: str, value: str, language: str, order: int, predicate: str) -> None:
         self.texts.append((subject, kind, value, language))
+
+    def attribute(self, subject: str, predicate: str, value: str) -> None:
+        self.attributes.append((subject, predicate, value))
 
     def left_out(self, why: str, predicate: str) -> None:
         self.left[why] += 1
@@ -207,8 +211,39 @@ def test_relative_iris_need_a_base(tmp_path: Path) -> None:
 def test_literals_and_statements_about_triples_are_counted(tmp_path: Path) -> None:
     data = b'@prefix : <http://e/> . :a :p "1", 7, <<( :a :p :b )>> .'
     told = read(data, "turtle", tmp_path)
-    assert told.left == {"literals": 2, "statements about triples": 1}
+    assert told.left == {"literals": 1, "statements about triples": 1}
+    assert told.attributes == [("http://e/a", "http://e/p", "7")]
     assert not told.triples
+
+
+def test_numbers_and_dates_are_attributes(tmp_path: Path) -> None:
+    data = (
+        b"@prefix : <http://e/> . @prefix xsd: <http://www.w3.org/2001/XMLSchema#> . "
+        b':a :born "1815-12-10"^^xsd:date ; :height 1.6 ; :year "1815"^^xsd:gYear ; :famous true ; :id "x7"; '
+        b':shape "POINT(1 2)"^^:wkt .'
+    )
+    told = read(data, "turtle", tmp_path)
+    values = {predicate.rsplit("/", 1)[-1]: value for _, predicate, value in told.attributes}
+    assert values == {"born": "1815-12-10", "height": "1.6", "year": "1815"}
+    assert told.left == {"literals": 3}
+    amount = {"amount": "+250", "unit": "1", "upperBound": "+251"}
+    time = {"time": "+1998-04-01T00:00:00Z", "precision": 11}
+    claims = {
+        "P1": [
+            {
+                "rank": "normal",
+                "mainsnak": {"snaktype": "value", "datavalue": {"type": "quantity", "value": amount}},
+            }
+        ],
+        "P2": [
+            {
+                "rank": "normal",
+                "mainsnak": {"snaktype": "value", "datavalue": {"type": "time", "value": time}},
+            }
+        ],
+    }
+    told = read(json.dumps({"id": "Q1", "claims": claims}).encode(), "wikidata", tmp_path)
+    assert told.attributes == [("Q1", "P1", "+250"), ("Q1", "P2", "+1998-04-01T00:00:00Z")]
 
 
 def test_of_wikidata_the_truthy_claims_count(tmp_path: Path) -> None:
