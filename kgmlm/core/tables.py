@@ -156,8 +156,8 @@ def named_rows(path: Path, needed: str) -> Iterator[tuple[str, dict[str, str]]]:
             yield f"{path}: row {number}", dict(zip(table.column_names, row, strict=True))
         return
     data = files.read_bytes(path)
-    separator = "\t" if b"\t" in data.partition(b"\n")[0] else ","  # the names of columns have neither
-    lines = list(parse_lines(data, str(path), separator))
+    tabs = b"\t" in data.partition(b"\n")[0] or path.name.removesuffix(".gz").endswith(".tsv")
+    lines = list(parse_lines(data, str(path), "\t" if tabs else ","))
     if not lines:
         raise DataError(f"{path} is empty; its first line must name the columns: {needed}")
     header = lines[0][1]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import DataError, QueryError
-from kgmlm.graphs.entities import EntityTable, completed, text_array
+from kgmlm.graphs.entities import EntityTable, completed, folded, text_array, tidy
 from kgmlm.graphs.given import Given
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
@@ -39,7 +39,7 @@ class Change:
     moved: Mapping[str, int]
 
     def __bool__(self) -> bool:
-        return bool(self.entities or self.relations or len(self.added) or len(self.removed))
+        return any((self.entities, self.relations, len(self.added), len(self.removed), self.moved))
 
 
 def changed(
@@ -97,31 +97,43 @@ def _removed(graph: KnowledgeGraph, remove: Given) -> tuple[IntArray, int]:
 def _resolved(graph: KnowledgeGraph, triples: Given) -> tuple[KnowledgeGraph, IntArray]:
     """A graph with the entities and relations that triples name, and the ids of the triples."""
     resolver = Resolver(graph)
-    entities, relations = dict[str, int](), dict[str, int]()
-    new_entities, new_relations = list[str](), list[str]()
+    entities = _Numbered(resolver.entity_if, len(graph.entities))
+    relations = _Numbered(resolver.relation_if, len(graph.relations))
+    ids = []
     for where, (head, relation, tail) in triples.numbered():
         try:
-            for text in (head, tail):
-                if text not in entities:
-                    found = resolver.entity_if(text)
-                    if found is None:
-                        found = len(graph.entities) + len(new_entities)
-                        new_entities.append(text)
-                    entities[text] = found
-            if relation not in relations:
-                found = resolver.relation_if(relation)
-                if found is None:
-                    found = len(graph.relations) + len(new_relations)
-                    new_relations.append(relation)
-                relations[relation] = found
+            ids.append((entities[head], relations[relation], entities[tail]))
         except QueryError as error:
             raise QueryError(f"{where}: {error}") from None
-    if new_entities:
-        graph = graph.extended(named_by_labels(new_entities))
-    if new_relations:
-        graph = graph.with_relations(new_relations)
-    ids = [(entities[h], relations[r], entities[t]) for h, r, t in triples.rows]
+    if entities.new:
+        graph = graph.extended(named_by_labels(list(entities.new.values())))
+    if relations.new:
+        graph = graph.with_relations(list(relations.new.values()))
     return graph, np.array(ids, np.int64).reshape(-1, 3)
+
+
+class _Numbered(dict[str, int]):
+    """Labels and names to ids; what nobody knows is new, and gets the next one.
+
+    Args:
+        find: the id of what is known; None of what is not.
+        count: how many are known.
+    """
+
+    def __init__(self, find: Callable[[str], int | None], count: int) -> None:
+        self.find, self.count = find, count
+        self.new: dict[str, str] = {}  # labels, by how names are looked up
+
+    def __missing__(self, text: str) -> int:
+        found = self.find(text)
+        if found is None:
+            label = tidy(text)
+            if not label:
+                raise QueryError("a label is empty")
+            self.new.setdefault(folded(label), label)
+            found = self.count + list(self.new).index(folded(label))
+        self[text] = found
+        return found
 
 
 def named_by_labels(labels: Sequence[str]) -> EntityTable:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -654,6 +655,15 @@ def save_calibration(run: RunFolder, calibration: Calibration) -> None:
     keep = partial(digests.write_manifest, folder)
     with digests.replacing(run.path / FILE, digests.read_manifest(folder), keep) as temporary:
         files.write_json(temporary, calibration.model_dump(mode="json"))
+
+
+def drop_calibration(run: RunFolder) -> None:
+    """Remove the probabilities of a run, if it has any."""
+    known = digests.read_manifest(run.model_folder)
+    (run.path / FILE).unlink(missing_ok=True)
+    if known is not None:
+        left = {name: of for name, of in known.items() if name != Path(FILE).name}
+        digests.write_manifest(run.model_folder, left)
 
 
 def read_calibration(run: RunFolder) -> Calibration | None:

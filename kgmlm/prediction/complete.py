@@ -40,7 +40,7 @@ from kgmlm.prediction.listing import (
     side_of,
     write_list,
 )
-from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder
+from kgmlm.runs.folder import MIXTURE, RunFolder, graph_digests, open_folder
 from kgmlm.runs.opened import constraints_of, open_ranker, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
@@ -54,8 +54,9 @@ TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parque
 
 
 def made_of(run: RunFolder) -> str:
-    """A digest of the models and weights of a run, as lists of its new triples have it."""
-    made = {**run.fingerprints, "weights": files.sha256(run.path / MIXTURE)}
+    """A digest of the models, weights and graph of a run, as lists of its new triples have it."""
+    weights = files.sha256(run.path / MIXTURE)
+    made = {**run.fingerprints, "weights": weights, "graph": graph_digests(run.record)}
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
 

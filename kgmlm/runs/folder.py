@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -258,12 +259,15 @@ class RunFolder:
     record: Mapping[str, Any]
 
     def now(self) -> RunFolder:
-        """The run as it is now. Its graph and settings never change.
+        """The run as it is now. Its settings never change, its graph by :func:`kgmlm.update` alone.
 
         Raises:
             RunError: when ``run.json`` is gone or damaged.
         """
-        return replace(self, record=read_record(self.path))
+        record = read_record(self.path)
+        if graph_digests(record) != graph_digests(self.record):
+            return open_folder(self.path)
+        return replace(self, record=record)
 
     def _changed(self) -> None:
         """Forget the parts that this process has just written."""
@@ -303,7 +307,10 @@ class RunFolder:
     def made_by(self) -> str:
         """A digest of the weights and, through them, of all that the run's scores go by."""
         path = self.path / MIXTURE
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+        if not path.is_file():
+            return ""
+        graph = json.dumps(graph_digests(self.record), sort_keys=True).encode()
+        return hashlib.sha256(path.read_bytes() + graph).hexdigest()[:16]
 
     @property
     def scored_by(self) -> dict[str, str]:
@@ -609,6 +616,11 @@ class RunFolder:
             raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
         return CrossEncoding(use, reranker, unit("vector", self.settings))
+
+
+def graph_digests(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The digests that a record has of the files of its graph."""
+    return {name: of for name, of in (record.get("files") or {}).items() if name.startswith("graph/")}
 
 
 def structure_beside(file: str) -> str:

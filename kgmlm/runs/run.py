@@ -268,6 +268,8 @@ class Run:
         """
         with _OPENING:
             if "predictor" not in vars(self):
+                if self.further is None and self.folder.now().graph is not self.folder.graph:
+                    self.reopen()  # it was updated since
                 self.opened, made = open_predictor(self.options, self.folder, self.graph, watch, batch_size)
                 vars(self)["predictor"] = made
             return self.predictor

@@ -470,7 +470,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     add_page(app)
     _add_errors(app)
     app.state.end = service.batcher.end
-    app.state.standing = lambda: session.origin.standing
+    app.state.is_stale = lambda: session.origin.is_stale
     app.add_middleware(Guard, metrics=service.metrics, token=options.token, hosts=options.hosts)
     return app
 

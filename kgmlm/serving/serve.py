@@ -7,20 +7,27 @@ import os
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kgmlm.core.errors import ConfigError, KgmlmError, RunError, check_numbers
+from kgmlm.core.errors import ConfigError, RunError, check_numbers, first_line
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.packs import is_unpacked
 from kgmlm.runs.run import Run, open_run, path_of
@@ -34,6 +41,8 @@ LAST_PORT = 65_535
 ANSWERING, LEAVING = 6, 9  # seconds that open requests, and then connections, have after SIGTERM
 ENDING = (signal.SIGINT, signal.SIGTERM)
 LOOKS = 2.0  # seconds between looks at the folder of a run that is watched
+LONGEST_LOOK = 60.0  # the same, after failures
+T = TypeVar("T")
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -184,7 +193,7 @@ class Reloading:
         first: the service of the run as it is.
         make: opens the run again, as another service.
         tell: called with a sentence when the run is open again, or cannot be opened.
-        seconds: between two looks at the run's folder.
+        seconds: between two looks at the run's folder; after failures longer.
     """
 
     def __init__(
@@ -195,8 +204,8 @@ class Reloading:
         seconds: float = LOOKS,
     ) -> None:
         self.app, self.make, self.tell, self.seconds = first, make, tell, seconds
-        self._asked: dict[int, int] = {}  # requests in flight, by service
-        self._failed = ""  # why it could not be opened, when that was tried last
+        self._asked: Counter[int] = Counter()  # requests in flight, by service
+        self._failures: list[str] = []  # why it could not be opened, since it could
 
     @property
     def state(self) -> Any:
@@ -209,7 +218,7 @@ class Reloading:
             await self._live(receive, send)
             return
         app = self.app
-        self._asked[id(app)] = self._asked.get(id(app), 0) + 1
+        self._asked[id(app)] += 1
         try:
             await app(scope, receive, send)
         finally:
@@ -218,36 +227,73 @@ class Reloading:
     async def _live(self, receive: Any, send: Any) -> None:
         """From the server's start to its end."""
         await receive()
-        living = self.app.router.lifespan_context(self.app)
-        await living.__aenter__()
+        try:
+            living = await _begun(self.app)
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": first_line(error)})
+            return
         await send({"type": "lifespan.startup.complete"})
         ending = asyncio.create_task(receive())
         while not ending.done():
-            await asyncio.wait((ending,), timeout=self.seconds)
-            if not ending.done() and await asyncio.to_thread(lambda: self.state.standing() == "changed"):
-                living = await self._reloaded(living)
+            await asyncio.wait((ending,), timeout=min(LONGEST_LOOK, self.seconds * 2 ** len(self._failures)))
+            if ending.done() or not await asyncio.to_thread(self.state.is_stale):
+                continue
+            reloading = asyncio.create_task(self._reloaded(living))
+            await asyncio.wait((ending, reloading), return_when=asyncio.FIRST_COMPLETED)
+            if reloading.done():
+                living = reloading.result()
+            else:  # the server ends; the thread that opens the run ends with the process
+                reloading.cancel()
+                await asyncio.gather(reloading, return_exceptions=True)
         await living.__aexit__(None, None, None)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _reloaded(self, living: Any) -> Any:
+    async def _reloaded(self, living: AbstractAsyncContextManager[Any]) -> AbstractAsyncContextManager[Any]:
         """Open the run again, and let the service before it end once it has answered."""
         before = self.app
         try:
-            new = await asyncio.to_thread(self.make)
-        except KgmlmError as error:
-            if self._failed != (failed := str(error)):
+            new = await _beside(self.make)
+            next_living = await _begun(new)
+        except Exception as error:  # such as that memory does not hold both
+            if (failed := first_line(error)) not in self._failures:
                 self.tell(f"the run has changed and cannot be opened, so the old one is served: {failed}")
-            self._failed = failed
+            self._failures.append(failed)
             return living
-        next_living = new.router.lifespan_context(new)
-        await next_living.__aenter__()
-        self.app, self._failed = new, ""
+        self.app, self._failures = new, []
         self.tell("the run has changed and is open again")
-        while self._asked.get(id(before)):
+        while self._asked[id(before)]:
             await asyncio.sleep(self.seconds / 10)
+        del self._asked[id(before)]
         await living.__aexit__(None, None, None)
-        self._asked.pop(id(before), None)
         return next_living
+
+
+async def _begun(app: FastAPI) -> AbstractAsyncContextManager[Any]:
+    """Begin the work of a service that is served by another one."""
+    living = app.router.lifespan_context(app)
+    await living.__aenter__()
+    return living
+
+
+async def _beside(work: Callable[[], T]) -> T:
+    """Work in a thread that nobody waits for when the process ends."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        if not found.done():
+            set_(value)
+
+    def run() -> None:
+        try:
+            outcome = found.set_result, work()
+        except BaseException as error:
+            outcome = found.set_exception, error  # type: ignore[assignment]
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await found
 
 
 LONGEST = 1.0  # seconds that the first query of a batch may wait for others
@@ -371,10 +417,9 @@ def serve(
         return service(open_run(path, asking), token=token, any_host=not local, **options)
 
     with bound(host, port) as at:
-        app: FastAPI | Reloading
-        app = first = service(run, token=token, any_host=not local, progress=progress, **options)
-        if watch:
-            app = Reloading(first, again, watcher_of(progress).tell)
+        made = service(run, token=token, any_host=not local, progress=progress, **options)
+        app = Reloading(made, again, watcher_of(progress).tell) if watch else made
+        del run, made  # a run that is opened again takes the place of this one
         run_server(app, at, lambda: ready(address(at)), "info" if log else "warning")
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import KgmlmError, QueryError, RunError
+from kgmlm.core.files import sha256
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.entities import EntityTable, folded
 from kgmlm.graphs.graph import Edge, KnowledgeGraph
@@ -27,6 +29,7 @@ from kgmlm.prediction.calibration import Calibration
 from kgmlm.prediction.classify import Classified, judged
 from kgmlm.ranking.predictor import Prediction, Predictor
 from kgmlm.ranking.ranker import Ranker
+from kgmlm.runs.folder import PROBABILITIES
 from kgmlm.runs.opened import open_ranker, read_vectors
 from kgmlm.runs.record import read_record
 from kgmlm.runs.run import Run
@@ -62,6 +65,7 @@ class Origin:
 
     def __init__(self, run: Run) -> None:
         self.folder, self.made_by = run.folder, run.opened
+        self._probable = _sha(run.folder.path / PROBABILITIES)
         self._laid = _laid(run.folder.record)
 
     @property
@@ -71,6 +75,12 @@ class Origin:
             return _laid(read_record(self.folder.path)) == self._laid
         except RunError:
             return False
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the folder has another state of the run than is served, or other probabilities."""
+        probable = _sha(self.folder.path / PROBABILITIES)
+        return self.standing == "changed" or (self.standing == "as opened" and probable != self._probable)
 
     @property
     def standing(self) -> Standing:
@@ -87,10 +97,17 @@ class Origin:
 
 
 def _laid(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a run's record about how it was begun, and on what."""
-    digests = record.get("files") or {}
-    begun = {name: digests[name] for name in digests if name == "config.toml" or name.startswith("graph/")}
-    return {key: record.get(key) for key in _LAID} | begun
+    """The part of a run's record about how it was begun; its graph may grow."""
+    settings = (record.get("files") or {}).get("config.toml")
+    return {key: record.get(key) for key in _LAID} | {"config.toml": settings}
+
+
+def _sha(path: Path) -> str:
+    """The digest of a file; empty where there is none."""
+    try:
+        return sha256(path)
+    except OSError:
+        return ""
 
 
 class Names(Resolver):

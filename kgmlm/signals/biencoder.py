@@ -36,7 +36,7 @@ from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import Pool
 from kgmlm.signals.vector import EntityVectors
-from kgmlm.text.encoder import TextEncoder
+from kgmlm.text.encoder import ENCODER, TextEncoder
 from kgmlm.text.reader import Reader, Reading
 
 Floats = npt.NDArray[np.float32]
@@ -269,6 +269,7 @@ class Biencoder:
             relation_texts_RD[new] = read_all(self.encoder, [context.relations[i].name for i in new.tolist()])
         rows = np.append(self.relation_rows, -1)[relation_rows]
         twin = Biencoder(self.head, context, vectors, relation_texts_RD, rows, self.encoder, self.device)
+        twin.shares = self.shares
         if self._candidates_NW is not None and self._begins(context, entity_rows, relation_rows):
             further = context.train[len(self.context.train) :]
             new_ids = np.arange(len(self._candidates_NW), len(entity_rows))
@@ -423,6 +424,7 @@ class Biencoder:
         vectors.adopt(graph.entities, texts_ND)
         made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, device)
         made._candidates_NW = at(device, candidates_NW)
+        made.shares = not any(name.startswith(ENCODER) for name in names)
         return made
 
 

@@ -158,7 +158,8 @@ def _among(
     ids, rows = torch.cat([queries_B2[:, 0], scored]).unique(return_inverse=True)
     own_B, rows_C = rows.split([len(queries_B2), len(scored)])
     log_weight_C = torch.zeros(len(scored), device=ids.device)
-    log_weight_C[len(answered) :] = math.log((entities - len(answered)) / max(1, len(others)))
+    if len(others):
+        log_weight_C[len(answered) :] = math.log(max(1, entities - len(answered)) / len(others))
     queries_B2 = torch.stack([own_B, queries_B2[:, 1]], 1)
     return ids, Sample(rows_C, log_weight_C, at_T), queries_B2, rows_C[at_T]
 
@@ -254,7 +255,7 @@ def fit_new(
         always = torch.from_numpy(begin + np.sort(some))
         batch = np.concatenate([of[rng.integers(0, len(of), FITTED_AT_ONCE)] for of in parts if len(of)])
         queries_B2, answers_B = torch.from_numpy(batch[:, :2]), torch.from_numpy(batch[:, 2])
-        ids, sample, queries_B2, answers_B = _among(drawn, queries_B2, answers_B, len(rows), always)
+        ids, sample, queries_B2, answers_B = _among(drawn, queries_B2, answers_B, begin + len(fresh), always)
         entities_SD = _rows_of(old.entities_SD, new_ED, ids)
         table_RD = relations_RD.index_copy(0, torch.from_numpy(directed), new_QD)
         row_B = torch.arange(len(batch))

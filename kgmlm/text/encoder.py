@@ -31,7 +31,7 @@ Pooling = Literal["mean", "cls", "max", "lasttoken"]
 Floats = npt.NDArray[np.float32]
 _TEXTS = 8192  # tokenized at once
 _UNUSED = "pooler."  # of weights that no pooling here needs, and many checkpoints lack
-_PREFIX, _CONFIG, _TOKENIZER = "encoder.", "encoder:config", "encoder:tokenizer"
+ENCODER, _CONFIG, _TOKENIZER = "encoder.", "encoder:config", "encoder:tokenizer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class TextEncoder:
             weights: False leaves them out, where they are in the run's model, too.
         """
         found: dict[str, npt.NDArray[Any]] = {
-            f"{_PREFIX}{name}": np.ascontiguousarray(_array(tensor))
+            f"{ENCODER}{name}": np.ascontiguousarray(_array(tensor))
             for name, tensor in (self.weights().items() if weights else ())
         }
         own = {"pooling": self.pooling, "max_length": self.max_length, "prefix": self.prefix}
@@ -151,14 +151,14 @@ class TextEncoder:
         own = config.pop("kgmlm")
         if own["pooling"] not in get_args(Pooling) or not isinstance(own["max_length"], int):
             raise ValueError("its encoder pools in no way that there is")
-        mine = [name for name in names if name.startswith(_PREFIX)]
+        mine = [name for name in names if name.startswith(ENCODER)]
         if not mine and model is None:
             raise ValueError("its encoder has no weights")
         prefix = str(own["prefix"])
 
         def weights() -> dict[str, npt.NDArray[Any]]:
             if mine:
-                return {name.removeprefix(_PREFIX): read(name) for name in mine}
+                return {name.removeprefix(ENCODER): read(name) for name in mine}
             from safetensors.numpy import load_file
 
             assert model is not None

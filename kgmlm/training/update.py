@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 
 from kgmlm.core import digests, files
-from kgmlm.core.config import Protocol
-from kgmlm.core.errors import RunError, check_numbers
-from kgmlm.core.machine import installed
+from kgmlm.core.config import Protocol, Settings
+from kgmlm.core.errors import ConfigError, RunError, check_numbers
+from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.evaluation.metrics import half_interval
@@ -24,10 +25,16 @@ from kgmlm.graphs.datasets import read_entities
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import Given, labeled_entities
 from kgmlm.graphs.storage import write_graph
-from kgmlm.prediction.calibration import fitted, read_calibration, save_calibration, still_fits
-from kgmlm.ranking.retrieval import FOLDER, Retriever, searched
+from kgmlm.prediction.calibration import (
+    drop_calibration,
+    fitted,
+    read_calibration,
+    save_calibration,
+    still_fits,
+)
+from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
 from kgmlm.runs.folder import NAMES, RunFolder, open_folder, save_names
-from kgmlm.runs.opened import index_fingerprint, save_index, shortlist_of
+from kgmlm.runs.opened import index_fingerprint, open_index, save_index, shortlist_of
 from kgmlm.runs.record import TRAINED, command_line, writing
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals import is_beside
@@ -45,7 +52,10 @@ if TYPE_CHECKING:
 
 CHECKED = 200  # validation triples by which the weights are checked
 # Of a run's folder: written anew, or of the run as it was.
-LEFT_OUT = ("run.json", "graph", "index", "checkpoints", "logs", "ranks")
+LEFT_OUT = (
+    "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
+)  # fmt: skip
+JUDGMENTS = "feedback.jsonl"
 
 
 @writes_run
@@ -91,31 +101,68 @@ def update(
         >>> kgmlm.update("runs/demo", [("takoyaki", "comes from", "Japan")])  # doctest: +SKIP
     """
     check_numbers(batch_size=(batch_size, 1))
+    if in_several_processes():
+        raise RunError("an update is made by one process")
+    if isinstance(run, Run) and run.further is not None:
+        raise RunError("the run has further entities, which an update is given by entities=")
     began = datetime.now(UTC)
     path, target = path_of(run), path_if(output, "the updated run")
-    if target is not None:
-        files.check_new_folder(target)
+    _check_place(path, target)
     folder = open_folder(path)
-    if folder.record["status"] not in TRAINED or not folder.has_weights:
-        raise RunError(f"{path} is not trained to the end; `kgmlm train --output {path} --resume` goes on")
-    if folder.lacking:
-        raise RunError(f"PyKEEN is not installed, and {path} has {' and '.join(folder.lacking)}")
+    _check_trained(folder)
     table = _entities(entities, folder)
     change = changed(folder.graph, Given.of(triples), table, Given.of(remove))
     watch = watcher_of(progress)
     counts = _counts(change)
-    if not change:
+    if not change and target is None:
         watch.tell("nothing is new: the run stays as it is")
         return Outcome({**counts, "seconds": 0.0})
     quiet_transformers()
     place = target or path
-    with writing(place, "update"), files.atomic_folder(place, follow=True) as new:
-        grown = _written(folder, change, new, device, batch_size, watch)
-        checked = _checked(folder, grown, device, batch_size, watch)
-        seconds = round((datetime.now(UTC) - began).total_seconds(), 1)
-        told = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
-        grown.update(updates=[*folder.record.get("updates", []), {**told, "command": command_line()}])
+    judging = FileLock(path / f".{JUDGMENTS}.lock")
+    try:
+        with writing(place, "update"), files.atomic_folder(place, follow=True) as new:
+            grown = _written(folder, change, new, device, batch_size, watch)
+            checked = _checked(folder, grown, device, batch_size, watch)
+            seconds = round((datetime.now(UTC) - began).total_seconds(), 1)
+            told = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
+            grown.update(updates=[*folder.record.get("updates", []), {**told, "command": command_line()}])
+            if (path / JUDGMENTS).is_file():  # a service may have written some since
+                judging.acquire()
+                shutil.copy2(path / JUDGMENTS, new / JUDGMENTS)
+    finally:
+        judging.release()
     return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
+
+
+def _check_place(path: Path, target: Path | None) -> None:
+    """See that the updated run can be written.
+
+    Raises:
+        DataError: when something is there already.
+        RunError: when that is within the run, or the run cannot be replaced.
+    """
+    if target is None:
+        if path.resolve().is_mount():
+            raise RunError(f"{path} is a mount point, which cannot be replaced; give an --output")
+        return
+    files.check_new_folder(target)
+    if target.resolve().is_relative_to(path.resolve()):
+        raise RunError(f"{target} is within the run that is updated; choose another --output")
+
+
+def _check_trained(run: RunFolder) -> None:
+    """Refuse a run that is not ready to rank.
+
+    Raises:
+        RunError: saying what is missing.
+    """
+    path = run.path
+    if run.record["status"] not in TRAINED or not run.has_weights:
+        raise RunError(f"{path} is not trained to the end; `kgmlm train --output {path} --resume` goes on")
+    if run.lacking:
+        raise RunError(f"PyKEEN is not installed, and {path} has {' and '.join(run.lacking)}")
+    run.tuned.check(run.fingerprints, path)
 
 
 def _entities(given: EntityTable | pd.DataFrame | str | Path | None, folder: RunFolder) -> EntityTable | None:
@@ -149,9 +196,9 @@ def _written(
     graph = change.graph
     before = run.untuned(device).but(mixture=run.tuned.mixture)
     ranker = before.over(graph.context)
-    for signal in ranker.signals.values():
+    for name, signal in ranker.signals.items():
         if isinstance(signal, Growing):
-            ranker = ranker.with_signal(signal.grown(graph, run.settings))
+            ranker = ranker.with_signal(signal.grown(graph, _settings(run, name)))
     with watch:
         for vectors in ranker.counted_vectors:
             vectors.read(batch_size, partial(watch, "reading entities", total=vectors.unread))
@@ -167,12 +214,23 @@ def _written(
         known[Path(Vector.file).name] = [digests.Digest.of(new / Vector.file)]
         digests.write_manifest(new / "model", known)
     record = {**run.record, "files": _digests(run, new)}
+    if record["status"] == "max steps":  # its checkpoint is of the graph before
+        record["status"] = "stopped early"
     files.write_json(new / "run.json", record)
     grown = RunFolder(new, graph, run.settings, record)
     grown.save_tuned(replace(run.tuned, mixture=ranker.mixture))
     if (run.path / FOLDER).is_dir():
-        _index(run, grown, ranker, watch)
+        _index(run, grown, before, ranker, watch)
     return grown
+
+
+def _settings(run: RunFolder, name: str) -> Settings:
+    """The settings of a run, those of a signal as it was trained."""
+    made = (run.record.get("signals", {}).get(name) or {}).get("settings")
+    own = getattr(run.settings, name, None)
+    if not made or own is None:
+        return run.settings
+    return run.settings.model_copy(update={name: type(own).model_validate(made, strict=False)})
 
 
 def _left_out(run: Path) -> Callable[[str, list[str]], list[str]]:
@@ -193,18 +251,27 @@ def _digests(run: RunFolder, new: Path) -> dict[str, Any] | None:
     return digests.as_json(found)
 
 
-def _index(run: RunFolder, grown: RunFolder, ranker: Ranker, watch: Watcher) -> None:
-    """Add the new entities to the index of a run, and keep it with the updated one."""
-    if not installed("faiss"):
-        watch.tell(f"the index is left out, since FAISS is not installed; `kgmlm index {run.path}` makes one")
+def _index(run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker, watch: Watcher) -> None:
+    """Add the new entities to the index of a run, and keep it with the updated one.
+
+    Vectors of the bi-encoder depend on triples, so all of them are indexed again.
+    """
+    try:
+        old, by = open_index(run, before), searched(ranker)
+    except (ConfigError, RunError) as error:
+        watch.tell(f"the index is left out: {error}")
         grown.update(shortlist=None)
         return
-    old, by = Retriever.load(run.path / FOLDER), searched(ranker)
     count = len(grown.graph.entities)
     new = np.arange(len(run.graph.entities), count)
-    looked_at = old.record.get("looked_at", len(run.graph.entities))
-    made_of = index_fingerprint(ranker, count, looked_at)
-    save_index(grown, old.grown(run.path / FOLDER, new, by.of(new), made_of))
+    made_of = index_fingerprint(ranker, count, old.record.get("looked_at", len(run.graph.entities)))
+    if ranker.vectors is None:
+        ids = np.arange(count)
+        part = entity_part(by.of(ids), ids, old.record["factory"], old.record["seed"])
+        index = Retriever(part, {**old.record, "entities": count, "fingerprint": made_of})
+    else:
+        index = old.grown(run.path / FOLDER, new, by.of(new), made_of)
+    save_index(grown, index)
     if shortlist_of(run) is not None:
         grown.update(shortlist={**run.record["shortlist"], "of": grown.text_fingerprint})
 
@@ -229,10 +296,19 @@ def _checked(
     if (calibration := _calibration(run)) is not None:
         kept = calibration.model_copy(update={"chosen_for": grown.scored_by})
         more = len(grown.graph.relations) > len(run.graph.relations)  # whose probabilities were never fitted
-        if chosen or more or not still_fits(grown, kept, device, batch_size, watch):
-            kept, _ = fitted(grown, batch_size=batch_size, device=device, watch=watch)
-            chosen.append("probabilities")
-        save_calibration(grown, kept)
+        try:
+            if chosen or more or not still_fits(grown, kept, device, batch_size, watch):
+                how = {
+                    key: kept.chosen_by[key]
+                    for key in ("lacking", "seed", "precision")
+                    if key in kept.chosen_by
+                }
+                kept, _ = fitted(grown, batch_size=batch_size, device=device, watch=watch, **how)
+                chosen.append("probabilities")
+            save_calibration(grown, kept)
+        except RunError as error:  # too few validation triples are left
+            watch.tell(f"the probabilities are left out: {error}")
+            drop_calibration(grown)
     return {"mrr": mrr, "half": half, "chosen": chosen}
 
 

@@ -85,11 +85,24 @@ def test_a_false_triple_that_is_added_is_not_false_any_more(toy: KnowledgeGraph)
     assert len(change(with_negatives, [row]).graph.negatives["valid"]) == 0
 
 
+def test_one_new_entity_however_it_is_written(toy: KnowledgeGraph) -> None:
+    rows = [
+        ("Ice land", "located_in", "europe"),
+        ("ice  land ", "borders", "france"),
+        ("ICE_LAND", "borders", "italy"),
+    ]
+    found = change(toy, rows)
+    assert (found.entities, len(found.added)) == (1, 3)
+    assert found.graph.entities[len(toy.entities)].label == "Ice land"
+
+
 def test_wrong_changes_are_refused(toy: KnowledgeGraph) -> None:
     with pytest.raises(QueryError, match=r"triple 2: 'Georgia' names 2 entities"):
         change(toy, [("iceland", "located_in", "europe"), ("Georgia", "located_in", "europe")])
     with pytest.raises(QueryError, match="triple 1: no entity has the label or name 'nowhere'"):
         change(toy, [], [("nowhere", "capital", "paris")])
+    with pytest.raises(QueryError, match=r"triple 1: .*empty"):
+        change(toy, [(" ", "capital", "paris")])
     with pytest.raises(DataError, match="'france' exists already"):
         change(toy, [], entities=EntityTable(["france"]))
     with pytest.raises(DataError, match="no training triple of 'toy' would be left"):

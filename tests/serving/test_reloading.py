@@ -58,6 +58,55 @@ def test_an_updated_run_is_answered_from_and_no_request_is_dropped(run: Path) ->
     assert told == ["the run has changed and is open again"]
 
 
+def test_new_probabilities_are_noticed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
+    told: list[str] = []
+    app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
+    body = {"triples": [{"head": "france", "relation": "capital", "tail": "paris"}]}
+    with TestClient(app, "http://127.0.0.1") as client:
+        assert client.post("/classify", json=body).status_code == 409
+        kgmlm.calibrate(run, progress=False)
+        assert until(lambda: client.post("/classify", json=body).status_code == 200)
+
+
+def test_judgments_are_kept_after_an_update(run: Path) -> None:
+    with TestClient(service(run), "http://127.0.0.1") as client:
+        kgmlm.update(run, NEW, progress=False)
+        judged = {"head": "france", "relation": "capital", "tail": "paris", "label": 1}
+        assert client.post("/feedback", json=judged).status_code == 201
+    assert (run / "feedback.jsonl").read_text().count("\n") == 1
+
+
+def test_whatever_fails_the_old_run_is_served(run: Path) -> None:
+    told: list[str] = []
+
+    def fails() -> object:
+        raise MemoryError("two models do not fit")
+
+    app = Reloading(service(run), fails, told.append, seconds=0.05)  # type: ignore[arg-type]
+    with TestClient(app, "http://127.0.0.1") as client:
+        kgmlm.update(run, NEW, progress=False)
+        assert until(lambda: bool(told))
+        body = {"queries": [{"head": "France", "relation": "capital"}], "k": 1}
+        assert client.post("/rank", json=body).status_code == 200
+    assert told[0].endswith("so the old one is served: two models do not fit")
+
+
+def test_the_server_can_end_while_a_run_is_opened(run: Path) -> None:
+    opening, go_on = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        opening.set()
+        go_on.wait(60)
+        return service(run)
+
+    app = Reloading(service(run), slow, lambda said: None, seconds=0.05)  # type: ignore[arg-type]
+    with TestClient(app, "http://127.0.0.1"):
+        kgmlm.update(run, NEW, progress=False)
+        assert opening.wait(60)
+    go_on.set()  # the server has ended before
+
+
 def test_a_run_that_cannot_be_opened_is_served_as_it_was(run: Path) -> None:
     told: list[str] = []
 

@@ -22,6 +22,7 @@ from kgmlm.graphs.given import Given
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.runs.folder import open_folder
+from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
@@ -179,10 +180,99 @@ def test_new_relations_are_answered(run: Path) -> None:
     )
 
 
+def test_signals_keep_the_settings_that_they_were_trained_with(run: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.txt"
+    rules.write_text("10\t9\t0.9\tborders(X,Y) <= borders(Y,X)\n")
+    kgmlm.tune(run, add="rules", overwrite=True, rules={"file": str(rules)}, progress=False)
+    kgmlm.update(run, NEW, progress=False)
+    found = Rules.open(run / Rules.file, open_folder(run).graph).applied.rules.paths
+    assert (found.predicted.tolist(), found.correct.tolist()) == ([10], [9])
+
+
+def test_judgments_of_the_meantime_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judgments = run / "feedback.jsonl"
+    judgments.write_text("first\n")
+    checked = kgmlm.training.update._checked
+
+    def judged(*given: Any) -> dict[str, Any]:
+        judgments.write_text("first\nsecond\n")
+        found: dict[str, Any] = checked(*given)
+        return found
+
+    monkeypatch.setattr("kgmlm.training.update._checked", judged)
+    kgmlm.update(run, NEW, progress=False)
+    assert judgments.read_text() == "first\nsecond\n"
+
+
+def test_a_run_that_another_process_has_updated_is_opened_anew(run: Path) -> None:
+    held = kgmlm.open_run(run)
+    kgmlm.update(run, NEW, progress=False)
+    found = held.rank([("france", "capital", None)], k=50)
+    assert "reykjavik" in set(found["entity"])
+
+
+def test_an_output_is_written_though_nothing_is_new(run: Path, tmp_path: Path) -> None:
+    assert kgmlm.update(run, [("france", "capital", "paris")], progress=False)["seconds"] == 0
+    kgmlm.update(run, [("france", "capital", "paris")], output=tmp_path / "same", progress=False)
+    assert len(answers(tmp_path / "same", "france", "capital")) == len(answers(run, "france", "capital"))
+
+
+def test_probabilities_that_cannot_be_fitted_again_are_left_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 20)
+    kgmlm.update(run, [("france", "exports", "wine")], progress=False)
+    assert kgmlm.info(run).probabilities is None
+    open_folder(run, verify=True)
+    assert len(answers(run, "france", "exports"))
+
+
+def test_an_index_of_the_biencoder_finds_what_has_new_triples(
+    toy_run: Path, tiny_encoder: str, tmp_path: Path
+) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    settings = {"encoder": tiny_encoder, "steps": 20, "dimension": 16}
+    kgmlm.tune(run, add="biencoder", biencoder=settings, progress=False)
+    kgmlm.index(run, progress=False)
+    kgmlm.update(run, [("xanadu", "located_in", "france")], progress=False)
+    kgmlm.update(run, [("xanadu", "borders", "germany")], progress=False)
+    found, every = (answers(run, "france", "borders", retrieve=k) for k in (50, 0))
+    assert set(found["entity"]) == set(every["entity"])
+
+
+def test_an_index_of_another_model_is_left_out(run: Path) -> None:
+    record = json.loads((run / "index" / "entity" / "index.json").read_text())
+    folder = run / "index" / "entity"
+    (folder / "index.json").write_text(json.dumps({**record, "fingerprint": "0" * 64}))
+    (folder / "kgmlm.json").unlink()
+    kgmlm.update(run, NEW, progress=False)
+    assert not folder.exists()
+
+
+def test_wrong_places_are_refused(run: Path) -> None:
+    with pytest.raises(RunError, match="is within the run"):
+        kgmlm.update(run, NEW, output=run / "new", progress=False)
+    more = kgmlm.open_run(run).with_entities(pd.DataFrame({"label": ["x"]}))
+    with pytest.raises(RunError, match="further entities"):
+        more.update(NEW, progress=False)
+
+
+def test_weights_that_were_not_chosen_are_refused(run: Path) -> None:
+    folder = open_folder(run)
+    kind = beside()["kge"]
+    folder.save_signal(kind.fit(folder.graph, KGESettings(dimension=4, epochs=1)))
+    with pytest.raises(RunError, match="were not chosen for the kge"):
+        kgmlm.update(run, NEW, progress=False)
+
+
 def test_untrained_runs_and_packs_are_refused(run: Path, tmp_path: Path) -> None:
     pack = kgmlm.pack(run, tmp_path / "packed.kgmlm", progress=False)
     with pytest.raises(RunError, match="is a pack"):
         kgmlm.update(pack, NEW)
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "status": "max steps"}))
+    kgmlm.update(run, NEW, progress=False)
+    assert open_folder(run).record["status"] == "stopped early"
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "status": "interrupted"}))
     with pytest.raises(RunError, match="is not trained to the end"):
@@ -229,6 +319,19 @@ def test_rules_counted_again_are_as_if_mined_today(real: Any) -> None:
         shared = before.keys() & after.keys()
         assert len(shared) > 100
         assert all(before[rule] == after[rule] for rule in shared)
+
+
+def test_embeddings_are_fitted_where_every_entity_is_an_answer() -> None:
+    rng = np.random.default_rng(0)
+    triples = [(f"e{h}", "r", f"e{t}") for h, t in rng.integers(0, 8, (80, 2)).tolist()]
+    graph = KnowledgeGraph.from_triples(triples)
+    new = changed(graph, Given([("new", "r", "e1"), ("e2", "r", "new")])).graph
+    settings = Settings(kge=KGESettings(dimension=4, epochs=2))
+    old = KGE.fit(graph, settings.kge)
+    rows = np.append(np.arange(len(graph.entities)), -1)
+    found = old.over(None, rows, np.arange(1)).grown(new, settings)
+    assert np.isfinite(np.asarray(found.entities_SD)).all()
+    assert int(found.rows_N[-1]) == len(old.entities_SD)
 
 
 def test_embeddings_of_what_is_new_are_fitted_and_the_others_stay(real: Any) -> None:
