@@ -23,7 +23,8 @@ from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Listed, Typed, Unlinked
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import ONNX, RunFolder, unread
+from kgmlm.runs.folder import RunFolder, unread
+from kgmlm.runs.models import ONNX
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, TREES, steady
 from kgmlm.signals import rows_of

@@ -28,7 +28,8 @@ from kgmlm.core.machine import only_cpu
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import RunFolder, check_vocabulary, create_run, open_folder, save_model
+from kgmlm.runs.folder import RunFolder, create_run, open_folder
+from kgmlm.runs.models import check_vocabulary, save_model
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import (
     ENDED,

@@ -207,7 +207,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
 
     It counts nothing until :func:`kgmlm.training.tune.choose` has chosen how much.
     """
-    from kgmlm.runs.folder import device_of
+    from kgmlm.runs.models import device_of
     from kgmlm.training.start import fit_signal
 
     made: tuple[Signal, dict[str, Any]]
@@ -332,7 +332,7 @@ def _read_texts(
     run: RunFolder, added: Addition, device: str | None, watch: Watcher, world: ProcessGroup
 ) -> None:
     """Read the texts of a bi-encoder that is to be added, each in one of several processes."""
-    from kgmlm.runs.folder import device_of
+    from kgmlm.runs.models import device_of
 
     with keeping(run.path, added.name, watch) as kept, watch, shared_by(world):
         if kept is not None:

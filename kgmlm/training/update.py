@@ -33,7 +33,8 @@ from kgmlm.prediction.calibration import (
     still_fits,
 )
 from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
-from kgmlm.runs.folder import NAMES, RunFolder, open_folder, save_names
+from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.models import NAMES, save_names
 from kgmlm.runs.opened import index_fingerprint, open_index, save_index, shortlist_of
 from kgmlm.runs.record import TRAINED, command_line, writing
 from kgmlm.runs.run import Run, path_if, path_of, writes_run

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import NAMES, open_folder, save_model
+from kgmlm.runs.folder import open_folder
+from kgmlm.runs.models import NAMES, save_model
 from kgmlm.signals.vector import Vector
 from kgmlm.text.tokenization import SpanTokenizer
 

@@ -239,7 +239,7 @@ def test_a_pack_has_it(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (without / "model" / ONNX_FILE).exists()
     assert cli("pack", without, "--output", tmp_path / "c.kgmlm", "--no-onnx", "-q").returncode == 0
     refused(cli("onnx", packs[0]), "is a pack, which is not written to")
-    monkeypatch.setattr("kgmlm.runs.folder.installed", lambda name: False)
+    monkeypatch.setattr("kgmlm.runs.models.installed", lambda name: False)
     with pytest.raises(RunError, match="is opened by torch, which is not installed"):
         opened(tmp_path / "c.kgmlm", "torch").open(Watcher())
 

@@ -1,0 +1,182 @@
+"""Models of a run: the text model and the reranker, opened and saved; the tokens of its entities' names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kgmlm.core import digests, files
+from kgmlm.core.arrays import Device
+from kgmlm.core.errors import ModelError, RunError
+from kgmlm.core.machine import compute_in_forks, installed
+from kgmlm.core.progress import quiet_transformers
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.second_stage import Reranker
+from kgmlm.runs.record import check_files, read_record, read_settings
+from kgmlm.text.onnx_model import OnnxModel
+from kgmlm.text.reader import TextModel
+from kgmlm.text.tokenization import Candidates, SpanTokenizer, Vocabulary, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from kgmlm.text.torch_model import SpanModel
+
+ONNX = "onnx"  # instead of a device's name: read by ONNX Runtime, scored in NumPy
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device to use; None is a GPU where there is one.
+
+    Raises:
+        RunError: when nothing can be computed there.
+    """
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()  # "meta" is a device that holds nothing
+        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"the device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def loaded(folder: Path, device: Device) -> SpanModel:
+    """A model of torch's on a device, without what its library says while loading."""
+    if not installed("torch"):
+        raise RunError(f"{folder} is opened by torch, which is not installed")
+    from kgmlm.text.torch_model import load_model
+
+    quiet_transformers()
+    model = load_model(folder)
+    return model.to(device_of(device) if device is None or isinstance(device, str) else device)
+
+
+def open_text(
+    run: Path, folder: Path, graph: KnowledgeGraph, vocabulary: Vocabulary, device: str | None
+) -> Ranker:
+    """Open a ranker by the text alone, as its settings say, each signal as confident as in training.
+
+    Args:
+        run: the run's folder.
+        folder: the model's: the run's best, or a checkpoint's.
+        device: torch's, or :data:`ONNX`.
+
+    Raises:
+        RunError: when there is no model, or something is damaged or does not fit.
+    """
+    compute_in_forks()
+    digests.check_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"{run} has no trained model yet; `kgmlm train --output {run} --resume` continues")
+    record = read_record(run)
+    if record.get("files") and not (folder / digests.MANIFEST).is_file():
+        raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
+    settings, tokens = read_settings(run), vocabulary.softmax_tokens
+    model: TextModel
+    if device == ONNX:  # a masked LM that was not trained is not read
+        model = OnnxModel.open(folder, later=not settings.trains_text)
+    else:
+        model = loaded(folder, device)
+    if tokens is not None and tokens[-1] >= len(model.decoder[0]):
+        raise RunError(
+            f"{run / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
+            f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
+        )
+    tokenizer = load_tokenizer(folder)
+    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
+    check_vocabulary(model, tokenizer, folder)
+    count, span = len(graph.entities), vocabulary.span_length
+    names = load_names(run / NAMES, count, span, len(tokenizer.tokenizer))
+    if names is not None:
+        ranker.reader.adopt_names(names)
+    return ranker
+
+
+def open_reranker(folder: Path, context: ContextGraph, device: Device) -> Reranker:
+    """The reranker that was trained in a run folder of its own.
+
+    Raises:
+        RunError: when something of it is missing or damaged.
+    """
+    check_files(folder, read_record(folder), "config.toml")
+    model, tokenizer = loaded(folder / "model", device), load_tokenizer(folder / "model")
+    check_vocabulary(model, tokenizer, folder / "model")
+    return Reranker(context, tokenizer, model, read_settings(folder))
+
+
+def check_vocabulary(model: TextModel, tokenizer: SpanTokenizer, path: str | Path) -> None:
+    """See that a model has all tokens of its tokenizer.
+
+    Raises:
+        ModelError: when it has not: reading such a token would fail midway.
+    """
+    largest = max(tokenizer.tokenizer.get_vocab().values())
+    if largest >= model.tokens:
+        raise ModelError(
+            f"'{path}' does not fit together: its tokenizer has a token {largest}, its model {model.tokens}"
+        )
+
+
+NAMES = "graph/name_tokens.safetensors"
+
+
+def save_names(names: Candidates, path: Path) -> None:
+    """The tokens of all entities' names, cut to the run's span."""
+    arrays = {
+        "tokens": names.token_ids.astype(np.int32),
+        "offsets": names.offsets,
+        "truncated": names.truncated_N,
+    }
+    files.write_tensors(path, arrays)
+
+
+def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates | None:
+    """Load the names that :func:`save_names` saved; None where there is no such file.
+
+    Args:
+        entities, span, tokens: how many entities there are, and what names and token ids must be within.
+
+    Raises:
+        RunError: when the file is damaged or of another graph or model.
+    """
+    from safetensors.numpy import load_file
+
+    if not path.is_file():
+        return None
+    try:
+        found = load_file(path)
+        ids, offsets = found["tokens"].astype(np.int64), found["offsets"].astype(np.int64)
+        names = Candidates(ids, offsets, found["truncated"].astype(np.bool_))
+    except Exception as error:
+        raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    lengths = names.lengths_N
+    whole = (
+        (len(offsets), len(names.truncated_N)) == (entities + 1, entities)
+        and (offsets[0], offsets[-1]) == (0, len(ids))
+        and (entities == 0 or (lengths.min() >= 1 and lengths.max() <= span))
+        and (not len(ids) or (ids.min() >= 0 and ids.max() < tokens))
+    )
+    if not whole:
+        raise RunError(f"{path} is damaged, or of another graph or model; {digests.RESTORE}")
+    return names
+
+
+def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
+    """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it.
+
+    The folder has no manifest yet.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        model.save(folder)
+    except SafetensorError as error:
+        raise files.disk_error(error, folder.parent) from None
+    try:
+        tokenizer.tokenizer.save_pretrained(folder)
+    except Exception as error:  # the library raises no other
+        raise files.disk_error(error, folder.parent) from None
+    files.follow_umask(folder)
