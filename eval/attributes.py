@@ -82,14 +82,13 @@ def measured(seed: int, model: str, attributes: bool) -> dict[str, Any]:
         report = kgmlm.evaluate(run, by_relation=True, progress=False)
         *_, valid = run.folder.tuned.by["valid"].values()
         relations = report.values["relations"]
-        key = "tail.realistic.inverse_harmonic_mean_rank"
         return {
             "seed": seed,
             "attributes": attributes,
             "model": Path(model).parent.name if "/" in model else model,
             "valid": round(valid["mrr"], 5),
             "test": round(report.metrics["both.realistic.inverse_harmonic_mean_rank"], 5),
-            "tails": {name: round(of[key], 5) for name, of in relations.items()} if relations else {},
+            "tails": {name: round(of["tail"]["mrr"], 5) for name, of in relations.items()},
             "versions": record.versions(),
             "hardware": record.hardware(),
         }
