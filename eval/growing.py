@@ -89,8 +89,8 @@ def ids_of(graph: KnowledgeGraph, triples: Triples) -> IntArray:
 def reciprocal(run: kgmlm.Run, triples: IntArray, known: IntArray) -> np.ndarray[Any, Any]:
     """Reciprocal ranks of triples, all heads and then all tails; other known ones are no answers."""
     graph = run.folder.graph
-    asked = replace(graph, splits={"train": graph.triples("train"), "asked": triples, "known": known})
-    protocol = Protocol(split="asked", filter=["train", "asked", "known"], max_triples=MOST)
+    asked = replace(graph, splits={"train": graph.triples("train"), "valid": known, "test": triples})
+    protocol = Protocol(split="test", max_triples=MOST)
     return 1 / evaluate(run.folder.ranker(), asked, protocol).ranks.of_type("realistic")
 
 
