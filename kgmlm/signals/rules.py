@@ -38,6 +38,7 @@ from kgmlm.signals.rule_set import (
 )
 from kgmlm.text.reader import Reader, Reading
 
+QUICK = 100_000  # training triples that are mined in seconds
 SUREST = 0.9999  # the confidence of what is always right
 
 
@@ -350,11 +351,14 @@ class Rules:
         return replace(self, applied=applied)
 
     def grown(self, graph: KnowledgeGraph, settings: Settings) -> Rules:
-        """Count what the rules predict again, in a graph that has grown; those of a file keep the counts that
-        they came with.
+        """Mine a graph that has grown, or, where that would take long, count again what the rules predict.
+
+        Rules of a file keep the counts that they came with.
         """
         if settings.rules.file:
             return self
+        if len(graph.splits["train"]) <= QUICK and (rules := mine(graph, settings.rules)):
+            return replace(self, applied=replace(self.applied, rules=rules))
         applied = self.applied
         return replace(
             self, applied=replace(applied, rules=recounted(applied.rules, applied.links, settings.rules.seed))
