@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -175,13 +176,15 @@ def read_queries(path: Path, resolver: Resolver) -> list[Query]:
     from kgmlm.core.errors import DataError, QueryError
     from kgmlm.core.tables import named_rows
 
-    asked = []
-    for line, row in named_rows(path, "head, relation (or relation, tail)"):
-        if "relation" not in row or not {"head", "tail"} & set(row):
-            there = ", ".join(row)
+    def check(header: Sequence[str]) -> None:
+        if "relation" not in header or not {"head", "tail"} & set(header):
             raise DataError(
-                f"{path}: the first line must name the columns relation and head or tail, not: {there}"
+                f"{path}: the first line must name the columns relation and head or tail, "
+                f"not: {', '.join(header)}"
             )
+
+    asked = []
+    for line, row in named_rows(path, "head, relation (or relation, tail)", check):
         try:
             asked.append(resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None))
         except QueryError as error:

@@ -11,7 +11,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -140,17 +140,21 @@ def parse_lines(
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
-def named_rows(path: Path, needed: str) -> Iterator[tuple[str, dict[str, str]]]:
+def named_rows(
+    path: Path, needed: str, check: Callable[[Sequence[str]], None]
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place of each line of a small table, and its fields by the columns that the first line names.
 
     Args:
         needed: the columns that there must be, for the sentence about an empty file.
+        check: raises where these are not the columns that there must be.
 
     Raises:
         DataError: for an empty file, a column that is there twice, or a line of another length.
     """
     if path.suffix == ".parquet":
         table = files.read_parquet(path)
+        check(table.column_names)
         columns = [pc.fill_null(column.cast(pa.large_string()), "").to_pylist() for column in table.columns]
         for number, row in enumerate(zip(*columns, strict=True)):
             yield f"{path}: row {number}", dict(zip(table.column_names, row, strict=True))
@@ -163,6 +167,7 @@ def named_rows(path: Path, needed: str) -> Iterator[tuple[str, dict[str, str]]]:
     header = lines[0][1]
     if twice := [name for name in header if header.count(name) > 1]:
         raise DataError(f"{path}: the column '{twice[0]}' is there twice; keep one")
+    check(header)
     for number, fields in lines[1:]:
         if len(fields) != len(header):
             raise DataError(f"{path}:{number}: expected {len(header)} columns, found {len(fields)}")

@@ -7,7 +7,7 @@ and the bi-encoder read what it says at the beginning of an entity's description
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +65,12 @@ def read_attributes(path: Path) -> dict[str, list[tuple[str, str]]]:
         DataError: for a table without these columns, or an empty cell.
     """
     found: dict[str, list[tuple[str, str]]] = {}
-    for where, row in named_rows(path, ", ".join(COLUMNS)):
-        if missing := [name for name in COLUMNS if name not in row]:
+
+    def check(header: Sequence[str]) -> None:
+        if missing := [name for name in COLUMNS if name not in header]:
             raise DataError(f"{path} has no column '{missing[0]}'; its columns are {', '.join(COLUMNS)}")
+
+    for where, row in named_rows(path, ", ".join(COLUMNS), check):
         if empty := [name for name in COLUMNS if not row[name].strip()]:
             raise DataError(f"{where}: the {empty[0]} is empty")
         found.setdefault(row["entity"], []).append((row["attribute"], row["value"]))

@@ -12,7 +12,7 @@ Shapes: B queries, N candidates, R relations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -249,10 +249,14 @@ class Listed:
             QueryError: naming the first line whose entity, relation or side there is not.
         """
         find, found = Resolver(graph), defaultdict[tuple[str, Target], set[str]](set)
-        for where, row in named_rows(path, "entity"):
-            if "entity" not in row or (more := row.keys() - {"entity", "relation", "side"}):
-                wrong = "has no column entity" if "entity" not in row else f"has a column '{min(more)}'"
+
+        def check(header: Sequence[str]) -> None:
+            more = set(header) - {"entity", "relation", "side"}
+            if "entity" not in header or more:
+                wrong = "has no column entity" if "entity" not in header else f"has a column '{min(more)}'"
                 raise DataError(f"{path} {wrong}; its columns are entity and, if you like, relation and side")
+
+        for where, row in named_rows(path, "entity", check):
             try:
                 label = graph.entities[find.entity(row["entity"])].label
                 relation = row.get("relation", "")

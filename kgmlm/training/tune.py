@@ -219,6 +219,8 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
         made = model, {**how, "versions": versions(), "command": command_line()}
     elif added.source is not None:
         made = open_folder(path_of(added.source)).lend(added.name, run.graph)
+        if isinstance(made[0], Biencoder):
+            made[0].shares = False  # its encoder is the other run's model
     else:
         with watch:
             bar = partial(watch, f"training {added.name}")
