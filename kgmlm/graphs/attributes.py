@@ -48,13 +48,12 @@ def said(attributes: Iterable[tuple[str, str]]) -> str:
     >>> said([("founded_in", "1998"), ("employees", "+250")])
     'founded in 1998; employees 250'
     """
-    parts, count = list[str](), 0
+    parts, left = list[str](), WORDS
     for attribute, value in attributes:
         part = f"{humanize(attribute)} {words_of_value(value)}"
-        count += len(part.split())
-        if count > WORDS:
-            break
-        parts.append(part)
+        if (count := len(part.split())) <= left:
+            parts.append(part)
+            left -= count
     return "; ".join(parts)
 
 
@@ -92,7 +91,7 @@ def described(entities: EntityTable, attributes: Mapping[str, list[tuple[str, st
     new = []
     for row, of in rows:
         before = old[row].as_py()
-        new.append(f"{said(of)}. {before}" if before else said(of))
+        new.append(". ".join(text for text in (said(of), before) if text))
     mask = np.zeros(len(entities), np.bool_)
     mask[[row for row, _ in rows]] = True
     order = np.argsort([row for row, _ in rows])

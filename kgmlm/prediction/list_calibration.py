@@ -166,7 +166,7 @@ def expected_answers(
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> tuple[float, float, float]:
-    """How many answers validation should have among the candidates of queries, and how many it has.
+    """Count the validation answers among ranked candidates, and sum up their probabilities.
 
     Args:
         lists: probabilities, of the scores of the first stage.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Ranker
 
 CHECKED = 200  # validation triples by which the weights are checked
-# Of a run's folder: written anew, or of the run as it was.
+# Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
     "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
 )  # fmt: skip
@@ -283,8 +283,8 @@ def _checked(
     """Choose the weights and the probabilities again where validation says so.
 
     Returns:
-        ``mrr`` of a sample of validation by the weights of before, half of its 95 % interval, and what was
-        chosen again.
+        ``mrr``: validation MRR of a sample by the old weights; ``half`` of its 95 % interval; and ``chosen``:
+        "weights" and "probabilities", where these were chosen again.
     """
     if not grown.graph.has("valid"):
         return {"chosen": []}
@@ -314,8 +314,12 @@ def _checked(
 
 
 class _Weighed(NamedTuple):
-    """Validation MRR of a sample by the weights of before, half of its 95 % interval, what weights that are
-    fitted to the sample gain, each half of it by those of the other, and how much is more than chance.
+    """Old weights beside new ones on a sample of validation.
+
+    Attributes:
+        mrr, half: MRR by the old weights, and half of its 95 % interval.
+        gain: how much higher the MRR is by new weights, cross-fitted on the sample.
+        least: half of the 95 % interval of the gain; a smaller gain may be chance.
     """
 
     mrr: float

@@ -51,6 +51,18 @@ def test_there_is_room_for_some(folder: Path) -> None:
     assert found.startswith("attribute 0 0; attribute 1 1; ")
 
 
+def test_what_is_too_long_is_left_out(folder: Path) -> None:
+    graph = with_attributes(
+        folder, f"france\tmotto\t{'very ' * WORDS}long\nfrance\tarea\t551\nparis\tmotto\t{'x ' * 20}\n"
+    )
+    france, paris = (graph.entities[graph.entities.find(label) or 0] for label in ("france", "paris"))
+    assert france.description == "area 551. country in western Europe"
+    assert (
+        paris.description
+        == load_graph("toy").entities[load_graph("toy").entities.find("paris") or 0].description
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [("+1", "1"), ("-3.50", "-3.5"), ("2.0", "2"), ("0.5", "0.5"), ("100", "100"), ("1e5", "1e5"),

@@ -293,7 +293,7 @@ def test_the_command(run: Path, cli: Cli, tmp_path: Path) -> None:
 
 
 def by_rule(rules: Any, keys: tuple[str, ...]) -> dict[tuple[int, ...], tuple[int, int]]:
-    """What each rule predicts, and how often rightly."""
+    """Map each rule to its numbers of predictions and of right predictions."""
     columns = np.column_stack([np.reshape(getattr(rules, key), (len(rules), -1)) for key in keys])
     counts = zip(rules.predicted.tolist(), rules.correct.tolist(), strict=True)
     return dict(zip(map(tuple, columns.tolist()), counts, strict=True))
