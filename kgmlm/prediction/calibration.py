@@ -13,7 +13,6 @@ Shapes: n triples, 2 sides (tail, head), F features of a side, R relations.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ from kgmlm.evaluation.metrics import log_loss, measured, reweighted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, distinct_triples
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
-from kgmlm.prediction.list_calibration import QUERIES, drawn, expected_answers, fit_lists
+from kgmlm.prediction.list_calibration import QUERIES, drawn, fit_lists
 from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
@@ -330,7 +329,6 @@ def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -
 
 FILE = PROBABILITIES
 TRIPLES = 1000  # validation triples that are enough
-FEW = 100  # queries that validation answers, by which probabilities are checked
 LACKING = 1.0  # true triples that nobody has, per validation triple: as many, as where test is kept back
 silent = Watcher()
 
@@ -621,32 +619,6 @@ def _lists(
         advance = partial(watch, "reranking validation")
         found.append(fit_lists(whole, run.graph, asked, reranker=reranker, advance=advance, **options))
     return tuple(found)
-
-
-def still_fits(
-    run: RunFolder,
-    calibration: Calibration,
-    device: str | None,
-    batch_size: int = 64,
-    watch: Watcher = silent,
-) -> bool:
-    """Return whether the probabilities of ranked answers still hold for a run whose graph has changed.
-
-    Of a few queries, validation has about as many answers as these say, within three standard deviations.
-    """
-    lists = next((x for x in calibration.lists if not x.stages), None)
-    if lists is None:
-        return True
-    ranker = run.ranker(device, rerank=False).unreranked()
-    (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
-    asked = drawn(run.graph, typed.askable, FEW)
-    retrieval = open_retrieval(run, ranker, lists.retrieve or None)
-    with watch:
-        told = partial(watch, "checking probabilities")
-        expected, found, variance = expected_answers(
-            ranker, run.graph, asked, lists, retrieval, batch_size, told
-        )
-    return abs(found - expected) <= 3 * math.sqrt(variance) + 1
 
 
 def save_calibration(run: RunFolder, calibration: Calibration) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,12 +31,20 @@ from kgmlm.prediction.calibration import (
     fitted,
     read_calibration,
     save_calibration,
-    still_fits,
 )
+from kgmlm.prediction.list_calibration import drawn, expected_answers
 from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.models import NAMES, save_names
-from kgmlm.runs.opened import index_fingerprint, open_index, save_index, shortlist_of
+from kgmlm.runs.opened import (
+    constraints_of,
+    index_fingerprint,
+    open_index,
+    open_retrieval,
+    save_index,
+    shortlist_of,
+)
+from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import TRAINED, command_line, writing
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals import is_beside
@@ -52,6 +61,7 @@ if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Ranker
 
 CHECKED = 200  # validation triples by which the weights are checked
+ASKED = 100  # queries that validation answers, by which probabilities are checked
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
     "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
@@ -298,7 +308,7 @@ def _checked(
         kept = calibration.model_copy(update={"chosen_for": grown.scored_by})
         more = len(grown.graph.relations) > len(run.graph.relations)  # whose probabilities were never fitted
         try:
-            if chosen or more or not still_fits(grown, kept, device, batch_size, watch):
+            if chosen or more or not _still_fits(grown, kept, device, batch_size, watch):
                 how = {
                     key: kept.chosen_by[key]
                     for key in ("lacking", "seed", "precision")
@@ -343,6 +353,32 @@ def _weighed(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) ->
     gain_B = found.get("again", now_B) - now_B
     figures = (now_B.mean(), half_interval(now_B), gain_B.mean(), half_interval(gain_B))
     return _Weighed(*(round(float(x), 6) for x in figures))
+
+
+def _still_fits(
+    run: RunFolder,
+    calibration: Calibration,
+    device: str | None,
+    batch_size: int,
+    watch: Watcher,
+) -> bool:
+    """Return whether the probabilities of ranked answers still hold for a run whose graph has changed.
+
+    Of a few queries, validation has about as many answers as these say, within three standard deviations.
+    """
+    lists = next((x for x in calibration.lists if not x.stages), None)
+    if lists is None:
+        return True
+    ranker = run.ranker(device, rerank=False).unreranked()
+    (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
+    asked = drawn(run.graph, typed.askable, ASKED)
+    retrieval = open_retrieval(run, ranker, lists.retrieve or None)
+    with watch:
+        told = partial(watch, "checking probabilities")
+        expected, found, variance = expected_answers(
+            ranker, run.graph, asked, lists, retrieval, batch_size, told
+        )
+    return abs(found - expected) <= 3 * math.sqrt(variance) + 1
 
 
 def _calibration(run: RunFolder) -> Calibration | None:

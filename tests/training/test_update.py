@@ -21,6 +21,7 @@ from kgmlm.graphs.changes import changed
 from kgmlm.graphs.given import Given
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
+from kgmlm.prediction.calibration import read_calibration, save_calibration
 from kgmlm.runs.folder import open_folder
 from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
@@ -169,6 +170,18 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
     assert kgmlm.update(run, [NEW[0][::-1]], progress=False)["chosen"] == ["weights", "probabilities"]
     monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: (0.1, 0.01, 0.1, 0.2))
     assert kgmlm.update(run, remove=[NEW[0]], progress=False)["chosen"] == []
+
+
+def test_probabilities_that_do_not_hold_are_fitted_again(run: Path) -> None:
+    folder = open_folder(run)
+    kept = read_calibration(folder)
+    assert kept is not None
+    sure = [
+        x.model_copy(update={"intercepts": tuple(tuple(20.0 for _ in row) for row in x.intercepts)})
+        for x in kept.lists
+    ]
+    save_calibration(folder, kept.model_copy(update={"lists": tuple(sure)}))
+    assert kgmlm.update(run, NEW, progress=False)["chosen"] == ["probabilities"]
 
 
 def test_new_relations_are_answered(run: Path) -> None:
