@@ -301,6 +301,12 @@ UPDATE: Options = {
         read=True,
     ),
     "remove": option(Path | None, None, "A file of training triples to remove.", read=True),
+    "minutes": option(
+        float | None,
+        None,
+        "Then train on, on old and new triples, and end after this time: the bi-encoder, KGE and, where "
+        "enough of its steps fit, the masked LM. Repeated after an interruption, the command continues.",
+    ),
     "output": option(Path | None, None, "Write the updated run here, and leave the old one as it is."),
     "batch_size": (BatchSize, 64),
     "device": (Device, None),
@@ -309,18 +315,20 @@ UPDATE: Options = {
 
 @command(UPDATE)
 def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
-    """Update a run to a graph that has grown: new entities and triples, in seconds and without training.
+    """Update a run to a graph that has grown: new entities and triples, in seconds.
 
     New entities are read, counts are made again, and graph embeddings get rows for what is new. Validation
-    says whether weights and probabilities still suit, and those that do not are chosen again. The old run can
-    be used until the updated one is whole.
+    says whether weights and probabilities still suit, and those that do not are chosen again. Nothing is
+    trained, unless --minutes gives time for it. The old run can be used until the updated one is whole.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.update import update as job
 
     triples, remove = given.pop("triples"), given.pop("remove")
-    if triples is None and remove is None and given["entities"] is None:
-        raise ConfigError("nothing to do: give new --triples or --entities, or triples to --remove")
+    if all(x is None for x in (triples, remove, given["entities"], given["minutes"])):
+        raise ConfigError(
+            "nothing to do: give new --triples or --entities, triples to --remove, or --minutes to train on"
+        )
     found = job(run, triples or (), remove=remove or (), progress=Bars(quiet), **given)
     if as_json:
         print_json(found)
@@ -335,7 +343,13 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
         if count:
             print(f"{counted(count, 'triple')} {what}")
     if "mrr" in found:
-        print(f"validation MRR of a sample: {found['mrr']:.4f} ± {found['half']:.4f}")
+        of = (
+            f" of a sample: {found['mrr']:.4f} ± {found['half']:.4f}"
+            if "half" in found
+            else f": {found['mrr']:.4f}"
+        )
+        print(f"validation MRR{of}")
     if "output" in found:
         again = " and ".join(found["chosen"]) or "nothing"
-        print(f"{found['output']}: {found['seconds']:.1f} s; chosen again: {again}")
+        on = f"; trained on: {', '.join(found['trained']) or 'nothing'}" if "trained" in found else ""
+        print(f"{found['output']}: {found['seconds']:.1f} s{on}; chosen again: {again}")

@@ -350,11 +350,16 @@ def atomic_folder(path: Path, *, follow: bool = False) -> Iterator[Path]:
     _settle(target)
     with _beside(target) as temporary:
         yield temporary
-        if os.path.lexists(target):
-            os.replace(temporary, _sibling(target, _NEW))
-            _settle(target)
-        else:
-            os.replace(temporary, target)
+        move_folder(temporary, target)
+
+
+def move_folder(folder: Path, path: Path) -> None:
+    """Give a folder another name in the same place; an older folder of that name is replaced at once."""
+    if os.path.lexists(path):
+        os.replace(folder, _sibling(path, _NEW))
+        _settle(path)
+    else:
+        os.replace(folder, path)
 
 
 @contextmanager

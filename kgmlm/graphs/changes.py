@@ -106,9 +106,9 @@ def _resolved(graph: KnowledgeGraph, triples: Given) -> tuple[KnowledgeGraph, In
         except QueryError as error:
             raise QueryError(f"{where}: {error}") from None
     if entities.new:
-        graph = graph.extended(named_by_labels(list(entities.new.values())))
+        graph = graph.extended(named_by_labels(entities.labels))
     if relations.new:
-        graph = graph.with_relations(list(relations.new.values()))
+        graph = graph.with_relations(relations.labels)
     return graph, np.array(ids, np.int64).reshape(-1, 3)
 
 
@@ -122,7 +122,7 @@ class _Numbered(dict[str, int]):
 
     def __init__(self, find: Callable[[str], int | None], count: int) -> None:
         self.find, self.count = find, count
-        self.new: dict[str, str] = {}  # labels, by how names are looked up
+        self.new: dict[str, tuple[int, str]] = {}  # ids and labels, by how names are looked up
 
     def __missing__(self, text: str) -> int:
         found = self.find(text)
@@ -130,10 +130,14 @@ class _Numbered(dict[str, int]):
             label = tidy(text)
             if not label:
                 raise QueryError("a label is empty")
-            self.new.setdefault(folded(label), label)
-            found = self.count + list(self.new).index(folded(label))
+            found, _ = self.new.setdefault(folded(label), (self.count + len(self.new), label))
         self[text] = found
         return found
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the labels of what is new, in order."""
+        return [label for _, label in self.new.values()]
 
 
 def named_by_labels(labels: Sequence[str]) -> EntityTable:

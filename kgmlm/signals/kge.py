@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reader, Reading
+
+if TYPE_CHECKING:
+    from kgmlm.signals.kge_training import Embeddings
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +66,10 @@ class KGE:
 
     def grown(self, graph: KnowledgeGraph, settings: Settings) -> KGE:
         """With embeddings of what is new in training; the others stay as they are."""
-        from kgmlm.signals.kge_training import Embeddings, fit_new
+        from kgmlm.signals.kge_training import fit_new
 
-        parts = (np.ascontiguousarray(numpy(x)) for x in (self.entities_SD, self.relations_RD, self.rows_N))
-        old = Embeddings(*(at("cpu", part) for part in parts))
-        return KGE(*fit_new(old, self.relation_rows, graph, settings.kge), relation_rows(graph))
+        fitted = fit_new(self._embeddings(), self.relation_rows, graph, settings.kge)
+        return KGE(*fitted, relation_rows(graph))
 
     @classmethod
     def fresh(cls, reader: Reader) -> None:
@@ -81,11 +83,24 @@ class KGE:
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
         kept: Path | None = None,
+        start: KGE | None = None,
     ) -> KGE:
-        """Train on a graph's training triples; arguments as of :func:`.kge_training.train_complex`."""
+        """Train on a graph's training triples; arguments as of :func:`.kge_training.train_complex`.
+
+        Args:
+            start: embeddings of the same graph (:meth:`grown`) to train on from.
+        """
         from kgmlm.signals.kge_training import train_complex
 
-        return cls(*train_complex(graph, settings, advance, device, kept), relation_rows(graph))
+        begin = None if start is None else start._embeddings()
+        return cls(*train_complex(graph, settings, advance, device, kept, begin), relation_rows(graph))
+
+    def _embeddings(self) -> Embeddings:
+        """The embeddings as tensors of their own, on the CPU."""
+        from kgmlm.signals.kge_training import Embeddings
+
+        parts = (np.ascontiguousarray(numpy(x)) for x in (self.entities_SD, self.relations_RD, self.rows_N))
+        return Embeddings(*(at("cpu", part) for part in parts))
 
     def save(self, path: Path) -> None:
         """Write the embeddings as safetensors."""

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kgmlm.core.config import Stage
-from kgmlm.core.errors import counted
+from kgmlm.core.config import MOST, Settings, Stage
+from kgmlm.core.errors import RunError, counted
 from kgmlm.core.files import write_json
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -50,6 +50,7 @@ FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eva
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
+FEW_TEXTS = 64  # the same, where a trained run is trained on
 TRIED = 2  # times
 ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the structure of a model of so many bytes takes
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
@@ -119,6 +120,16 @@ class Clock:
             self._since = now
 
 
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time that is none.
+
+    Raises:
+        RunError: saying so.
+    """
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MOST):
+        raise RunError(f"--minutes takes a time above 0, not {minutes}")
+
+
 def fitted(
     recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
 ) -> Recipe:
@@ -156,9 +167,9 @@ class Speed(NamedTuple):
     width: int
 
 
-def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> Speed:
+def speed(encoder: TextEncoder, graph: KnowledgeGraph, most: int = SAMPLED_TEXTS) -> Speed:
     """Measure the speed of an encoder on some of a graph's texts, and on longer ones made of them."""
-    drawn = np.unique(np.linspace(0, len(graph.entities) - 1, SAMPLED_TEXTS).astype(np.int64))
+    drawn = np.unique(np.linspace(0, len(graph.entities) - 1, most).astype(np.int64))
     texts = texts_of(graph.entities.take(drawn))
     joined = [
         " ".join(texts[at:] + texts[:at])[: 8 * encoder.max_length] for at in range(min(64, len(texts)))
@@ -179,12 +190,8 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph) -> Speed:
 
 def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
     """The recipe without its masked LM, where too few of its steps would fit; what needs it goes, too."""
-    settings, count = recipe.settings, len(graph.entities)
-    asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * found.tokens)
-    entity = min(settings.vector.max_length, found.tokens) if settings.vector.enabled else 0
-    # Forward, and backward twice as long.
-    per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
-    whole = FLOOR * per_step + count * entity * found.per_token
+    settings = recipe.settings
+    per_step, whole = _least_text(settings, graph, found)
     if _for_text(seconds - recipe.reading, recipe.stages, {}) >= whole:
         return recipe
     useful, minutes = _useful(recipe, graph, found.width), max(1, round(seconds / 60))
@@ -205,6 +212,24 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
         reasons={"training.epochs": why, **reasons},
         text_from=minutes,
     )
+
+
+def _least_text(settings: Settings, graph: KnowledgeGraph, found: Speed) -> tuple[float, float]:
+    """Seconds of a step of the masked LM, and of its floor of steps."""
+    asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * found.tokens)
+    entity = min(settings.vector.max_length, found.tokens) if settings.vector.enabled else 0
+    # Forward, and backward twice as long.
+    per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
+    return per_step, FLOOR * per_step + len(graph.entities) * entity * found.per_token
+
+
+def text_fits(run: RunFolder, seconds: float, stages: Sequence[str]) -> bool:
+    """Return whether the masked LM of a run can be trained on in a time, beside some stages."""
+    if not run.settings.trains_text:
+        return False
+    encoder = TextEncoder.load(str(run.model_folder), run.settings.text.max_length)
+    _, least = _least_text(run.settings, run.graph, speed(encoder, run.graph, FEW_TEXTS))
+    return _for_text(seconds, stages, {}) >= least
 
 
 def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:

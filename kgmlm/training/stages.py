@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,11 +171,19 @@ def _after(stages: Sequence[str]) -> list[str]:
     return [*(stage for stage in stages if stage not in beside()), "weights"]
 
 
-def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, watch: Watcher) -> None:
+def last_stages(
+    path: Path,
+    max_steps: int | None,
+    further: str,
+    clock: Clock,
+    watch: Watcher,
+    used: Collection[str] | None = None,
+) -> None:
     """Do what is left of a run's recipe after its signals and its masked LM.
 
     Args:
         further: the command that continues.
+        used: of a run that is trained on, the second stages that it had; nothing is summed up then.
 
     Raises:
         Interrupted: when a signal stopped it; ``kgmlm train --resume`` continues.
@@ -188,7 +196,7 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
     if left and in_several_processes():
         watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
         return
-    few, before = None if max_steps is None else FEW, run.tuned
+    few, before = None if max_steps is None else FEW, {*run.tuned.uses, *(used or ())}
     later = ("reverse", "reranker", "trees", "calibration")
     after = [stage for stage in later if stage in recipe["stages"]]
 
@@ -199,7 +207,7 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
         with clock.stage("weights"):
             figures = _chosen(path, "signals", few or 0, watch, WEIGHED, clock.share("weights", after))
     # What was chosen beside other weights is chosen again.
-    if "reverse" in left or (signals and REVERSE in before.uses):
+    if "reverse" in left or (signals and REVERSE in before):
         with clock.stage("reverse"):
             figures = _chosen(path, "reverse", few or REVERSE_TRIPLES, watch, ASKED, share("reverse"))
         if figures:
@@ -218,11 +226,11 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
             )
         _tell_of("reranker", found, watch)
     now = open_folder(path).tuned.uses
-    if CONDITIONAL in before.uses and CONDITIONAL not in now:
+    if CONDITIONAL in before and CONDITIONAL not in now:
         _chosen(path, "conditional", few, watch)
-    elif RERANKING in before.uses and RERANKING not in now and open_folder(path).reranker:
+    elif RERANKING in before and RERANKING not in now and open_folder(path).reranker:
         _chosen(path, "reranking", few, watch)
-    if "trees" in left or (TREES in before.uses and TREES not in now):
+    if "trees" in left or (TREES in before and TREES not in now):
         with clock.stage("trees"):
             found = _chosen(path, "trees", few, watch, LEAST, share("trees"))["trees"]
         _tell_of("trees", found, watch)
@@ -232,6 +240,8 @@ def last_stages(path: Path, max_steps: int | None, further: str, clock: Clock, w
     if "calibration" in recipe["stages"] and not _is_calibrated(open_folder(path)):
         with clock.stage("calibration"):
             _calibrate(path, max_steps, clock.share("calibration", ()), watch)
+    if used is not None:
+        return
     run = open_folder(path)
     lines = [] if clock.seconds is None else accounts(run)
     if left and run.graph.has("valid"):

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kgmlm.core.config import MOST, Settings
+from kgmlm.core.config import Settings
 from kgmlm.core.errors import ConfigError, DataError, RunError, check_whole, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.machine import release_memory
@@ -25,7 +25,7 @@ from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
 from kgmlm.training.loop import Interrupted, train_watched
 from kgmlm.training.onnx import made_ready
-from kgmlm.training.planner import Clock
+from kgmlm.training.planner import Clock, check_minutes
 from kgmlm.training.recipes import OPTIONS, PLAIN, Given, Preset, Recipe, as_assignments, check_end
 from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_seconds
 from kgmlm.training.start import ends_by_decay
@@ -131,7 +131,7 @@ def train(
             if ranker is not None and run.settings.trains_text:
                 options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
                 with clock.stage("text") if main_process() else nullcontext():
-                    _train(run, ranker, watch, options, text_seconds(path, clock))
+                    train_text(run, ranker, watch, _continuing(path), options, text_seconds(path, clock))
             del run, ranker
             release_memory()
             if main_process():
@@ -202,8 +202,7 @@ def _check_settings(
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
     if resume and minutes:
         raise RunError("--minutes is for the start of a run")
-    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MOST):
-        raise RunError(f"--minutes takes a time above 0, not {minutes}")
+    check_minutes(minutes)
     if minutes is not None and (preset == PLAIN or (preset is None and given.plain)):
         raise RunError("--minutes goes with a preset that is not plain")
 
@@ -310,10 +309,20 @@ def _keep(run: RunFolder, ranker: Ranker) -> None:
         run.update(status="finished")
 
 
-def _train(
-    run: RunFolder, ranker: Ranker, watch: Watcher, options: dict[str, Any], seconds: float | None
+def train_text(
+    run: RunFolder,
+    ranker: Ranker,
+    watch: Watcher,
+    further: str,
+    options: dict[str, Any],
+    seconds: float | None,
 ) -> None:
-    """Train a run with validation, if its graph has a split for it; arguments as of :func:`.loop.train`."""
+    """Train the masked LM of a run, with validation if its graph has a split for it.
+
+    Args:
+        further: the command that continues.
+        options, seconds: as of :func:`.loop.train`.
+    """
     from kgmlm.core.config import Protocol
     from kgmlm.training.weights import weigh
 
@@ -338,7 +347,7 @@ def _train(
         run,
         ranker,
         validation if run.graph.has("valid") else None,
-        _continuing(run.path),
+        further,
         watch,
         **options | {"max_steps": bound, "seconds": None if by_decay else seconds},
     )

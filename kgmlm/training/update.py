@@ -1,10 +1,15 @@
-"""Update a run to a graph that has grown: what is new is read and counted, and nothing is trained again."""
+"""Update a run to a graph that has grown: what is new is read and counted.
+
+In a time that is given, what the run has trained is then trained on.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,8 +20,8 @@ import numpy as np
 from filelock import FileLock
 
 from kgmlm.core import digests, files
-from kgmlm.core.config import Protocol, Settings
-from kgmlm.core.errors import ConfigError, RunError, check_numbers
+from kgmlm.core.config import Protocol, Settings, Stage
+from kgmlm.core.errors import ConfigError, LateError, NoRulesError, RunError, check_numbers
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
@@ -35,7 +40,7 @@ from kgmlm.prediction.calibration import (
 from kgmlm.prediction.list_calibration import drawn, expected_answers
 from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
 from kgmlm.runs.folder import RunFolder, open_folder
-from kgmlm.runs.models import NAMES, save_names
+from kgmlm.runs.models import NAMES, device_of, save_names
 from kgmlm.runs.opened import (
     constraints_of,
     index_fingerprint,
@@ -45,12 +50,21 @@ from kgmlm.runs.opened import (
     shortlist_of,
 )
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import TRAINED, command_line, writing
+from kgmlm.runs.record import TRAINED, command_line, read_record, writing
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
-from kgmlm.signals import is_beside
+from kgmlm.signals import beside, is_beside
 from kgmlm.signals.base import Growing
+from kgmlm.signals.biencoder import Biencoder, digest_of
+from kgmlm.signals.rules import QUICK
 from kgmlm.signals.vector import Vector
-from kgmlm.training.tune import choose
+from kgmlm.training.index import index
+from kgmlm.training.onnx import made_ready
+from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
+from kgmlm.training.recipes import PLAIN, Shape, head_steps
+from kgmlm.training.stages import last_stages
+from kgmlm.training.start import fit_signal, keeping, latest_checkpoint
+from kgmlm.training.train import train_text
+from kgmlm.training.tune import choose, complete_text
 from kgmlm.training.weights import Folds, ValidationSample, measured, validation_task
 
 if TYPE_CHECKING:
@@ -60,6 +74,17 @@ if TYPE_CHECKING:
     from kgmlm.prediction.calibration import Calibration
     from kgmlm.ranking.ranker import Ranker
 
+TRAINED_ON = ("rules", "biencoder", "kge")  # signals, in order
+OF_TEXT = (
+    "status",
+    "step",
+    "done",
+    "minutes",
+    "best_valid_mrr",
+)  # in the record, of the masked LM's training
+UPDATING = ("updating", "recipe", "spent")  # in the record, of training on
+METRICS = "metrics.jsonl"
+AGAIN = "the same `kgmlm update` again continues"
 CHECKED = 200  # validation triples by which the weights are checked
 ASKED = 100  # queries that validation answers, by which probabilities are checked
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
@@ -76,6 +101,7 @@ def update(
     *,
     entities: EntityTable | pd.DataFrame | str | Path | None = None,
     remove: Triples | str | Path = (),
+    minutes: float | None = None,
     output: str | Path | None = None,
     batch_size: int = 64,
     device: str | None = None,
@@ -88,6 +114,9 @@ def update(
     triples while all others stay. Then a sample of validation says whether the weights still suit and whether
     the probabilities still hold; those that do not are chosen again. Text encoders stay as they were trained.
 
+    With ``minutes`` the bi-encoder's head, ComplEx and, where enough of its steps fit, the masked LM are then
+    trained on from where they are, on old and new triples, and all weights are chosen again.
+
     The run is replaced when all of it is written; until then the old one can be used.
 
     Args:
@@ -97,26 +126,29 @@ def update(
         entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
             name and, if you like, description, surface and types.
         remove: training triples that are to be removed; their entities stay candidates.
+        minutes: train on for this time. What was interrupted continues when the same update is asked for.
         output: write the updated run there, and leave the old one as it is.
 
     Returns:
         How many entities, relations and triples are new or removed, the seconds that it took, validation MRR
-        of a sample, and what was chosen again.
+        of a sample, and what was trained on and chosen again.
 
     Raises:
         DataError: for an entity that exists already, or a file that cannot be read.
         QueryError: for a name that several entities have.
         RunError: when the run is not trained, or the output exists.
+        Interrupted: when a signal stopped the training of the masked LM.
 
     Example:
         >>> kgmlm.update("runs/demo", [("takoyaki", "comes from", "Japan")])  # doctest: +SKIP
     """
     check_numbers(batch_size=(batch_size, 1))
+    check_minutes(minutes)
     if in_several_processes():
         raise RunError("an update is made by one process")
     if isinstance(run, Run) and run.further is not None:
         raise RunError("the run has further entities, which an update is given by entities=")
-    began = datetime.now(UTC)
+    began, started = datetime.now(UTC), time.monotonic()
     path, target = path_of(run), path_if(output, "the updated run")
     _check_place(path, target)
     folder = open_folder(path)
@@ -125,25 +157,66 @@ def update(
     change = changed(folder.graph, Given.of(triples), table, Given.of(remove))
     watch = watcher_of(progress)
     counts = _counts(change)
-    if not change and target is None:
+    if not change and target is None and minutes is None:
         watch.tell("nothing is new: the run stays as it is")
         return Outcome({**counts, "seconds": 0.0})
     quiet_transformers()
     place = target or path
-    judging = FileLock(path / f".{JUDGMENTS}.lock")
-    try:
-        with writing(place, "update"), files.atomic_folder(place, follow=True) as new:
+    with writing(place, "update"), _taking_place(folder, place, minutes is not None) as new:
+        if minutes is None:
             grown = _written(folder, change, new, device, batch_size, watch)
             checked = _checked(folder, grown, device, batch_size, watch)
-            seconds = round((datetime.now(UTC) - began).total_seconds(), 1)
-            told = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
-            grown.update(updates=[*folder.record.get("updates", []), {**told, "command": command_line()}])
-            if (path / JUDGMENTS).is_file():  # a service may have written some since
+        else:
+            grown = _begun(folder, change, new, device, batch_size, watch)
+            checked = _trained_on(folder, grown, 60 * minutes, started, device, batch_size, watch)
+        seconds = round(time.monotonic() - started, 1)
+        told = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
+        grown.update(updates=[*folder.record.get("updates", []), {**told, "command": command_line()}])
+    return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
+
+
+@contextmanager
+def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
+    """The folder of an updated run, which takes its place when the block ends well.
+
+    Args:
+        lasting: it stays when the block ends otherwise, for the next one.
+    """
+    target = place.resolve()
+    kept = target.parent / f".{target.name}.update-unfinished"
+    files.refuse_link(kept)
+    judging = FileLock(run.path / f".{JUDGMENTS}.lock")
+    try:
+        with nullcontext(kept) if lasting else files.atomic_folder(target) as new:
+            yield new
+            if (run.path / JUDGMENTS).is_file():  # a service may have written some since
                 judging.acquire()
-                shutil.copy2(path / JUDGMENTS, new / JUDGMENTS)
+                shutil.copy2(run.path / JUDGMENTS, new / JUDGMENTS)
+        if lasting:
+            files.move_folder(kept, target)
+        else:
+            shutil.rmtree(kept, ignore_errors=True)  # it was of the run before
     finally:
         judging.release()
-    return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
+
+
+def _begun(
+    run: RunFolder, change: Change, new: Path, device: str | None, batch_size: int, watch: Watcher
+) -> RunFolder:
+    """The run of the graph afterwards; that of the same update that was interrupted, where there is one."""
+    files.recover(new)
+    with suppress(RunError):
+        found = open_folder(new)
+        same = found.graph.same(change.graph) and found.record.get("updating", {}).get("of") == run.made_by
+        if same and digest_of(found.graph.entities) == digest_of(change.graph.entities):
+            watch.tell("continuing the update that was interrupted")
+            return found
+    shutil.rmtree(new, ignore_errors=True)
+    with files.atomic_folder(new) as folder:
+        grown = _written(run, change, folder, device, batch_size, watch, indexed=False)
+        text = {key: grown.record[key] for key in OF_TEXT if key in grown.record}
+        grown.update(updating={"of": run.made_by, "text": text})
+    return open_folder(new)
 
 
 def _check_place(path: Path, target: Path | None) -> None:
@@ -201,9 +274,19 @@ def _counts(change: Change) -> dict[str, Any]:
 
 
 def _written(
-    run: RunFolder, change: Change, new: Path, device: str | None, batch_size: int, watch: Watcher
+    run: RunFolder,
+    change: Change,
+    new: Path,
+    device: str | None,
+    batch_size: int,
+    watch: Watcher,
+    indexed: bool = True,
 ) -> RunFolder:
-    """Write the run of the graph afterwards into a folder; its weights are those of the run before."""
+    """Write the run of the graph afterwards into a folder; its weights are those of the run before.
+
+    Args:
+        indexed: whether the index grows, too, where there is one.
+    """
     graph = change.graph
     before = run.untuned(device).but(mixture=run.tuned.mixture)
     ranker = before.over(graph.context)
@@ -230,8 +313,8 @@ def _written(
     files.write_json(new / "run.json", record)
     grown = RunFolder(new, graph, run.settings, record)
     grown.save_tuned(replace(run.tuned, mixture=ranker.mixture))
-    if (run.path / FOLDER).is_dir():
-        _index(run, grown, before, ranker, watch)
+    if indexed and (run.path / FOLDER).is_dir():
+        _grow_index(run, grown, before, ranker, watch)
     return grown
 
 
@@ -262,7 +345,7 @@ def _digests(run: RunFolder, new: Path) -> dict[str, Any] | None:
     return digests.as_json(found)
 
 
-def _index(run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker, watch: Watcher) -> None:
+def _grow_index(run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker, watch: Watcher) -> None:
     """Add the new entities to the index of a run, and keep it with the updated one.
 
     Vectors of the bi-encoder depend on triples, so all of them are indexed again.
@@ -285,6 +368,142 @@ def _index(run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker, wat
     save_index(grown, index)
     if shortlist_of(run) is not None:
         grown.update(shortlist={**run.record["shortlist"], "of": grown.text_fingerprint})
+
+
+def _trained_on(
+    run: RunFolder,
+    grown: RunFolder,
+    seconds: float,
+    started: float,
+    device: str | None,
+    batch_size: int,
+    watch: Watcher,
+) -> dict[str, Any]:
+    """Train an updated run on, each part for its share of a time, and choose all weights again.
+
+    Args:
+        started: when the update began, by the monotonic clock.
+
+    Returns:
+        ``trained``: the parts; and what :func:`_checked` returns.
+    """
+    path, state = grown.path, dict(grown.record["updating"])
+    later: list[Stage] = [stage for stage in ("reverse", "trees") if stage in run.tuned.uses]
+    if _calibration(run) is not None:
+        later.append("calibration")
+    if "parts" not in state:
+        parts = [name for name in TRAINED_ON if _can_go_on(grown, name)]
+        state["parts"] = [*parts, *(["text"] if text_fits(grown, seconds, [*parts, *later]) else [])]
+    parts, done = state["parts"], list(state.get("done", ()))
+    signals = [name for name in beside() if grown.has_signal(name)]
+    recipe = {"preset": PLAIN, "stages": [*signals, *later], "seconds": seconds, "timed": parts}
+    grown.update(updating=state, recipe=recipe, spent=state.get("spent", {}))
+    clock = Clock(path, started)
+    with _repeated(watch):
+        with clock.stage("update"):
+            pass  # what was done until now
+        for at, name in enumerate(parts):
+            if name not in done:
+                share = clock.share(name, [*parts[at:], *later, "weights"])
+                with clock.stage(name):
+                    _part_on(grown, name, share, device, watch)
+                state["done"] = done = [*done, name]
+                grown.update(updating={**state, "spent": clock.spent})
+        if not parts:
+            watch.tell("nothing is trained on: the time is too short for the masked LM")
+            checked = _checked(run, grown, device, batch_size, watch)
+        elif grown.graph.has("valid"):
+            last_stages(path, None, AGAIN, clock, watch, used=run.tuned.uses)
+            checked = {"chosen": ["weights"], "mrr": _latest(path)}
+            if "calibration" in later:
+                checked["chosen"].append("probabilities")
+        else:
+            checked = {"chosen": []}
+        _index_again(run, path, device, watch)
+    watch.note(", ".join(f"{name} {taken:.0f} s" for name, taken in clock.spent.items() if taken >= 0.5))
+    if "text" in parts and (run.path / METRICS).is_file():
+        shutil.copy2(run.path / METRICS, path / METRICS)
+    own = {key: run.record[key] for key in ("recipe", "spent") if key in run.record}
+    record = {key: value for key, value in read_record(path).items() if key not in UPDATING}
+    files.write_json(path / "run.json", {**record, **own, **state["text"]})
+    return {"trained": parts, **checked}
+
+
+def _can_go_on(run: RunFolder, name: str) -> bool:
+    """Return whether a signal is there and is trained on: rules are where an update has not mined them."""
+    if name == "rules":
+        quick = len(run.graph.splits["train"]) <= QUICK
+        return run.has_signal(name) and not quick and not run.settings.rules.file
+    return run.has_signal(name)
+
+
+def _latest(path: Path) -> float:
+    """Validation MRR of a run by the last stage that was chosen."""
+    figures = open_folder(path).tuned.by["valid"]
+    return float(list(figures.values())[-1]["mrr"])
+
+
+@contextmanager
+def _repeated(watch: Watcher) -> Iterator[None]:
+    """Where training on is interrupted, say how it continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        watch.tell(f"interrupted: {AGAIN}")
+        raise
+
+
+def _part_on(run: RunFolder, name: str, seconds: float | None, device: str | None, watch: Watcher) -> None:
+    """Train a signal or the masked LM of an updated run on for a time, from where it is."""
+    path = run.path
+    if name == "text":
+        checkpoint = latest_checkpoint(path)
+        ranker = run.text_ranker(device, checkpoint and checkpoint / "model")
+        options = {"max_steps": None, "decay": None, "resume": checkpoint is not None, "device": device}
+        train_text(run, ranker, watch, AGAIN, options, seconds)
+        complete_text(path, watch)
+        made_ready(path, watch)
+        return
+    settings, kind = _settings(run, name), beside()[name]
+    own = getattr(settings, name)
+    longest: dict[str, dict[str, Any]] = {
+        "kge": {"epochs": PASSES, "max_steps": None},
+        "biencoder": {"steps": max(head_steps(Shape.of(run.graph))[0], settings.biencoder.steps)},
+        "rules": {},
+    }
+    own = own.model_copy(update={**longest[name], "seconds": seconds})
+    settings = settings.model_copy(update={name: own})
+    start = None if name == "rules" else kind.open(path / kind.file, run.graph)
+    structure = path / Biencoder.structure
+    encoder = structure.read_bytes() if name == "biencoder" and structure.is_file() else None
+    try:
+        with watch, keeping(path, name, watch) as kept:
+            bar = partial(watch, f"training {name} on")
+            signal, how = fit_signal(name, run.graph, settings, bar, device_of(device), kept, start)
+    except (NoRulesError, LateError) as error:
+        watch.tell(str(error))
+        return
+    if isinstance(signal, Biencoder) and isinstance(start, Biencoder):
+        signal.shares = start.shares
+    run.save_signal(signal, **how)
+    if encoder is not None:  # the frozen encoder is the same
+        with run.beside_signal(Biencoder.structure) as temporary:
+            temporary.write_bytes(encoder)
+
+
+def _index_again(run: RunFolder, path: Path, device: str | None, watch: Watcher) -> None:
+    """Index the entities of a run that was trained on, where it was indexed before."""
+    if not (run.path / FOLDER).is_dir():
+        return
+    try:
+        factory = Retriever.load(run.path / FOLDER).record["factory"]
+        found = index(path, factory=factory, device=device, progress=watch)
+    except (ConfigError, RunError) as error:
+        watch.tell(f"the index is left out: {error}")
+        return
+    if shortlist_of(run) is not None:
+        grown = open_folder(path)
+        grown.update(shortlist={"entities": found["shortlist"], "of": grown.text_fingerprint})
 
 
 def _checked(
