@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from filelock import FileLock
@@ -60,7 +60,7 @@ from kgmlm.signals.vector import Vector
 from kgmlm.training.index import index
 from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
-from kgmlm.training.recipes import PLAIN, Shape, head_steps
+from kgmlm.training.recipes import PLAIN, Recipe, Shape, head_steps
 from kgmlm.training.stages import last_stages
 from kgmlm.training.start import fit_signal, keeping, latest_checkpoint
 from kgmlm.training.train import train_text
@@ -395,9 +395,9 @@ def _trained_on(
         parts = [name for name in TRAINED_ON if _can_go_on(grown, name)]
         state["parts"] = [*parts, *(["text"] if text_fits(grown, seconds, [*parts, *later]) else [])]
     parts, done = state["parts"], list(state.get("done", ()))
-    signals = [name for name in beside() if grown.has_signal(name)]
-    recipe = {"preset": PLAIN, "stages": [*signals, *later], "seconds": seconds, "timed": parts}
-    grown.update(updating=state, recipe=recipe, spent=state.get("spent", {}))
+    stages = tuple(cast(Stage, name) for name in beside() if grown.has_signal(name))
+    recipe = Recipe(PLAIN, run.settings, (*stages, *later), 0.0, {}, seconds=seconds, timed=tuple(parts))
+    grown.update(updating=state, recipe=recipe.as_record(), spent=state.get("spent", {}))
     clock = Clock(path, started)
     with _repeated(watch):
         with clock.stage("update"):
