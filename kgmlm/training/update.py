@@ -396,7 +396,7 @@ def _trained_on(
         state["parts"] = [*parts, *(["text"] if text_fits(grown, seconds, [*parts, *later]) else [])]
     parts, done = state["parts"], list(state.get("done", ()))
     stages = tuple(cast(Stage, name) for name in beside() if grown.has_signal(name))
-    recipe = Recipe(PLAIN, run.settings, (*stages, *later), 0.0, {}, seconds=seconds, timed=tuple(parts))
+    recipe = Recipe(PLAIN, run.settings, (*stages, *later), 1.0, {}, seconds=seconds, timed=tuple(parts))
     grown.update(updating=state, recipe=recipe.as_record(), spent=state.get("spent", {}))
     clock = Clock(path, started)
     with _repeated(watch):
