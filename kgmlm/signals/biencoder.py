@@ -48,7 +48,7 @@ PARAMETERS = (
     "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
     "asked.weight", "scale.weight", "scale.bias", "shift.weight", "shift.bias", "inner.weight", "inner.bias",
     "outer.weight", "outer.bias", "candidate.weight", "candidate.bias", "candidate_neighbor.weight",
-    "candidate_edge.weight",
+    "candidate_edge.weight", "sharpness",
 )  # fmt: skip
 
 
