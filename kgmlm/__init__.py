@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     )
     from kgmlm.prediction.complete import complete
     from kgmlm.prediction.export import export
+    from kgmlm.prediction.suggest import suggest
     from kgmlm.ranking.predictor import Predictor
     from kgmlm.reporting.report import report
+    from kgmlm.runs.feedback import feedback
     from kgmlm.runs.run import Run, open_run
-    from kgmlm.serving.feedback import feedback
     from kgmlm.serving.serve import serve
     from kgmlm.sharing.info import Info, info
     from kgmlm.sharing.pack import pack, unpack
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from kgmlm.training.onnx import onnx
     from kgmlm.training.train import train
     from kgmlm.training.tune import rerank, tune
-    from kgmlm.training.update import update
+    from kgmlm.training.update import apply_feedback, update
 
 __version__ = "0.1.0"
 
@@ -67,13 +68,14 @@ _HOMES = {
     "Predictor": "kgmlm.ranking.predictor",
     "Report": "kgmlm.evaluation.evaluate",
     "Run": "kgmlm.runs.run",
+    "apply_feedback": "kgmlm.training.update",
     "calibrate": "kgmlm.prediction.classify",
     "classify": "kgmlm.prediction.classify",
     "compare": "kgmlm.evaluation.compare",
     "complete": "kgmlm.prediction.complete",
     "evaluate": "kgmlm.evaluation.evaluate",
     "export": "kgmlm.prediction.export",
-    "feedback": "kgmlm.serving.feedback",
+    "feedback": "kgmlm.runs.feedback",
     "import_graph": "kgmlm.graphs.importing",
     "index": "kgmlm.training.index",
     "info": "kgmlm.sharing.info",
@@ -88,6 +90,7 @@ _HOMES = {
     "report": "kgmlm.reporting.report",
     "rerank": "kgmlm.training.tune",
     "serve": "kgmlm.serving.serve",
+    "suggest": "kgmlm.prediction.suggest",
     "train": "kgmlm.training.train",
     "tune": "kgmlm.training.tune",
     "update": "kgmlm.training.update",
@@ -104,6 +107,7 @@ __all__ = [
     "Report",
     "Run",
     "__version__",
+    "apply_feedback",
     "calibrate",
     "classify",
     "compare",
@@ -125,6 +129,7 @@ __all__ = [
     "report",
     "rerank",
     "serve",
+    "suggest",
     "train",
     "tune",
     "unpack",

@@ -226,12 +226,19 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     return found
 
 
-def check(dataset: Dataset, *, model: str | Path | None = None, skip_header: bool = False) -> Check:
+def check(
+    dataset: Dataset,
+    *,
+    model: str | Path | None = None,
+    skip_header: bool = False,
+    weighted: bool = False,
+) -> Check:
     """Count what a dataset has, and what is wrong, odd or leaky about it.
 
     Args:
         model: count the lengths of names in the tokens of this model, too.
         skip_header: leave out the first line of each file of triples.
+        weighted: the fourth column of ``train`` says how sure its triples are.
 
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
@@ -239,7 +246,7 @@ def check(dataset: Dataset, *, model: str | Path | None = None, skip_header: boo
     if model == "scratch":
         raise ConfigError("'scratch' has no tokens before it is trained; name a model that has")
     check_dataset(dataset, CHECKING, watcher_of(True).tell)
-    graph = load_graph(dataset, skip_header=skip_header)
+    graph = load_graph(dataset, skip_header=skip_header, weighted=weighted)
     card = _card_of(dataset)
     report = check_graph(graph, card.counts if card else None)
     folder = Path(dataset) if isinstance(dataset, str | Path) else None

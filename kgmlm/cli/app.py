@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from kgmlm.cli.data import data_app, data_import
 from kgmlm.cli.manage import config, feedback, info, onnx, pack, report, serve, unpack
-from kgmlm.cli.predict import calibrate, classify, complete, export
+from kgmlm.cli.predict import calibrate, classify, complete, export, suggest
 from kgmlm.cli.rank import compare, evaluate, linearize, rank, rules
 from kgmlm.cli.train import index, rerank, train, tune, update
 
@@ -22,7 +22,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
     "Make": {
         train: "Train a run on a graph",
         tune: "Fit the weights of signals; add or drop a signal",
-        update: "Add triples and entities to a run, without training",
+        update: "Add triples and entities to a run, and train it on",
         rerank: "Train a second model that reads the best candidates again",
         calibrate: "Fit probabilities on validation",
         index: "Index entity vectors, to score only a shortlist",
@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         rank: "Rank the entities that complete a triple",
         complete: "List the triples that the graph lacks",
         classify: "Say how probable given triples are",
+        suggest: "Suggest which new triples people should judge",
     },
     "Look": {
         info: "Show a run on one screen",
@@ -42,7 +43,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
     },
     "Share": {
         serve: "Serve a run as an API and as pages in a browser",
-        feedback: "Write the answers that people accepted and rejected",
+        feedback: "Write or apply the answers that people accepted and rejected",
         export: "Write a list of new triples as RDF, CSV or for Neo4j",
         pack: "Pack a run into one file",
         unpack: "Make a run folder of a pack",

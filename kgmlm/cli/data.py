@@ -11,6 +11,7 @@ from kgmlm.cli.common import (
     Json,
     Quiet,
     SkipHeader,
+    Weighted,
     command,
     fail,
 )
@@ -55,6 +56,7 @@ def data_check(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     model: Annotated[str | None, typer.Option(help="Count name lengths in this model's tokens.")] = None,
     skip_header: SkipHeader = False,
+    weighted: Weighted = False,
     as_json: Json = False,
 ) -> None:
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
@@ -64,7 +66,7 @@ def data_check(
     """
     from kgmlm.data import check as job
 
-    found = job(dataset, model=model, skip_header=skip_header)
+    found = job(dataset, model=model, skip_header=skip_header, weighted=weighted)
     if as_json:
         print_json(found.as_json())
     else:

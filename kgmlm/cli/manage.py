@@ -27,6 +27,7 @@ from kgmlm.cli.common import (
     option,
 )
 from kgmlm.cli.printing import print_json, print_lines, tell
+from kgmlm.cli.train import print_update
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -312,16 +313,53 @@ def report(
 @command()
 def feedback(
     run: FolderArgument,
-    output: Annotated[Path, typer.Option(help="The TSV file to write.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The TSV file to write; with --apply, the folder of the updated run.", show_default=False
+        ),
+    ] = None,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply",
+            help="Update the run: accepted triples become training triples, rejected ones known negatives.",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="With --apply: train on for this time, as `update` does.")
+    ] = None,
+    batch_size: BatchSize = 64,
+    device: Device = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Write the answers that were accepted (1) and rejected (0) in the page of `kgmlm serve`, as triples.
+    """Write or apply the answers that were accepted (1) and rejected (0) in the page of `kgmlm serve`.
 
     The file has head, relation, tail and that label: `kgmlm classify` reads it, and datasets do.
     """
-    from kgmlm.core.errors import counted
-    from kgmlm.serving.feedback import feedback as job
+    from kgmlm.core.errors import ConfigError, counted
+    from kgmlm.runs.feedback import feedback as job
 
+    if apply:
+        from kgmlm.core.progress import Bars
+        from kgmlm.training.update import apply_feedback
+
+        how: dict[str, Any] = {
+            "minutes": minutes,
+            "output": output,
+            "batch_size": batch_size,
+            "device": device,
+        }
+        found = apply_feedback(run, progress=Bars(quiet), **how)
+        if not as_json:
+            print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected")
+            if found["passed"]:
+                tell(f"{counted(found['passed'], 'judgment')} of what the graph has not")
+        print_update(found, as_json)
+        return
+    if output is None or minutes is not None:
+        raise ConfigError("--output names the file to write; or --apply updates the run")
     done = job(run, output)
     if done["damaged"]:
         tell(f"{counted(done['damaged'], 'line')} of {run / 'feedback.jsonl'} cannot be read")

@@ -22,6 +22,7 @@ from kgmlm.cli.common import (
     Precision,
     Quiet,
     SkipHeader,
+    Weighted,
     command,
     flag,
     option,
@@ -74,6 +75,7 @@ TRAIN: Options = {
     ),
     "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
     "skip_header": (SkipHeader, False),
+    "weighted": (Weighted, False),
 }
 
 
@@ -301,6 +303,12 @@ UPDATE: Options = {
         read=True,
     ),
     "remove": option(Path | None, None, "A file of training triples to remove.", read=True),
+    "false": option(
+        Path | None,
+        None,
+        "A file of triples that are known to be false: training leaves them out.",
+        read=True,
+    ),
     "minutes": option(
         float | None,
         None,
@@ -324,12 +332,17 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
     from kgmlm.core.progress import Bars
     from kgmlm.training.update import update as job
 
-    triples, remove = given.pop("triples"), given.pop("remove")
-    if all(x is None for x in (triples, remove, given["entities"], given["minutes"])):
+    files: dict[str, Any] = {name: given.pop(name) or () for name in ("triples", "remove", "false")}
+    if not any(files.values()) and given["entities"] is None and given["minutes"] is None:
         raise ConfigError(
-            "nothing to do: give new --triples or --entities, triples to --remove, or --minutes to train on"
+            "nothing to do: give new --triples or --entities, triples to --remove or that are --false, or "
+            "--minutes to train on"
         )
-    found = job(run, triples or (), remove=remove or (), progress=Bars(quiet), **given)
+    print_update(job(run, progress=Bars(quiet), **files, **given), as_json)
+
+
+def print_update(found: dict[str, Any], as_json: bool) -> None:
+    """Print what an update has done."""
     if as_json:
         print_json(found)
         return
@@ -338,17 +351,14 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
     for count, what in (
         (found["known"], "in training already"),
         (found["missing"], "to remove, which training did not have"),
+        (found["false"], "known to be false"),
         *((n, f"of {split}, now of training") for split, n in found["moved"].items()),
     ):
         if count:
             print(f"{counted(count, 'triple')} {what}")
     if "mrr" in found:
-        of = (
-            f" of a sample: {found['mrr']:.4f} ± {found['half']:.4f}"
-            if "half" in found
-            else f": {found['mrr']:.4f}"
-        )
-        print(f"validation MRR{of}")
+        sample, half = (" of a sample", f" ± {found['half']:.4f}") if "half" in found else ("", "")
+        print(f"validation MRR{sample}: {found['mrr']:.4f}{half}")
     if "output" in found:
         again = " and ".join(found["chosen"]) or "nothing"
         on = f"; trained on: {', '.join(found['trained']) or 'nothing'}" if "trained" in found else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.graphs.entities import EntityTable, completed, folded, text_array, tidy
 from kgmlm.graphs.given import Given
@@ -27,6 +27,7 @@ class Change:
         known: how many of the triples that were given training had already.
         missing: how many of the triples to remove training did not have.
         moved: by split, how many of its triples were added to training, and are not in the split any more.
+        false: how many negatives training has more.
     """
 
     graph: KnowledgeGraph
@@ -37,9 +38,11 @@ class Change:
     known: int
     missing: int
     moved: Mapping[str, int]
+    false: int = 0
 
     def __bool__(self) -> bool:
-        return any((self.entities, self.relations, len(self.added), len(self.removed), self.moved))
+        counts = (self.entities, self.relations, len(self.added), len(self.removed), self.moved, self.false)
+        return any(counts)
 
 
 def changed(
@@ -47,25 +50,33 @@ def changed(
     triples: Given,
     entities: EntityTable | None = None,
     remove: Given | None = None,
+    false: Given | None = None,
 ) -> Change:
     """Add triples and entities to a graph, and remove triples.
 
     An end of a triple is the label of an entity, else the name of one. What is neither is a new entity, or a
     new relation, that is called by its label, as words. A triple of validation or test that is added to
-    training leaves its split, since an answer in training is none that has to be found.
+    training leaves its split, since an answer in training is none that has to be found. A triple that is
+    false leaves training, and is a negative of it from then on.
 
     Args:
-        triples, remove: by labels or names.
+        triples, remove, false: by labels or names.
         entities: new ones, with their texts.
 
     Raises:
-        DataError: for a label that the graph has already, or when no training triple would be left.
+        DataError: for a label that the graph has already, a triple that is given as true and as false, or
+            when no training triple would be left.
         QueryError: for a name that several entities have.
     """
     before = len(graph.entities), len(graph.relations)
     gone, missing = _removed(graph, remove or Given(()))
+    wrong = _known(graph, false or Given(()))
+    gone = distinct_triples(np.concatenate([gone, wrong[_in_training(graph, wrong)]]))
     grown = graph if entities is None else graph.extended(entities)
     grown, given = _resolved(grown, triples)
+    if (both := FilterIndex(wrong, len(grown.entities)).has(given)).any():
+        triple = " ".join(grown.labeled(given[both][:1])[0])
+        raise DataError(f"'{triple}' is given as true and as false")
     train, _ = _without(grown, {"train": grown.splits["train"]}, gone)
     added = distinct_triples(given)
     known_n = FilterIndex(train["train"], len(grown.entities)).has(added)
@@ -76,22 +87,39 @@ def changed(
     if not len(whole_train):
         raise DataError(f"no training triple of '{graph.name}' would be left")
     negatives, _ = _without(grown, grown.negatives, added)
-    whole = replace(grown, splits={"train": whole_train, **others}, negatives=negatives, links=None)
+    before_false = negatives.get("train", added[:0])
+    all_false = distinct_triples(np.concatenate([before_false, wrong]))
+    if len(all_false):
+        negatives = {**negatives, "train": all_false}
+    doubts = grown.doubts and grown.doubts.without(np.concatenate([added, gone]))
+    splits = {"train": whole_train, **others}
+    whole = replace(grown, splits=splits, negatives=negatives, doubts=doubts, links=None)
     new = len(grown.entities) - before[0], len(grown.relations) - before[1]
-    return Change(whole, *new, added, gone, int(known_n.sum()), missing, moved)
+    further = len(all_false) - len(before_false)
+    return Change(whole, *new, added, gone, int(known_n.sum()), missing, moved, further)
 
 
 def _removed(graph: KnowledgeGraph, remove: Given) -> tuple[IntArray, int]:
     """The training triples that are to be removed, and how many training does not have."""
+    gone = _known(graph, remove)
+    there_n = _in_training(graph, gone)
+    return gone[there_n], int((~there_n).sum())
+
+
+def _known(graph: KnowledgeGraph, triples: Given) -> IntArray:
+    """The ids of triples of entities and relations that a graph has, each once."""
     resolver, rows = Resolver(graph), []
-    for where, (head, relation, tail) in remove.numbered():
+    for where, (head, relation, tail) in triples.numbered():
         try:
             rows.append((resolver.entity(head), resolver.relation(relation), resolver.entity(tail)))
         except QueryError as error:
             raise QueryError(f"{where}: {error}") from None
-    gone = distinct_triples(np.array(rows, np.int64))
-    there_n = FilterIndex(graph.splits["train"], len(graph.entities)).has(gone)
-    return gone[there_n], int((~there_n).sum())
+    return distinct_triples(np.array(rows, np.int64).reshape(-1, 3))
+
+
+def _in_training(graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
+    """Return which triples training has."""
+    return FilterIndex(graph.splits["train"], len(graph.entities)).has(triples)
 
 
 def _resolved(graph: KnowledgeGraph, triples: Given) -> tuple[KnowledgeGraph, IntArray]:

@@ -32,7 +32,7 @@ from kgmlm.graphs.attributes import described, read_attributes
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, folder_card, read_card, write_card
 from kgmlm.graphs.entities import EntityTable, completed
 from kgmlm.graphs.given import is_pykeens
-from kgmlm.graphs.graph import Dataset, KnowledgeGraph, TextColumns, build_graph
+from kgmlm.graphs.graph import Dataset, Doubts, KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import SPLITS
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
@@ -201,9 +201,12 @@ def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[pa.Table, Bo
         DataError: also for a label that is neither 1 nor one of -1 and 0.
     """
     table = _read_triples(path, skip_header, labeled=True)
-    return table.select(ENDS), truths_of(
-        table, str(path), 1 if path.suffix == ".parquet" else 1 + skip_header
-    )
+    return table.select(ENDS), truths_of(table, str(path), _first(path, skip_header))
+
+
+def _first(path: Path, skip_header: bool) -> int:
+    """The line of a file's first triple."""
+    return 1 + (skip_header and path.suffix != ".parquet")
 
 
 def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> pa.Table:
@@ -315,11 +318,13 @@ def unread_files(folder: Path) -> dict[str, str]:
     return found
 
 
-def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
+def read_folder(
+    folder: Path, name: str | None = None, *, skip_header: bool = False, weighted: bool = False
+) -> KnowledgeGraph:
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
-    Triples are TSV, CSV (no header) or Parquet, gzipped or not; those of ``valid`` and ``test`` may have a
-    fourth column, ``label``: 1 for what is true, -1 or 0 for what is known to be false. ``entities`` has a
+    Triples are TSV, CSV (no header) or Parquet, gzipped or not; they may have a fourth column, ``label``: 1
+    for what is true, -1 or 0 for what is known to be false. ``entities`` has a
     header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
     ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
     are candidates too. Names that are missing are the labels with blanks for underscores. ``attributes`` has
@@ -327,6 +332,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
+        weighted: the fourth column of ``train`` says how sure its triples are, above 0 and at most 1.
 
     Raises:
         DataError: naming file and line, also for a header among triples, or a file with a name that is nearly
@@ -336,10 +342,14 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
     paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
-    splits = {"train": _read_triples(paths["train"], skip_header)}
-    negatives = {}
-    for split in (s for s in paths if s != "train"):
-        table, true = read_labeled(paths[split], skip_header=skip_header)
+    splits, negatives, confidence = {}, {}, None
+    for split, file in paths.items():
+        if weighted and split == "train":
+            table = _read_triples(file, skip_header, labeled=True)
+            confidence = tables.confidences_of(table, str(file), _first(file, skip_header))
+            splits[split] = table.select(ENDS)
+            continue
+        table, true = read_labeled(file, skip_header=skip_header)
         splits[split] = table if true is None else table.filter(pa.array(true))
         if true is not None and not true.all():
             negatives[split] = table.filter(pa.array(~true))
@@ -360,6 +370,8 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         negatives=negatives,
     )
     _check_headers(paths, graph, skip_header)
+    if confidence is not None:
+        graph = replace(graph, doubts=Doubts.of(graph.splits["train"], confidence))
     if path := tables.find_table(folder, ATTRIBUTES):
         graph = _with_attributes(graph, path)
     del splits, negatives, texts
@@ -388,6 +400,7 @@ def load_graph(
     download: bool = True,
     progress: bool = True,
     skip_header: bool = False,
+    weighted: bool = False,
 ) -> KnowledgeGraph:
     """A graph of the name of a built-in dataset, the path of a folder, or triples in memory.
 
@@ -397,6 +410,7 @@ def load_graph(
             A graph is returned as it is.
         download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
         skip_header: of a folder, leave out the first line of each file of triples.
+        weighted: of a folder, the fourth column of ``train`` says how sure its triples are.
 
     Raises:
         DataError: when there is no such dataset or its files are wrong.
@@ -409,15 +423,15 @@ def load_graph(
     if isinstance(dataset, KnowledgeGraph):
         return dataset
     if not isinstance(dataset, str | Path):
-        if skip_header:
-            raise DataError("skip_header is for files, not for triples in memory")
+        if skip_header or weighted:
+            raise DataError("skip_header and weighted are for files, not for triples in memory")
         return KnowledgeGraph.from_pykeen(dataset) if is_pykeens(dataset) else _of_triples(dataset)
     if dataset == "":
         raise DataError("the dataset's name is empty")
     folder = Path(dataset)
     named = str(dataset) in card_names()
     if folder.is_dir() and (isinstance(dataset, Path) or not named):
-        return read_folder(folder, skip_header=skip_header)
+        return read_folder(folder, skip_header=skip_header, weighted=weighted)
     if folder.exists() and not named:
         raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
@@ -428,6 +442,8 @@ def load_graph(
     card = read_card(str(dataset))
     if skip_header:
         raise DataError(f"'{dataset}' is built in and has no header; leave out --skip-header")
+    if weighted:
+        raise DataError(f"'{dataset}' is built in and has no confidences; leave out --weighted")
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)

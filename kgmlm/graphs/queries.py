@@ -67,6 +67,11 @@ class Queries:
             return Query(int(self.entity_B[key]), int(self.relation_B[key]), target)
         return Queries(self.entity_B[key], self.relation_B[key], self.tail_B[key])
 
+    def triples(self, answers: IntArray) -> IntArray:
+        """The triples ``(B, 3)`` that an answer of each query makes."""
+        head_B = np.where(self.tail_B, self.entity_B, answers)
+        return np.stack([head_B, self.relation_B, np.where(self.tail_B, answers, self.entity_B)], 1)
+
     @classmethod
     def of(cls, queries: Sequence[Query]) -> Queries:
         """Gather single queries into arrays."""
@@ -107,10 +112,21 @@ class GroupedAnswers:
 
     def take(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """The answers of some queries as (position in ``rows``, answer id) pairs."""
+        positions, places = self.places(rows)
+        return positions, self.ids[places]
+
+    def places(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The answers of some queries as (position in ``rows``, place in ``ids``) pairs."""
         counts = self.offsets[rows + 1] - self.offsets[rows]
         positions = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return positions, self.ids[np.repeat(self.offsets[rows], counts) + within]
+        return positions, np.repeat(self.offsets[rows], counts) + within
+
+    def among(self, entities: IntArray) -> GroupedAnswers:
+        """The answers that are some entities, increasing ids, as places among these."""
+        at = np.minimum(np.searchsorted(entities, self.ids), len(entities) - 1)
+        there = entities[at] == self.ids
+        return GroupedAnswers(np.append(0, np.cumsum(there))[self.offsets], at[there])
 
 
 @dataclass(frozen=True, eq=False)

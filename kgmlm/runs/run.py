@@ -473,7 +473,7 @@ class Run:
         return kgmlm.complete(self, output, **options)
 
     def update(self, triples: Triples | str | Path = (), **options: Any) -> Any:
-        """Add triples and entities to the run, without training; see :func:`kgmlm.update`."""
+        """Add triples and entities to the run, and train it on; see :func:`kgmlm.update`."""
         return kgmlm.update(self, triples, **options)
 
     def classify(self, triples: Triples | str | Path, **options: Any) -> Any:

@@ -33,9 +33,9 @@ from starlette.responses import JSONResponse
 
 from kgmlm import __version__
 from kgmlm.core.errors import KgmlmError, RunError, readable
+from kgmlm.runs.feedback import Feedback, Judgment, add_judgments, read_judgments
 from kgmlm.serving import schema
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
-from kgmlm.serving.feedback import Feedback, Judgment, add_judgments, read_judgments
 from kgmlm.serving.new_facts import FactFinder
 from kgmlm.serving.schema import MOST_BYTES
 from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Origin, Own, RankTask, Session, Task
@@ -463,8 +463,8 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     _add_asking(app, service)
     keep = options.feedback is not None
     facts = FactFinder(session.run, keep, lambda: session.origin.standing == "as opened")
-    _add_exploring(app, service, facts)
     judging = Judging(options.feedback, session.origin)
+    _add_exploring(app, service, facts, judging)
     _add_reading(app, service, judging)
     add_judging(app, session, judging)
     add_page(app)
@@ -517,7 +517,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         return {"labels": labels, "added": len(service.session.added)}
 
 
-def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
+def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: Judging) -> None:
     """Add the paths that the page asks."""
     session = service.session
 
@@ -534,10 +534,15 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
         ] = None,
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=100)] = 10,
+        order: Annotated[
+            Literal["probable", "telling"],
+            Query(description="telling: first what would teach most if it were judged, and was not yet."),
+        ] = "probable",
     ) -> Any:
         """The triples that the graph probably lacks. The first request begins to look for them, as
         `kgmlm complete` does, in a process of its own."""
-        found = facts.page(relation, offset, limit)
+        said = {judgment.triple for judgment in judging.of(None)} if order == "telling" else None
+        found = facts.page(relation, offset, limit, said)
         return found | {"facts": [session.reasoned(fact) for fact in found["facts"]]}
 
     @app.post("/near", response_model=schema.NearResponse)

@@ -6,15 +6,18 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow.compute as pc
 
 from kgmlm.prediction.new_facts import FILE, NewFacts, clear, clear_parts, command
+from kgmlm.prediction.suggest import teaching
+from kgmlm.runs.feedback import Labels
 from kgmlm.runs.run import Run
 
+QUESTIONS = 200  # that are chosen at most to be judged
 IDLE = 10  # how much other processes go before this one, from 0 to 19
 Row = dict[str, Any]
 Status = Literal["ready", "looking", "none"]
@@ -38,11 +41,14 @@ class FactFinder:
         self._why = ""
         self._lock = threading.Lock()
 
-    def page(self, relation: str | None, offset: int, limit: int) -> Row:
+    def page(
+        self, relation: str | None, offset: int, limit: int, judged: Collection[Labels] | None = None
+    ) -> Row:
         """Some of the facts, best first, as labels, names, probability and reason; or why there are none yet.
 
         Args:
             relation: the label of the one whose facts are asked for; None is all.
+            judged: put first what would teach most if it were judged, without what is judged already.
         """
         with self._lock:
             status, found = self._look(), self._found
@@ -53,6 +59,8 @@ class FactFinder:
         chosen = found.table
         if relation is not None:
             chosen = chosen.filter(pc.equal(chosen.column("relation"), relation))
+        if judged is not None:
+            chosen = chosen.take(teaching(chosen, min(len(chosen), QUESTIONS), judged))
         return {
             "status": status,
             "why": "",

@@ -440,7 +440,7 @@ def _calibration(run: Run, watch: Watcher) -> Calibration | None:
 
 def _feedback(run: Run, everybody: bool) -> Path | None:
     """The file of judgments; None for packs, for folders that cannot be written, and for everybody."""
-    from kgmlm.serving.feedback import FEEDBACK_FILE
+    from kgmlm.runs.feedback import FEEDBACK_FILE
 
     folder = run.folder.path
     if everybody or is_unpacked(folder) or not os.access(folder, os.W_OK):

@@ -18,6 +18,8 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.reader import Reader, Reading
 
+REJECTED = 10.0  # entities that an answer that is known to be wrong stands for in the softmax of a training
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:

@@ -229,7 +229,7 @@ def text_fits(run: RunFolder, seconds: float, stages: Sequence[str]) -> bool:
         return False
     encoder = TextEncoder.load(str(run.model_folder), run.settings.text.max_length)
     _, least = _least_text(run.settings, run.graph, speed(encoder, run.graph, FEW_TEXTS))
-    return _for_text(seconds, stages, {}) >= least
+    return _for_text(seconds, [*stages, "text"], {}) >= least
 
 
 def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:

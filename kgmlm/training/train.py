@@ -69,10 +69,11 @@ def train(
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
             ``vector={"enabled": True}``; ``set_``: settings as a list of "KEY=VALUE". And, which are no
             settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
-            the first line of each of the dataset's files of triples; ``holdout``: by default, a preset holds
-            out a tenth of the training triples of a graph without validation; ``calibrate``: by default, a
-            preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`); ``onnx``: by
-            default, the run is made ready to rank by ONNX Runtime (:func:`kgmlm.onnx`).
+            the first line of each of the dataset's files of triples; ``weighted``: the fourth column of its
+            train file says how sure each triple is, above 0 and at most 1; ``holdout``: by default, a preset
+            holds out a tenth of the training triples of a graph without validation; ``calibrate``: by
+            default, a preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`);
+            ``onnx``: by default, the run is made ready to rank by ONNX Runtime (:func:`kgmlm.onnx`).
 
     Raises:
         RunError: when the folder is taken, or options do not go together.
@@ -86,7 +87,8 @@ def train(
     if output is None:
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
-    tracker, skip_header = settings.pop("tracker", None), bool(settings.pop("skip_header", False))
+    tracker = settings.pop("tracker", None)
+    reading = {key: bool(settings.pop(key, False)) for key in ("skip_header", "weighted")}
     holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
     ready = bool(settings.pop("onnx", True))
     if max_steps is not None:
@@ -103,11 +105,11 @@ def train(
         watch = watcher_of(progress) if main_process() else Watcher()
         max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         if resume:
-            run, ranker = _resume(path, dataset, model, given, preset, decay, skip_header, watch)
+            run, ranker = _resume(path, dataset, model, given, preset, decay, reading, watch)
         else:
             assert dataset is not None
             check_dataset(dataset, TRAINING, watch.tell)
-            graph = load_graph(dataset, skip_header=skip_header)
+            graph = load_graph(dataset, **reading)
             _tell_graph(graph, watch)
             chosen = preset or (PLAIN if given.plain else "balanced")
             if holdout and chosen != PLAIN and not graph.has("valid"):
@@ -223,7 +225,7 @@ def _resume(
     given: Given,
     preset: str | None,
     decay: float | None,
-    skip_header: bool,
+    reading: dict[str, bool],
     watch: Watcher,
 ) -> tuple[RunFolder, Ranker | None]:
     """Open an interrupted run where it stopped; what is given must be what it was begun with.
@@ -244,7 +246,7 @@ def _resume(
         )
     from kgmlm.training.start import latest_checkpoint, resume_run
 
-    if dataset is not None and not _same(load_graph(dataset, skip_header=skip_header), run):
+    if dataset is not None and not _same(load_graph(dataset, **reading), run):
         other = f"'{dataset}'" if isinstance(dataset, str | Path) else "the one that is given"
         raise RunError(f"{output} was begun with another graph than {other}")
     if run.record["status"] in ENDED and (unfinished(run) or stages_left(run)):

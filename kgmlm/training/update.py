@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from kgmlm.core import digests, files
 from kgmlm.core.config import Protocol, Settings, Stage
-from kgmlm.core.errors import ConfigError, LateError, NoRulesError, RunError, check_numbers
+from kgmlm.core.errors import ConfigError, DataError, LateError, NoRulesError, RunError, check_numbers
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
@@ -39,6 +39,7 @@ from kgmlm.prediction.calibration import (
 )
 from kgmlm.prediction.list_calibration import drawn, expected_answers
 from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
+from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.models import NAMES, device_of, save_names
 from kgmlm.runs.opened import (
@@ -91,7 +92,6 @@ ASKED = 100  # queries that validation answers, by which probabilities are check
 LEFT_OUT = (
     "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
 )  # fmt: skip
-JUDGMENTS = "feedback.jsonl"
 
 
 @writes_run
@@ -101,6 +101,7 @@ def update(
     *,
     entities: EntityTable | pd.DataFrame | str | Path | None = None,
     remove: Triples | str | Path = (),
+    false: Triples | str | Path = (),
     minutes: float | None = None,
     output: str | Path | None = None,
     batch_size: int = 64,
@@ -126,6 +127,8 @@ def update(
         entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
             name and, if you like, description, surface and types.
         remove: training triples that are to be removed; their entities stay candidates.
+        false: triples that are known to be false: they leave training, and training on counts them as wrong
+            answers that weigh ten times.
         minutes: train on for this time. What was interrupted continues when the same update is asked for.
         output: write the updated run there, and leave the old one as it is.
 
@@ -154,7 +157,7 @@ def update(
     folder = open_folder(path)
     _check_trained(folder)
     table = _entities(entities, folder)
-    change = changed(folder.graph, Given.of(triples), table, Given.of(remove))
+    change = changed(folder.graph, Given.of(triples), table, Given.of(remove), Given.of(false))
     watch = watcher_of(progress)
     counts = _counts(change)
     if not change and target is None and minutes is None:
@@ -175,6 +178,50 @@ def update(
     return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
 
 
+@writes_run
+def apply_feedback(
+    run: Run | str | Path,
+    *,
+    minutes: float | None = None,
+    output: str | Path | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    progress: bool | Watcher | Advance = True,
+) -> Outcome:
+    """Update a run by the judgments that people gave of its answers.
+
+    Accepted triples become training triples. Rejected ones are negatives of training: they are not suggested
+    or listed again, and where the run is trained on they are wrong answers that weigh ten times. Both are the
+    answers to chosen questions, so neither takes part in what is measured or in fitting probabilities.
+
+    Args:
+        minutes, output: as of :func:`update`.
+
+    Returns:
+        As of :func:`update`, and ``accepted``, ``rejected``, and ``passed``: judgments of entities or
+        relations that the graph has not.
+
+    Raises:
+        DataError: when the run has no judgments.
+        RunError: as of :func:`update`.
+
+    Example:
+        >>> kgmlm.apply_feedback("runs/demo", minutes=1)  # doctest: +SKIP
+    """
+    folder = open_folder(path_of(run))
+    said = list(read_judgments(folder.path / FEEDBACK_FILE).latest().values())
+    if not said:
+        raise DataError(f"{folder.path} has no judgments; the page of `kgmlm serve {folder.path}` takes them")
+    graph = folder.graph
+    known = [x for x in said if graph.has_labels(*x.triple)]
+    of: dict[bool, list[tuple[str, str, str]]] = {
+        label: [x.triple for x in known if bool(x.label) == label] for label in (True, False)
+    }
+    counts = {"accepted": len(of[True]), "rejected": len(of[False]), "passed": len(said) - len(known)}
+    how: dict[str, Any] = {"minutes": minutes, "output": output, "batch_size": batch_size, "device": device}
+    return Outcome({**update(folder.path, of[True], false=of[False], progress=progress, **how), **counts})
+
+
 @contextmanager
 def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
     """The folder of an updated run, which takes its place when the block ends well.
@@ -185,13 +232,13 @@ def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
     target = place.resolve()
     kept = target.parent / f".{target.name}.update-unfinished"
     files.refuse_link(kept)
-    judging = FileLock(run.path / f".{JUDGMENTS}.lock")
+    judging = FileLock(run.path / f".{FEEDBACK_FILE}.lock")
     try:
         with nullcontext(kept) if lasting else files.atomic_folder(target) as new:
             yield new
-            if (run.path / JUDGMENTS).is_file():  # a service may have written some since
+            if (run.path / FEEDBACK_FILE).is_file():  # a service may have written some since
                 judging.acquire()
-                shutil.copy2(run.path / JUDGMENTS, new / JUDGMENTS)
+                shutil.copy2(run.path / FEEDBACK_FILE, new / FEEDBACK_FILE)
         if lasting:
             files.move_folder(kept, target)
         else:
@@ -205,17 +252,17 @@ def _begun(
 ) -> RunFolder:
     """The run of the graph afterwards; that of the same update that was interrupted, where there is one."""
     files.recover(new)
+    of = {"of": run.made_by, "entities": digest_of(change.graph.entities)}
     with suppress(RunError):
         found = open_folder(new)
-        same = found.graph.same(change.graph) and found.record.get("updating", {}).get("of") == run.made_by
-        if same and digest_of(found.graph.entities) == digest_of(change.graph.entities):
+        if of.items() <= found.record.get("updating", {}).items() and found.graph.same(change.graph):
             watch.tell("continuing the update that was interrupted")
             return found
     shutil.rmtree(new, ignore_errors=True)
     with files.atomic_folder(new) as folder:
         grown = _written(run, change, folder, device, batch_size, watch, indexed=False)
         text = {key: grown.record[key] for key in OF_TEXT if key in grown.record}
-        grown.update(updating={"of": run.made_by, "text": text})
+        grown.update(updating={**of, "text": text})
     return open_folder(new)
 
 
@@ -270,6 +317,7 @@ def _counts(change: Change) -> dict[str, Any]:
         "known": change.known,
         "missing": change.missing,
         "moved": dict(change.moved),
+        "false": change.false,
     }
 
 

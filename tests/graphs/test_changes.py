@@ -14,8 +14,14 @@ from kgmlm.graphs.graph import KnowledgeGraph
 Rows = list[tuple[str, str, str]]
 
 
-def change(graph: KnowledgeGraph, rows: Rows, remove: Rows | None = None, **options: EntityTable) -> Change:
-    return changed(graph, Given(rows), remove=Given(remove or []), **options)
+def change(
+    graph: KnowledgeGraph,
+    rows: Rows,
+    remove: Rows | None = None,
+    false: Rows | None = None,
+    entities: EntityTable | None = None,
+) -> Change:
+    return changed(graph, Given(rows), entities, Given(remove or []), Given(false or []))
 
 
 def test_what_was_there_keeps_its_id(toy: KnowledgeGraph) -> None:
@@ -107,3 +113,36 @@ def test_wrong_changes_are_refused(toy: KnowledgeGraph) -> None:
         change(toy, [], entities=EntityTable(["france"]))
     with pytest.raises(DataError, match="no training triple of 'toy' would be left"):
         change(toy, [], toy.labeled(toy.triples("train")))
+
+
+def test_what_is_false_leaves_training_and_is_a_negative_of_it(toy: KnowledgeGraph) -> None:
+    rows = toy.labeled(toy.triples("train")[:1])
+    other = ("france", "borders", "japan")
+    found = change(toy, [], false=[*rows, other])
+    assert (len(found.removed), found.false) == (1, 2)
+    grown = found.graph
+    assert sorted(grown.labeled(grown.negatives["train"])) == sorted([*rows, other])
+    assert rows[0] not in grown.labeled(grown.triples("train"))
+    assert not change(grown, [], false=[other]), "that is known"
+    taken_back = change(grown, [other])
+    assert other not in taken_back.graph.labeled(taken_back.graph.negatives["train"])
+    queries, _ = grown.unique_queries("train")
+    rejected = grown.rejected_answers(queries)
+    asked = [
+        (queries[row], grown.entities[int(i)].label)
+        for row in range(len(queries))
+        for i in rejected.take(np.array([row]))[1]
+    ]
+    assert {(q.entity, label) for q, label in asked} >= {(grown.entities.find("france"), "japan")}
+
+
+def test_a_triple_is_not_both(toy: KnowledgeGraph) -> None:
+    with pytest.raises(DataError, match="is given as true and as false"):
+        change(toy, [("france", "capital", "rome")], false=[("france", "capital", "rome")])
+
+
+def test_many_new_entities_are_numbered_in_order(toy: KnowledgeGraph) -> None:
+    rows = [(f"town {n}", "located_in", f"land {n // 2}") for n in range(6)]
+    grown = change(toy, rows).graph
+    new = grown.entities.column("label")[len(toy.entities) :]
+    assert new == ["town 0", "land 0", "town 1", "town 2", "land 1", "town 3", "town 4", "land 2", "town 5"]

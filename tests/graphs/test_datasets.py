@@ -17,6 +17,7 @@ import kgmlm
 from kgmlm.core import files
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, read_card, write_card
+from kgmlm.graphs.changes import changed
 from kgmlm.graphs.checks import check_graph, odd_columns
 from kgmlm.graphs.datasets import (
     TEXT_READERS,
@@ -27,6 +28,7 @@ from kgmlm.graphs.datasets import (
     unread_files,
     write_folder,
 )
+from kgmlm.graphs.given import Given
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import repeated
 from kgmlm.graphs.storage import read_graph, write_graph
@@ -302,12 +304,14 @@ def test_what_tsv_cannot_hold_is_written_as_parquet(tmp_path: Path) -> None:
 def test_known_negatives_are_read_kept_and_written(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / "train.tsv").write_text("a\tr\tb\nb\tr\tc\n")
+    (folder / "train.tsv").write_text("a\tr\tb\t1\nb\tr\tc\t1\nb\tr\td\t-1\n")
     (folder / "valid.tsv").write_text("a\tr\tc\t1\na\tr\ta\t-1\nc\ts\td\t-1\n")
     (folder / "test.csv").write_text("a,r,c,1\n")
     graph = read_folder(folder)
     assert graph.labeled(graph.splits["valid"]) == [("a", "r", "c")]
     assert graph.labeled(graph.negatives["valid"]) == [("a", "r", "a"), ("c", "s", "d")]
+    assert graph.labeled(graph.splits["train"]) == [("a", "r", "b"), ("b", "r", "c")]
+    assert graph.labeled(graph.negatives["train"]) == [("b", "r", "d")]
     assert "test" not in graph.negatives
     assert len(graph.all_triples) == 4, "what is false is nobody's known answer"
     write_folder(graph, tmp_path / "again")
@@ -319,6 +323,48 @@ def test_known_negatives_are_read_kept_and_written(tmp_path: Path) -> None:
     assert kept.negatives["valid"].tolist() == graph.negatives["valid"].tolist()
     assert len(kept.with_relations(["t_u"]).relations) == 3
     assert kept.with_relations(["t_u"]).relations[2].name == "t u"
+
+
+def test_confidences_are_read_kept_and_known_by_triple(tmp_path: Path) -> None:
+    rows = ["a\tr\tb\t.5", "b\tr\tc\t1", "a\tr\tb\t.75", "c\tr\ta\t1e-1"]
+    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "valid.tsv").write_text("a\tr\tc\n")
+    graph = load_graph(tmp_path, weighted=True)
+    known = [0.75, 1, 0.75, np.float32(0.1)]
+    assert graph.confidence(graph.splits["train"]).tolist() == known, "of two the surer counts"
+    assert graph.confidence(graph.splits["valid"]).tolist() == [1]
+    write_graph(graph, tmp_path / "graph")
+    kept = read_graph(tmp_path / "graph", "data", {})
+    assert kept.confidence(kept.splits["train"]).tolist() == known
+    grown = changed(graph, Given([("a", "r", "d")]), remove=Given([("c", "r", "a")])).graph
+    assert grown.confidence(grown.splits["train"]).tolist() == [0.75, 1, 0.75, 1]
+    assert graph.drawn(0).splits["train"].shape <= graph.splits["train"].shape
+    count = sum(len(graph.drawn(seed).splits["train"]) for seed in range(400)) / 400
+    assert abs(count - 2.6) < 0.2, "each as often as it is sure"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a\tr\tb\n", "train.tsv has no fourth column"),
+        ("a\tr\tb\t1\na\tr\tc\t0\n", "train.tsv:2: the confidence is '0', which labels a false triple"),
+        ("a\tr\tb\t1.5\n", "train.tsv:1: the confidence is '1.5'; it must be above 0 and at most 1"),
+        ("a\tr\tb\tnan\n", "train.tsv:1: the confidence is 'nan'"),
+        ("a\tr\tb\tsure\n", "train.tsv:1: the confidence is 'sure'"),
+    ],
+)
+def test_confidences_that_cannot_be_right_are_one_sentence(tmp_path: Path, rows: str, message: str) -> None:
+    (tmp_path / "train.tsv").write_text(rows)
+    with pytest.raises(DataError, match=re.escape(message)):
+        load_graph(tmp_path, weighted=True)
+
+
+def test_confidences_are_not_taken_for_labels(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\t0.5\n")
+    with pytest.raises(DataError, match=r"confidences of training triples are read by --weighted"):
+        load_graph(tmp_path)
+    with pytest.raises(DataError, match="has no confidences"):
+        load_graph("toy", weighted=True)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +379,6 @@ def test_labels_that_cannot_be_right_are_one_sentence(tmp_path: Path, rows: str,
     (tmp_path / "train.tsv").write_text("a\tr\tb\n")
     (tmp_path / "valid.tsv").write_text(rows)
     with pytest.raises(DataError, match=re.escape(message)):
-        read_folder(tmp_path)
-    (tmp_path / "valid.tsv").unlink()
-    (tmp_path / "train.tsv").write_text("a\tr\tb\t1\n")
-    with pytest.raises(DataError, match="expected 3 tab-separated columns, found 4"):
         read_folder(tmp_path)
 
 
@@ -444,7 +486,7 @@ def test_a_graph_of_leaves_has_no_header(tmp_path: Path) -> None:
         ("train.csv", "a;r;b", "semicolons"),
         ("train.csv", "a\tr\tb\t1\t2", "tabs"),
         ("train.tsv", "a,r,b", "commas"),
-        ("train.csv", '"a, 0",r,"two\nlines"', "does not end in this line"),
+        ("train.csv", '"a, 0",r,"two\nlines"', "ends in line 2"),
         ("train.csv", "1,a,r,b", "keep head, relation and tail alone"),
     ],
 )

@@ -23,7 +23,7 @@ import kgmlm
 from kgmlm.core.tables import ENDS
 from kgmlm.prediction.listing import read_list
 from kgmlm.prediction.new_facts import FILE
-from kgmlm.serving import feedback
+from kgmlm.runs import feedback
 from kgmlm.serving.serve import service
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]

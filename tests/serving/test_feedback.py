@@ -13,8 +13,8 @@ import kgmlm
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.core.tables import read_triples
 from kgmlm.graphs.datasets import read_labeled
-from kgmlm.serving import feedback
-from kgmlm.serving.feedback import Judgment
+from kgmlm.runs import feedback
+from kgmlm.runs.feedback import Judgment
 
 
 def said(tail: str, label: int | None, head: str = "virus") -> Judgment:

@@ -22,7 +22,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
 from kgmlm.prediction.new_facts import FILE
-from kgmlm.serving import feedback
+from kgmlm.runs import feedback
 from kgmlm.serving.app import FOLDER
 from kgmlm.serving.explore import Explorer
 from kgmlm.serving.serve import service

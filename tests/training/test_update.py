@@ -15,6 +15,7 @@ import torch
 from conftest import Cli
 
 import kgmlm
+import kgmlm.training.update
 from kgmlm.core.config import KGESettings, Settings
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.graphs.changes import changed
@@ -22,6 +23,7 @@ from kgmlm.graphs.given import Given
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.prediction.calibration import read_calibration, save_calibration
+from kgmlm.runs.feedback import Judgment, add_judgments
 from kgmlm.runs.folder import open_folder
 from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
@@ -292,6 +294,100 @@ def test_untrained_runs_and_packs_are_refused(run: Path, tmp_path: Path) -> None
         kgmlm.update(run, NEW)
 
 
+def test_it_trains_on_for_a_time(run: Path) -> None:
+    before = {name: (run / beside()[name].file).read_bytes() for name in ("kge", "biencoder", "types")}
+    record = open_folder(run).record
+    found = kgmlm.update(run, NEW, minutes=0.1, progress=False)
+    assert found["trained"] == ["biencoder", "kge"]
+    assert found["chosen"] == ["weights", "probabilities"]
+    assert 0 <= found["mrr"] <= 1
+    folder = open_folder(run, verify=True)
+    assert all((run / beside()[name].file).read_bytes() != content for name, content in before.items())
+    for key in ("status", "step", "minutes", "best_valid_mrr"):
+        assert folder.record[key] == record[key], "of the masked LM, which was not trained on"
+    assert not {"updating", "recipe"} & folder.record.keys() - record.keys()
+    assert set(folder.tuned.mixture.signals) == set(open_folder(run).untuned().signals)
+    assert "reverse" in folder.tuned.uses
+    assert kgmlm.info(run).probabilities is not None
+    assert "iceland" in set(answers(run, "france", "borders", retrieve=50)["entity"])
+    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == [run.name]
+    assert (tuple(found["trained"]), len(folder.record["updates"])) == (("biencoder", "kge"), 1)
+
+
+def test_the_masked_lm_is_trained_on_where_it_fits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgmlm.training.update.text_fits", lambda *_: True)
+    kgmlm.tune(run, drop=["kge", "biencoder"], progress=False)
+    record, model = open_folder(run).record, (run / "model" / "model.safetensors").read_bytes()
+    curve = (run / "metrics.jsonl").read_bytes()
+    found = kgmlm.update(run, NEW, minutes=0.1, progress=False)
+    assert found["trained"] == ["text"]
+    assert (run / "model" / "model.safetensors").read_bytes() != model
+    folder = open_folder(run, verify=True)
+    assert (folder.record["step"], folder.record["status"]) == (record["step"], record["status"])
+    assert (run / "metrics.jsonl").read_bytes() == curve
+    assert not (run / "checkpoints").exists() or not list((run / "checkpoints").iterdir())
+    assert "reverse" in folder.tuned.uses
+    assert len(answers(run, "iceland", "capital"))
+
+
+def test_training_on_that_is_interrupted_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, begun = kgmlm.training.update._part_on, []
+
+    def interrupted(grown: Any, name: str, *given: Any) -> None:
+        begun.append(name)
+        if begun == ["biencoder", "kge"]:
+            raise KeyboardInterrupt
+        part(grown, name, *given)
+
+    monkeypatch.setattr("kgmlm.training.update._part_on", interrupted)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(KeyboardInterrupt):
+        kgmlm.update(run, NEW, minutes=0.1, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+    found = kgmlm.update(run, NEW, minutes=0.1, progress=False)
+    assert begun == ["biencoder", "kge", "kge"]
+    assert found["trained"] == ["biencoder", "kge"]
+    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == [run.name]
+
+
+def test_another_update_does_not_go_on_with_one_that_was_interrupted(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kgmlm.training.update._part_on", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kgmlm.update(run, NEW, minutes=0.1, progress=False)
+    kgmlm.update(run, NEW[:1], minutes=0.1, progress=False)
+    graph = open_folder(run).graph
+    assert graph.has_labels("iceland", "located_in", "europe")
+    assert not graph.has_labels("reykjavik", "located_in", "iceland")
+
+
+def test_a_run_is_trained_on_though_nothing_is_new(run: Path) -> None:
+    found = kgmlm.update(run, minutes=0.05, progress=False)
+    assert (found["added"], found["trained"]) == (0, ["biencoder", "kge"])
+    with pytest.raises(RunError, match="--minutes takes a time above 0"):
+        kgmlm.update(run, minutes=0)
+
+
+def test_what_was_judged_becomes_part_of_the_graph(run: Path) -> None:
+    with pytest.raises(DataError, match="has no judgments"):
+        kgmlm.apply_feedback(run)
+    for tail, label in (("rome", 0), ("berlin", 1), ("nowhere", 1)):
+        said = {"head": "france", "relation": "borders", "tail": tail, "label": label}
+        add_judgments(run / "feedback.jsonl", Judgment.model_validate(said))
+    found = kgmlm.apply_feedback(run, minutes=0.05, progress=False)
+    assert (found["accepted"], found["rejected"], found["passed"]) == (1, 1, 1)
+    assert (found["added"], found["false"], found["entities"]) == (1, 1, 0)
+    graph = open_folder(run).graph
+    assert graph.labeled(graph.negatives["train"]) == [("france", "borders", "rome")]
+    again = kgmlm.apply_feedback(run, progress=False)
+    assert (again["added"], again["false"], again["seconds"]) == (0, 0, 0.0)
+
+
 def test_the_command(run: Path, cli: Cli, tmp_path: Path) -> None:
     triples, texts = tmp_path / "new.tsv", tmp_path / "entities.tsv"
     triples.write_text("iceland\tlocated_in\teurope\nfrance\tcapital\tparis\n")
@@ -302,6 +398,10 @@ def test_the_command(run: Path, cli: Cli, tmp_path: Path) -> None:
     assert "1 triple in training already" in done.stdout
     done = cli("update", run, "--remove", triples, "-q", "--json")
     assert json.loads(done.stdout)["removed"] == 2
+    triples.write_text("france\tborders\trome\n")
+    done = cli("update", run, "--false", triples, "--minutes", "0.05", "-q")
+    assert "1 triple known to be false" in done.stdout
+    assert "trained on: biencoder, kge; chosen again: weights" in done.stdout
     assert cli("update", run).returncode == 2
 
 

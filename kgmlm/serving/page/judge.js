@@ -19,6 +19,9 @@ export async function begin(yes) {
   showCount();
 }
 
+// Whether judgments are taken.
+export const possible = () => allowed;
+
 function showCount() {
   const labels = [...said.values()].filter((label) => label !== null);
   const accepted = labels.filter((label) => label === 1).length;
