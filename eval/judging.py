@@ -74,8 +74,7 @@ def figures(run: kgmlm.Run, whole: KnowledgeGraph, scored: IntArray, false: IntA
     )
     ranks = evaluate(run.folder.ranker(), asked, Protocol(split="test")).ranks
     probability = [
-        kgmlm.classify(run, whole.labeled(part), progress=False).table["probability"].to_numpy()
-        for part in (scored, false)
+        kgmlm.classify(run, whole.labeled(part), progress=False).probabilities for part in (scored, false)
     ]
     brier = np.concatenate([(1 - probability[0]) ** 2, probability[1] ** 2]).mean()
     return {"reciprocal": 1 / ranks.of_type("realistic"), "brier": float(brier)}
