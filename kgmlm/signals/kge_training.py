@@ -232,8 +232,9 @@ def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
     as_json = settings.model_dump_json(exclude={"epochs", "max_steps", "seconds"})
     counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
     digest = sha256(as_json.encode() + counts.tobytes())
-    for triples in (graph.triples("train"), graph.negatives.get("train", counts)):
-        digest.update(np.ascontiguousarray(triples).data)
+    doubts = () if graph.doubts is None else graph.doubts
+    for part in (graph.triples("train"), graph.negatives.get("train", counts), *doubts):
+        digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 
