@@ -7,7 +7,8 @@ A tenth of the entities, drawn by the seed, is held out: the run is trained with
 triples half are given to `kgmlm update` in five batches, and the other half is asked, both sides, among all
 entities and filtered. Validation has no triple of a held-out entity. Rows have the MRR of what is asked after
 the updates, after one more minute in which the run is trained on, and after a training on all that was given;
-the MRR of the test triples of other entities; and the seconds of each update. Rows are added to the JSON; rows that are there are not made again.
+the MRR of the test triples of other entities; and the seconds of each update. Rows are added to the JSON;
+rows that are there are not made again.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def print_metrics(evaluation: Evaluation) -> None:
     own += "".join(f", {name}" for name in report.get("constraints", {}))
     title = f"{report['dataset']} {report['split']}: filtered, {kind}, {what}{own}"
     table = plain_table("queries", *wanted, right=list(wanted))
-    for side in ("tail", "head", "both"):
+    one = report["protocol"]["side"]
+    for side in ("tail", "head", "both") if one == "both" else (one,):
         table.add_row(side, *cells(report["metrics"], f"{side}.{kind}."))
     position = report["breakdown"]["unseen_position"]
     if position["any"]["count"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -233,6 +233,11 @@ EVALUATE: Options = {
     **OTHER_GRAPH,
     "output": option(Path | None, None, "Write the report there as JSON."),
     "ranks": option(Path | None, None, "Per-query ranks, Parquet; else in RUN/ranks."),
+    "side": option(
+        Literal["both", "tail", "head"] | None,
+        None,
+        "Ask for tails alone, for heads alone, or for both; by default as the run was trained.",
+    ),
     "max_triples": option(int | None, None, "Evaluate only this many triples, a seeded sample.", min=1),
     "by_relation": flag("--by-relation", "Report each relation, too."),
     **RANKING,

@@ -73,6 +73,11 @@ TRAIN: Options = {
     "onnx": option(
         bool, True, "Make the run ready for ONNX Runtime, by which it ranks sooner.", "--onnx/--no-onnx"
     ),
+    "side": option(
+        Literal["both", "tail", "head"] | None,
+        None,
+        "Choose all by the questions for tails, or for heads, alone: training.side.",
+    ),
     "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
     "skip_header": (SkipHeader, False),
     "weighted": (Weighted, False),
@@ -93,6 +98,8 @@ def train(
     from kgmlm.training.train import train as job
 
     given["set_"] = given["set_"] or []
+    if (side := given.pop("side")) is not None:
+        given["side"] = side  # a setting
     job(output=output, progress=Bars(quiet), **given)
 
 

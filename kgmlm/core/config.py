@@ -21,6 +21,7 @@ from kgmlm.core.errors import ConfigError
 
 MOST, LARGEST = 2**32 - 1, 1e30  # of integers and floats: what 32 bits hold, with room to reckon
 Seed = Annotated[int, Field(ge=0)]
+Side = Literal["both", "tail", "head"]  # of a triple that is asked for
 Endless = Annotated[
     float,
     Field(gt=0, allow_inf_nan=True),
@@ -399,6 +400,12 @@ class TrainingSettings(Strict):
     eval_triples: int = Field(
         500, ge=0, description="Validation triples to sample each time; 0: all of them."
     )
+    side: Side = Field(
+        "both",
+        description="The questions that weights, second stages and the end of training are chosen by, and "
+        "that `kgmlm evaluate` asks by default: for the `tail` of triples, for the `head`, or `both`. "
+        "Training asks both.",
+    )
     eval_candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
         description="Entities that validation in training ranks among, drawn once, beside the answers of "
@@ -520,6 +527,9 @@ class Protocol(Strict):
         "replacement, never the query's own entity, as GraIL does (k = 49, filter train; the answer may be "
         "drawn and ties); or `expectation`, Hits@k in closed form over all draws, ties pessimistic, as "
         "NBFNet does. No two of these compare with each other.",
+    )
+    side: Side = Field(
+        "both", description="Ask for the `tail` of each triple, for its `head`, or, as papers do, for `both`."
     )
     max_triples: int = Field(0, ge=0, description="Ask a seeded sample of this many triples; 0: all.")
     seed: Seed = Field(0, description="Seed of the sample and of the negatives.")

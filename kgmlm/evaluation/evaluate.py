@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from kgmlm.core import files
-from kgmlm.core.config import CandidateSet, Protocol, load_protocol
+from kgmlm.core.config import CandidateSet, Protocol, Side, load_protocol
 from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
@@ -213,6 +213,7 @@ class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):
     """
 
     split: str | None
+    side: Side | None
     max_triples: int | None
     by_relation: bool
     allow_seen_entities: bool
@@ -247,7 +248,8 @@ def evaluate(
         ranks: where to write per-query ranks as Parquet; None is in the run.
         keywords: ``split``, ``candidates`` (whose entities compete: "all", "graph", "split" or "train"; by
             default all, with ``graph`` those of that graph; or a table of those that can answer, as of
-            ``options``) and ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
+            ``options``), ``side`` ("tail", "head" or "both"; by default as the run was trained) and
+            ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
             each relation, too; ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift
             checks of ``graph`` and leave out the first line of its files; ``verify`` reads all of the run's
             files first; ``engine`` and ``address`` are of ``workers``, the others fields of ``options``.
@@ -336,7 +338,9 @@ class _Asked:
                     f"--candidates is {', '.join(get_args(CandidateSet))} or a file, not '{candidates}'"
                 )
             given["candidates"], candidates = file, None
-        max_triples = given.pop("max_triples", None)
+        max_triples, side = given.pop("max_triples", None), given.pop("side", None)
+        if side is None and protocol is None:
+            side = (run.folder if isinstance(run, Run) else open_folder(path_of(run))).settings.training.side
         check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
         flags = ("allow_seen_entities", "allow_new_relations", "skip_header", "by_relation", "verify")
         flag = {name: bool(given.pop(name, False)) for name in flags}
@@ -352,15 +356,17 @@ class _Asked:
             raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
         file = path_if(protocol, "a protocol")
         among = candidates or (None if graph is None or file else "graph")
-        chosen = {"split": split, "max_triples": max_triples, "allow_self": asked.allow_self or None}
+        chosen = {"split": split, "side": side, "max_triples": max_triples}
+        chosen["allow_self"] = asked.allow_self or None
         settings = load_protocol(file, candidates=among, **chosen)
         more = {name: flag[name] for name in flags[2:]}
         return cls(asked, settings, crew, (file, candidates), allowed, **more)
 
     def ranks_name(self, other: KnowledgeGraph | None) -> str:
         """The name of the file of ranks in the run."""
+        asked = self.protocol
         return ranks_name(
-            self.options, self.protocol.split, other, *self.named, max_triples=self.protocol.max_triples
+            self.options, asked.split, other, *self.named, max_triples=asked.max_triples, side=asked.side
         )
 
 
@@ -469,6 +475,7 @@ def ranks_name(
     protocol: Path | None = None,
     candidates: str | None = None,
     max_triples: int | None = None,
+    side: Side = "both",
 ) -> str:
     """A file name of its own for each way to ask, so that `compare` by default compares the same."""
     words = [
@@ -476,6 +483,7 @@ def ranks_name(
         split,
         *([] if protocol is None else [protocol.stem]),
         *([] if candidates in (None, "all" if other is None else "graph") else [str(candidates)]),
+        *([] if side == "both" else [side]),
         *([] if not max_triples else [f"{max_triples}-triples"]),
         *options.words(),
     ]

@@ -124,7 +124,8 @@ def half_interval(reciprocal_B: FloatArray) -> float:
     """Half of the 95 % interval of a mean reciprocal rank: 1.96 standard errors over triples.
 
     Args:
-        reciprocal_B: of both queries of each triple, all heads and then all tails.
+        reciprocal_B: of both queries of each triple, all heads and then all tails. Of one query of each, the
+            means of pairs have the same standard error.
     """
     per_triple = reciprocal_B.reshape(2, -1).mean(0) if len(reciprocal_B) % 2 == 0 else reciprocal_B
     return float(1.96 * per_triple.std() / np.sqrt(len(per_triple)))
@@ -352,15 +353,15 @@ def write_ranks(
     *,
     follow: bool = False,
 ) -> None:
-    """Ranks of both queries of each triple as Parquet, keyed by labels, whole or not at all.
+    """Ranks of the queries of each triple as Parquet, keyed by labels, whole or not at all.
 
     Args:
-        triples: (n, 3) ids; row i of the 2n ranks belongs to triple ``i % n``.
+        triples: (n, 3) ids; row i of the ranks belongs to triple ``i % n``.
         scores_B: the answers' scores.
         made_by: says of which scores of a run they are.
         follow: follow a link, and write into a pipe or a device.
     """
-    labels = graph.labels(np.tile(triples, (2, 1)))
+    labels = graph.labels(np.tile(triples, (len(tail_B) // len(triples), 1)))
     table = pa.table(
         {
             **{name: labels.column(name).cast(pa.string()) for name in labels.column_names},

@@ -61,10 +61,11 @@ def breakdown(
     Args:
         half_links_T2: whether training has (head, relation) and (relation, tail).
     """
-    h, t = np.tile(triples[:, [0, 2]], (2, 1)).T
+    sides = len(tail_B) // len(triples)
+    h, t = np.tile(triples[:, [0, 2]], (sides, 1)).T
     new_h, new_t = ~seen_N[h], ~seen_N[t]
     new_answer, new_known = np.where(tail_B, new_t, new_h), np.where(tail_B, new_h, new_t)
-    new_hr, new_rt = np.tile(~half_links_T2, (2, 1)).T
+    new_hr, new_rt = np.tile(~half_links_T2, (sides, 1)).T
     new_half_answer, new_half_query = np.where(tail_B, new_rt, new_hr), np.where(tail_B, new_hr, new_rt)
     slices = {
         "position": {

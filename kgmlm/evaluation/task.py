@@ -4,7 +4,8 @@ A :class:`Scope` puts the evaluated graph beside what the run was trained on: an
 *run* was not trained on it, and a leak is refused before anything is scored. A :class:`RankingTask` has both
 queries of each triple that a protocol asks, for evaluation and for validation alike.
 
-Shapes: N entities, M candidates, T triples, B = 2T queries, d distinct queries.
+Shapes: N entities, M candidates, T triples, B = 2T queries (T where a protocol asks one side), d distinct
+queries.
 """
 
 from __future__ import annotations
@@ -228,12 +229,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankingTask:
-    """Both queries of each evaluated triple, and who competes; each distinct query is scored once.
+    """The queries of each evaluated triple, and who competes; each distinct query is scored once.
 
     Attributes:
         sampled: the triples that the protocol asks, some of which may lie outside its candidates.
         triples: the others, which are evaluated.
-        queries: all heads, then all tails.
+        queries: all heads, then all tails; one of these where the protocol asks one side.
         answers: of each.
         groups: which queries are equal.
         known: the filter.
@@ -271,12 +272,20 @@ class RankingTask:
         if not len(triples):
             raise DataError(f"the split '{protocol.split}' has no triple to evaluate under this protocol")
         queries, answers = both_sides(triples)
+        if protocol.side != "both":
+            asked_B = queries.tail_B == (protocol.side == "tail")
+            queries, answers = queries[asked_B], answers[asked_B]
         known = scope.graph.known(protocol.filter)
         groups, members, columns = Groups.of(known.keys(queries)), np.flatnonzero(member_N), None
         if among and among < len(members):
             drawn = np.random.default_rng(protocol.seed).choice(members, among, replace=False)
             columns = Columns(np.union1d(answers, drawn))
         return cls(sampled, triples, queries, answers, groups, known, member_N, columns)
+
+    @property
+    def sides(self) -> int:
+        """Return how many queries each triple has."""
+        return len(self.queries) // len(self.triples)
 
     @property
     def distinct(self) -> Queries:
@@ -314,7 +323,7 @@ class RankingTask:
     def view(self) -> View:
         """An empty view, in which ranks among the candidates come in."""
         if self.columns is None:
-            return View.of(self.member_N, self.triples)
+            return View.of(self.member_N, self.triples, sides=self.sides)
         everyone, count = np.arange(len(self.columns)), len(self.queries)
         return View(everyone, everyone, np.ones(count, np.bool_), np.zeros((3, count), np.int64))
 
@@ -349,7 +358,9 @@ class View:
     ranks_3B: IntArray
 
     @classmethod
-    def of(cls, member_N: BoolArray, triples: IntArray, among_T: BoolArray | None = None) -> View:
+    def of(
+        cls, member_N: BoolArray, triples: IntArray, among_T: BoolArray | None = None, sides: int = 2
+    ) -> View:
         """The scope of the graph that the model was trained on; entities of ``earlier`` graphs were seen,
         too.
         """
@@ -357,7 +368,7 @@ class View:
         column_N = np.full(len(member_N), -1)
         column_N[ids] = np.arange(len(ids))
         asked_T = member_N[triples[:, [0, 2]]].all(1)
-        asked_B = np.tile(asked_T if among_T is None else asked_T & among_T, 2)
+        asked_B = np.tile(asked_T if among_T is None else asked_T & among_T, sides)
         return cls(ids, column_N, asked_B, np.zeros((3, len(asked_B)), np.int64))
 
     def rank(self, scores_dN: torch.Tensor, part: Part) -> None:
@@ -466,4 +477,5 @@ def comparable_view(scope: Scope, triples: IntArray, protocol: Protocol) -> View
     graph = scope.graph
     if protocol.negatives or scope.other or not graph.seen_N.any():
         return None
-    return View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples))
+    sides = 2 if protocol.side == "both" else 1
+    return View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples), sides)

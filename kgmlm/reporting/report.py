@@ -295,7 +295,12 @@ class _Work:
             self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
             return kept
         evaluated = evaluate(
-            run, split=split, max_triples=self.max_triples, batch_size=self.batch_size, progress=self.watch
+            run,
+            split=split,
+            side="both",
+            max_triples=self.max_triples,
+            batch_size=self.batch_size,
+            progress=self.watch,
         )
         evaluated.evaluation.write_ranks(spare, now)
         return spare

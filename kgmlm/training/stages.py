@@ -247,7 +247,8 @@ def last_stages(
     if left and run.graph.has("valid"):
         chosen = run.tuned.by
         triples = chosen.get("triples", len(run.graph.splits["valid"]))
-        lines = [*summary(chosen["valid"], triples, counted(run.graph, triples)), *lines, *following(run)]
+        counting = counted(run.graph, triples, side=run.settings.training.side)
+        lines = [*summary(chosen["valid"], triples, counting), *lines, *following(run)]
     for line in lines:
         watch.note(line)
 

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from kgmlm.core.config import Protocol
+from kgmlm.core.config import Protocol, Side
 from kgmlm.core.errors import QueryError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.metrics import half_interval
@@ -49,9 +49,9 @@ class Figure(NamedTuple):
     half: float | None
 
 
-def counted(graph: KnowledgeGraph, triples: int = 0, split: str = "valid") -> Figure:
+def counted(graph: KnowledgeGraph, triples: int = 0, split: str = "valid", side: Side = "both") -> Figure:
     """The MRR of counting on a seeded sample of a split; 0 is all of it."""
-    asked = Protocol(split=split, max_triples=triples)
+    asked = Protocol(split=split, max_triples=triples, side=side)
     found = evaluate(Counting(graph), graph, asked, batch_size=max(1, AT_ONCE // len(graph.entities)))
     reciprocal_B = 1 / found.ranks.of_type("realistic")
     return Figure(COUNTING, float(reciprocal_B.mean()), half_interval(reciprocal_B))

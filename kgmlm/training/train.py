@@ -329,7 +329,9 @@ def train_text(
     from kgmlm.training.weights import weigh
 
     training = run.settings.training
-    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+    protocol = Protocol(
+        split="valid", max_triples=training.eval_triples, seed=training.seed, side=training.side
+    )
     among = training.validated(len(run.graph.entities)) if run.graph.has("valid") else 0
     world = join()
 

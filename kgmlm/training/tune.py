@@ -508,8 +508,9 @@ def choose(
         ranker = ranker.with_stage(run.cross_encoding(uses.get(RERANKING, never), ranker.reader.model.device))
     training = (open_folder(run.path / RERANKER) if has[RERANKING] else run).settings.training
     few = training.eval_triples if max_triples is None else max_triples
-    protocol = Protocol(split="valid", max_triples=max_triples or 0)
-    again = Protocol(split="valid", max_triples=few, seed=training.seed)
+    side = run.settings.training.side
+    protocol = Protocol(split="valid", max_triples=max_triples or 0, side=side)
+    again = Protocol(split="valid", max_triples=few, seed=training.seed, side=side)
     ranker.reduce(precision == "bf16")
     found_trees = None
     with watch, shared_by(world):
@@ -631,7 +632,8 @@ def _train_reranker(
     opened.save_tuned(replace(opened.tuned, uses=left))  # until it is chosen how the new one is used
     training = trained.settings.training
     first.reduce(training.precision == "bf16")
-    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed)
+    side = opened.settings.training.side
+    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed, side=side)
 
     def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
         reranker = Reranker.of(current.reader)

@@ -607,7 +607,8 @@ class _Weighed(NamedTuple):
 
 def _weighed(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) -> _Weighed:
     """See whether the weights of a run still suit its graph."""
-    task = validation_task(run.graph, Protocol(split="valid", max_triples=CHECKED))
+    side = run.settings.training.side
+    task = validation_task(run.graph, Protocol(split="valid", max_triples=CHECKED, side=side))
     names = [name for name in ranker.mixture.signals if name in ranker.signals]
     with watch:
         ways = {"now": Folds.same(ranker.mixture)}

@@ -119,8 +119,10 @@ def halved(reciprocal_WB: FloatArray, choose: Callable[[BoolArray], int]) -> Flo
 
 
 def odd(count: int) -> BoolArray:
-    """Return which of so many queries, all heads and then all tails, are of every other triple."""
-    return np.tile(np.arange(count // 2) % 2 == 1, 2)
+    """Return which of so many queries, all heads and then all tails, are of every other triple; of one query
+    of each triple, which are of the one half.
+    """
+    return np.tile(np.arange(-(-count // 2)) % 2 == 1, 2)[:count]
 
 
 def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
