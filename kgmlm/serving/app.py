@@ -39,6 +39,8 @@ from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.new_facts import FactFinder
 from kgmlm.serving.schema import MOST_BYTES
 from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Origin, Own, RankTask, Session, Task
+from kgmlm.serving.updates import AT_WORK, CHANGED, Updates
+from kgmlm.serving.updates import REFUSED as NOT_WRITTEN
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -438,6 +440,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
         yield
         await service.batcher.close()
         facts.close()
+        updates.close()
 
     app = FastAPIOffline(
         docs_url="/docs",
@@ -462,11 +465,17 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     )
     _add_asking(app, service)
     keep = options.feedback is not None
-    facts = FactFinder(session.run, keep, lambda: session.origin.standing == "as opened")
+
+    def is_current() -> bool:
+        return session.origin.standing == "as opened"
+
+    facts = FactFinder(session.run, keep, is_current)
+    updates = Updates(session.run.folder.path if keep else None, is_current)
     judging = Judging(options.feedback, session.origin)
     _add_exploring(app, service, facts, judging)
     _add_reading(app, service, judging)
     add_judging(app, session, judging)
+    _add_updates(app, updates)
     add_page(app)
     _add_errors(app)
     app.state.end = service.batcher.end
@@ -515,6 +524,32 @@ def _add_asking(app: FastAPI, service: Service) -> None:
             raise HTTPException(403, "entities are kept only by a service that was started with --writable")
         (labels,) = await service.ask(request, AddTask(body.entities))
         return {"labels": labels, "added": len(service.session.added)}
+
+
+def _add_updates(app: FastAPI, updates: Updates) -> None:
+    """Add the paths by which entities are added to the run itself."""
+
+    @app.post(
+        "/update",
+        status_code=202,
+        response_model=schema.UpdateResponse,
+        responses={
+            403: {"model": schema.Problem, "description": NOT_WRITTEN},
+            409: {"model": schema.Problem, "description": f"{AT_WORK}; or {CHANGED}."},
+        },
+    )
+    def update(body: schema.AddRequest) -> Any:
+        """Add entities and their triples to the run on disk, as `kgmlm update` does, in a process of its own.
+        With `--watch` the service answers by the updated run when it is written."""
+        try:
+            return updates.begin(body.entities)
+        except PermissionError as error:
+            raise HTTPException(403, str(error)) from None
+
+    @app.get("/update", response_model=schema.UpdateResponse)
+    def updated() -> Any:
+        """How far the update is that this process began last."""
+        return updates.state()
 
 
 def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: Judging) -> None:

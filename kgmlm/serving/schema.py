@@ -162,6 +162,16 @@ class AddRequest(Body):
     entities: list[NewEntity] = Field(min_length=1, max_length=MOST_NEW)
 
 
+class UpdateResponse(BaseModel):
+    """How far an update of the run is."""
+
+    status: Literal["none", "updating", "updated", "failed"] = Field(
+        description="none: this process has begun no update."
+    )
+    why: str = Field(description="Why it has failed.")
+    labels: list[str] = Field(description="Of the entities that it adds.")
+
+
 class Ranked(BaseModel):
     """A candidate of a query, as `kgmlm rank --json` has it."""
 

@@ -312,7 +312,7 @@ def test_a_run_that_was_trained_further_is_opened_again_before_it_is_served(
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     paths = {"/rank", "/explain", "/classify", "/entities", "/relations", "/entity/{label}", "/info",
-             "/healthz", "/metrics", "/explore", "/near", "/feedback", "/new-facts"}  # fmt: skip
+             "/healthz", "/metrics", "/explore", "/near", "/feedback", "/new-facts", "/update"}  # fmt: skip
     assert set(described["paths"]) == paths
     assert "HTTPValidationError" not in json.dumps(described)
     page = client.get("/docs")

@@ -107,3 +107,56 @@ def test_a_run_that_cannot_be_opened_is_served_as_it_was(run: Path, error: Excep
         body = {"queries": [{"head": "France", "relation": "capital"}], "k": 1}
         assert client.post("/rank", json=body).status_code == 200
     assert told == ["the run has changed and cannot be opened, so the old one is served: " + str(error)]
+
+
+def added(client: TestClient, **entity: object) -> dict[str, object]:
+    """Add an entity to the run, and wait for the end of the update."""
+    begun = client.post("/update", json={"entities": [entity]})
+    assert begun.status_code == 202, begun.text
+    assert begun.json()["status"] == "updating"
+    assert until(lambda: client.get("/update").json()["status"] != "updating")
+    return dict(client.get("/update").json())
+
+
+def test_an_entity_is_added_to_the_run_itself(run: Path) -> None:
+    told: list[str] = []
+    app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
+    triples = [{"relation": "located_in", "tail": "europe"}, {"relation": "borders", "head": "france"}]
+    with TestClient(app, "http://127.0.0.1") as client:
+        assert client.get("/update").json() == {"status": "none", "why": "", "labels": []}
+        begun = client.post(
+            "/update",
+            json={"entities": [{"name": "Iceland", "description": "an island", "triples": triples}]},
+        )
+        assert begun.status_code == 202
+        assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 409
+        assert until(lambda: client.post("/rank", json=ASKED).status_code == 200)
+    graph = kgmlm.open_run(run).graph
+    assert graph.has_labels("Iceland", "located_in", "europe")
+    assert ("france", "borders", "Iceland") in graph.labeled(graph.triples("train"))
+    assert graph.entities.column("description")[-1] == "an island"
+
+
+def test_an_update_that_fails_says_why(run: Path) -> None:
+    with TestClient(service(run), "http://127.0.0.1") as client:
+        found = added(client, name="France", label="france")
+        assert found["status"] == "failed"
+        assert "france" in str(found["why"])
+        assert str(run.parent) not in str(found["why"])
+        assert "/tmp" not in str(found["why"])
+        kgmlm.update(run, NEW, progress=False)
+        assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 409
+
+
+def test_a_pack_is_not_updated(run: Path, tmp_path: Path) -> None:
+    pack = kgmlm.pack(run, tmp_path / "packed.kgmlm", progress=False)
+    with TestClient(service(pack), "http://127.0.0.1") as client:
+        assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 403
+
+
+def test_an_update_that_is_ended_has_changed_nothing(run: Path) -> None:
+    before = (run / "run.json").read_bytes()
+    with TestClient(service(run), "http://127.0.0.1") as client:
+        assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 202
+    assert (run / "run.json").read_bytes() == before
+    kgmlm.open_run(run).rank("france", "capital", k=1)

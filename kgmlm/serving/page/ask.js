@@ -127,7 +127,7 @@ export function build(info) {
   for (const field of [newName, about, kind]) field.addEventListener("input", described);
   fill(
     byId("new"),
-    el("p", {}, "An entity that the graph does not have. The model knows it by what you write here, and nothing is kept."),
+    el("p", {}, "An entity that the graph does not have. The model knows it by what you write here; nothing is kept unless you add it to the run."),
     info.what_if.length > 0 && el("p", { class: "proposed" }, "For example: ", info.what_if.map(proposal)),
     el("div", {}, el("label", { for: "new-name" }, "Name"), newName),
     info.types.length > 0 && el("div", {}, el("label", { for: "new-kind" }, "Type"), kind, el("datalist", { id: "types" }, info.types.map((type) => el("option", { value: type })))),

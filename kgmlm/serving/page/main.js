@@ -6,6 +6,7 @@ import * as around from "./around.js";
 import * as ask from "./ask.js";
 import { byId, el, fill, name, say } from "./dom.js";
 import * as judge from "./judge.js";
+import * as keep from "./keep.js";
 import { save } from "./save.js";
 import * as start from "./start.js";
 import { go, now, onChange } from "./state.js";
@@ -72,6 +73,7 @@ async function update(state) {
     }
     const isKnown = asked === question(state);
     ask.show(state, isKnown ? found : null);
+    keep.show(state);
     if (!isKnown) ask.showHole(null);
     byId("error").hidden = true;
     fill(byId("hint"), !isStart && !state.entity && !state.name && "Choose an entity, or ask about a new one.");
@@ -176,6 +178,7 @@ async function begin() {
   }
   ask.build(info);
   await judge.begin(info.judging).catch(() => {});
+  keep.begin(info.judging);
   const { entities, relations, triples } = info.graph;
   const all = Object.values(triples).reduce((a, b) => a + b, 0);
   fill(
