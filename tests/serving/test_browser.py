@@ -24,7 +24,7 @@ from kgmlm.core.tables import ENDS
 from kgmlm.prediction.listing import read_list
 from kgmlm.prediction.new_facts import FILE
 from kgmlm.runs import feedback
-from kgmlm.serving.serve import service
+from kgmlm.serving.serve import Reloading, service
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -577,3 +577,23 @@ def test_the_pictures_of_the_docs(browser: Any) -> None:
     for path in IMAGES.glob("explorer*.png"):
         Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
         assert path.stat().st_size < 150_000, path
+
+
+def test_another_entity_is_added_to_the_run(visit: Any, browser: Any, folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder, tmp_path / "run")
+    app = Reloading(service(run), lambda: service(run), lambda told: None, seconds=0.1)
+    given = '[["tail","located_in","europe"]]'
+    asked = {"side": "head", "relation": "borders", "name": "Atlantis", "about": "an island", "given": given}
+    with served(app) as at:  # type: ignore[arg-type]
+        visitor = visit(at)
+        page = visitor.open(f"?{urlencode(asked)}")
+        visitor.click("#keep button")
+        page.wait_for_selector("#keep a")
+        visitor.click("#keep a")
+        page.wait_for_selector("#around .of, #answers-title")
+        assert "head=Atlantis" in page.url
+        assert not page.locator("#keep button").count()
+        told = page.inner_text("#run")
+    graph = kgmlm.open_run(run).graph
+    assert graph.has_labels("Atlantis", "located_in", "europe")
+    assert told
