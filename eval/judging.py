@@ -1,11 +1,14 @@
-"""Learning from judgments: how much better is a run after a simulated expert has answered its questions?
+r"""Learning from judgments: how much better is a run after a simulated expert has answered its questions?
 
     python eval/judging.py umls fb237-v1 wn18rr-v1 --model MODEL --output eval/judging.json
+    python eval/judging.py umls fb237-v1 --model MODEL --minutes 0.5 --seeds 5 --judged 200 \
+        --output eval/judging.json
 
 Test triples are split by a seed into two halves. The expert accepts what the first half has, and rejects all
 else; the second half alone is measured, and is never asked about. Asked are the new facts that the run lists,
 in three orders: as `kgmlm suggest` chooses, by chance, and the most probable first. After 50, 100 and 200
-judgments the run is updated by them, without training. Rows have, for each order and number, means over the
+judgments the run is updated by them, without training, or with so many minutes of it; the run before is then
+trained on for as long. Rows have, for each order and number, means over the
 seeds of: the MRR of the second half (both sides, all entities, filtered by all known triples), the difference
 to the run before and to the order by chance with half of its paired 95 % interval, and the Brier score of the
 probabilities of the second half and as many corrupted triples. Rejected triples are in no filter.
@@ -18,7 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +40,7 @@ from kgmlm.prediction.new_facts import NewFacts
 from kgmlm.prediction.suggest import teaching
 from kgmlm.runs import record
 
-JUDGED = (50, 100, 200)
-ORDERS = ("suggested", "chance", "probable")
+JUDGED = [50, 100, 200]
 Labels = tuple[str, str, str]
 
 
@@ -80,8 +82,20 @@ def figures(run: kgmlm.Run, whole: KnowledgeGraph, scored: IntArray, false: IntA
     return {"reciprocal": 1 / ranks.of_type("realistic"), "brier": float(brier)}
 
 
+class How(NamedTuple):
+    """Minutes of training on, and the numbers of judgments."""
+
+    minutes: float | None
+    judged: tuple[int, ...]
+
+
 def judged(
-    base: kgmlm.Run, whole: KnowledgeGraph, facts: pa.Table, seed: int, folder: Path
+    base: kgmlm.Run,
+    whole: KnowledgeGraph,
+    facts: pa.Table,
+    seed: int,
+    folder: Path,
+    how: How,
 ) -> Iterator[dict[str, Any]]:
     """The figures of a seed: of the run before, then of each order and number."""
     rng = np.random.default_rng(seed)
@@ -89,13 +103,18 @@ def judged(
     expert = set(whole.labeled(test[: len(test) // 2]))
     scored = test[len(test) // 2 :]
     false = corrupted(whole, scored, rng)
-    yield {"order": "none", "judged": 0, "accepted": 0, **figures(base, whole, scored, false)}
+    before = base
+    if how.minutes is not None:
+        kgmlm.update(base, minutes=how.minutes, output=folder / "none", progress=False)
+        before = kgmlm.open_run(folder / "none")
+    yield {"order": "none", "judged": 0, "accepted": 0, **figures(before, whole, scored, false)}
+    shutil.rmtree(folder / "none", ignore_errors=True)
     for name, asked in orders(facts, set(whole.labeled(scored)), rng).items():
-        for count in JUDGED:
+        for count in how.judged:
             accepted = [triple for triple in asked[:count] if triple in expert]
             rejected = [triple for triple in asked[:count] if triple not in expert]
             path = folder / f"{name}-{count}"
-            kgmlm.update(base, accepted, false=rejected, output=path, progress=False)
+            kgmlm.update(base, accepted, false=rejected, minutes=how.minutes, output=path, progress=False)
             found = figures(kgmlm.open_run(path), whole, scored, false)
             shutil.rmtree(path)
             yield {"order": name, "judged": len(asked[:count]), "accepted": len(accepted), **found}
@@ -107,13 +126,13 @@ def paired(differences: list[float]) -> list[float]:
     return [round(float(np.mean(differences)), 5), round(float(half), 5)]
 
 
-def measured(name: str, model: str, seeds: int, folder: Path) -> list[dict[str, Any]]:
+def measured(name: str, model: str, seeds: int, folder: Path, how: How) -> list[dict[str, Any]]:
     """The rows of a graph."""
     whole = kgmlm.load_graph(name)
     base = kgmlm.train(whole, model, folder / "base", preset="quick", progress=False)
     facts = NewFacts.of(base, folder / "facts.parquet", Watcher())
     assert facts is not None
-    found = [list(judged(base, whole, facts.table, seed, folder)) for seed in range(seeds)]
+    found = [list(judged(base, whole, facts.table, seed, folder, how)) for seed in range(seeds)]
     rows = []
     mrr = np.array([[row["reciprocal"].mean() for row in of] for of in found])
     brier = np.array([[row["brier"] for row in of] for of in found])
@@ -135,11 +154,8 @@ def measured(name: str, model: str, seeds: int, folder: Path) -> list[dict[str, 
                 "brier_change": paired(list(brier[:, at] - brier[:, 0])),
             }
         )
-    about = {
-        "model": Path(model).parent.name if "/" in model else model,
-        "seeds": seeds,
-        "facts": len(facts.table),
-    }
+    about: dict[str, Any] = {"model": Path(model).parent.name if "/" in model else model}
+    about |= {"seeds": seeds, "minutes": how.minutes, "facts": len(facts.table)}
     return [row | about | {"versions": record.versions(), "hardware": record.hardware()} for row in rows]
 
 
@@ -147,15 +163,17 @@ def main(
     graphs: Annotated[list[str], typer.Argument()],
     model: str = "scratch",
     seeds: int = 10,
+    minutes: float | None = None,
+    judged: list[int] = JUDGED,
     output: Path | None = None,
 ) -> None:
     """Train, judge, update and measure, and print a line each."""
     rows = store.rows(output)
     for name in graphs:
-        if name in {row["graph"] for row in rows}:
+        if (name, minutes) in {(row["graph"], row.get("minutes")) for row in rows}:
             continue
         with tempfile.TemporaryDirectory() as temporary:
-            made = measured(name, model, seeds, Path(temporary))
+            made = measured(name, model, seeds, Path(temporary), How(minutes, tuple(judged)))
         for row in made:
             print({k: v for k, v in row.items() if k not in ("versions", "hardware")}, flush=True)
         rows += made
