@@ -552,7 +552,7 @@ class Types:
         except Exception as error:
             why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
-        if affinity.sides != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
+        if affinity.sides != 2 * len(graph.relations) or entities != int(graph.drawn(SEED).seen_N.sum()):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")
         return cls(EntityTypes.of(affinity, graph.context, neighbors))
 

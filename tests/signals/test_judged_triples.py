@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import kgmlm
 from kgmlm.core.arrays import numpy
 from kgmlm.core.config import BiencoderSettings, KGESettings
 from kgmlm.graphs.graph import Doubts, KnowledgeGraph
@@ -68,3 +70,26 @@ def test_another_training_is_not_continued(toy: KnowledgeGraph) -> None:
     told = replace(toy, negatives={"train": ids(toy, WRONG)})
     doubted = replace(toy, doubts=Doubts(ids(toy, WRONG), np.array([0.5], np.float32)))
     assert len({_fingerprint(graph, settings) for graph in (toy, told, doubted)}) == 3
+
+
+def test_a_run_of_triples_that_are_not_sure_is_opened_and_packed(tiny_encoder: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    toy = kgmlm.load_graph("toy")
+    rows = [(*row, rng.choice([0.1, 0.5, 1])) for row in toy.labeled(toy.triples("train"))]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    settings: dict[str, Any] = {"biencoder": {"encoder": tiny_encoder, "steps": 5, "dimension": 8}}
+    run = kgmlm.train(
+        tmp_path / "data", "scratch", tmp_path / "run", weighted=True, progress=False, onnx=False,
+        preset="quick", max_steps=2, kge={"epochs": 1, "dimension": 4},
+        scratch={"layers": 1, "hidden_size": 16},
+    )  # fmt: skip
+    kgmlm.tune(run.path, add=["kge", "biencoder"], progress=False, **settings)
+    doubts = run.graph.doubts
+    assert doubts is not None
+    packed = kgmlm.open_run(kgmlm.pack(run.path, tmp_path / "packed.kgmlm", progress=False))
+    assert packed.graph.doubts is not None
+    assert packed.graph.doubts.triples.tolist() == doubts.triples.tolist()
+    assert len(packed.rank("france", "capital", k=2)) == 2
+    kgmlm.update(run.path, [("iceland", "located_in", "europe")], minutes=0.05, progress=False)
+    assert kgmlm.open_run(run.path).graph.doubts is not None
