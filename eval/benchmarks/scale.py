@@ -6,7 +6,8 @@ Each part is a process of its own, whose start is in its seconds. Graphs and run
 "vectors" makes a run with entity vectors of one without: 4,096 are read, the others are drawn around them,
 since reading five million takes 83 hours of one core. Its recall is therefore that of made-up vectors.
 "step" is a training step with entity vectors. "train" are two steps without them, a validation of 1,000
-triples, and all around that; its run is opened and asked. "rank" is the first query and "again" the median of
+triples, and all around that; its run is opened and asked. "update" are 1,000 triples of 200 new entities that
+are added to it. "rank" is the first query and "again" the median of
 twenty more, all entities scored. Rows go to scale.json, a plot with fitted exponents to scale.svg, a
 table to eval/MEASURED.md.
 """
@@ -38,7 +39,19 @@ SIZES = {
     "5m": (5_000_000, 20_000_000),
 }
 VECTORS = ("vectors", "rank-vectors", "index-vectors", "retrieve-vectors")
-PARTS = ("read", "check", "step", "train", "open", "rank", "evaluate", "index", "retrieve", *VECTORS)
+PARTS = (
+    "read",
+    "check",
+    "step",
+    "train",
+    "open",
+    "rank",
+    "evaluate",
+    "update",
+    "index",
+    "retrieve",
+    *VECTORS,
+)
 SHOWN = (
     ("read the dataset", "read", "seconds"),
     ("`data check`", "check", "seconds"),
@@ -48,6 +61,7 @@ SHOWN = (
     ("rank one, cold", "rank", "seconds"),
     ("rank one, warm", "rank", "again"),
     ("evaluate 200 triples", "evaluate", "seconds"),
+    ("update by 1,000 triples", "update", "seconds"),
     ("index likelihoods", "index", "seconds"),
     ("rank one by the index, warm", "retrieve", "again"),
     ("rank one with vectors, cold", "rank-vectors", "seconds"),
@@ -215,6 +229,29 @@ def evaluate(graph: Path, run: Path, model: str) -> dict[str, float]:
     return {"seconds": cpu()}
 
 
+def update(graph: Path, run: Path, model: str) -> dict[str, float]:
+    """``kgmlm update``: each of 200 new entities has five triples with others."""
+    import numpy as np
+
+    import kgmlm
+
+    opened, rng = kgmlm.open_run(run).graph, np.random.default_rng(0)
+    labels, relations = opened.entities.column("label"), [r.label for r in opened.relations]
+    others = rng.integers(len(labels), size=(200, 5)).tolist()
+    triples = [
+        (f"new entity {n}", relations[int(rng.integers(len(relations)))], labels[other])
+        for n, of in enumerate(others)
+        for other in of
+    ]
+    output = run.with_name(f"{run.name}-updated")
+    shutil.rmtree(output, ignore_errors=True)
+    before = cpu()
+    kgmlm.update(run, triples, output=output, progress=False)
+    taken = cpu() - before
+    shutil.rmtree(output)
+    return {"seconds": taken}
+
+
 def measured(part: str, graph: Path, run: Path, model: str) -> dict[str, float]:
     """What a part costs, in a process of its own."""
     command = [
@@ -311,6 +348,7 @@ def main(
         "open": open_,
         "rank": rank,
         "evaluate": evaluate,
+        "update": update,
         "index": index,
         "retrieve": retrieve,
         "vectors": vectors,
