@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -76,13 +77,7 @@ if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Ranker
 
 TRAINED_ON = ("rules", "biencoder", "kge")  # signals, in order
-OF_TEXT = (
-    "status",
-    "step",
-    "done",
-    "minutes",
-    "best_valid_mrr",
-)  # in the record, of the masked LM's training
+OF_TEXT = ("status", "step", "done", "minutes", "best_valid_mrr")  # in the record, of the masked LM
 UPDATING = ("updating", "recipe", "spent")  # in the record, of training on
 METRICS = "metrics.jsonl"
 AGAIN = "the same `kgmlm update` again continues"
@@ -252,7 +247,12 @@ def _begun(
 ) -> RunFolder:
     """The run of the graph afterwards; that of the same update that was interrupted, where there is one."""
     files.recover(new)
-    of = {"of": run.made_by, "entities": digest_of(change.graph.entities)}
+    false = change.graph.negatives.get("train", change.added[:0])
+    of = {
+        "of": run.made_by,
+        "entities": digest_of(change.graph.entities),
+        "false": sha256(false.tobytes()).hexdigest(),
+    }
     with suppress(RunError):
         found = open_folder(new)
         if of.items() <= found.record.get("updating", {}).items() and found.graph.same(change.graph):
