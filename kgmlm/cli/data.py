@@ -155,7 +155,8 @@ def data_import(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="N-Triples, N-Quads, Turtle, TriG, RDF/XML or a Wikidata JSON dump; .gz and .bz2, too.",
+            help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML or a Wikidata JSON dump; .gz, .bz2, "
+            ".xz, .zst and .zip, too.",
             show_default=False,
         ),
     ],
@@ -172,13 +173,37 @@ def data_import(
         str | None,
         typer.Option(
             autocompletion=_formats,
-            help="ntriples, nquads, turtle, trig, rdfxml or wikidata; by default by the names of the files.",
+            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml or wikidata; by default by the names of "
+            "the files.",
             show_default=False,
         ),
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="What relative IRIs are relative to.", show_default=False)
     ] = None,
+    name_predicates: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name-predicate",
+            help="The IRI of a further predicate of names; goes first.",
+            show_default=False,
+        ),
+    ] = None,
+    description_predicates: Annotated[
+        list[str] | None,
+        typer.Option("--description-predicate", help="Likewise of descriptions.", show_default=False),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip-predicate", help="The IRI of a relation to leave out.", show_default=False),
+    ] = None,
+    keep_only: Annotated[
+        list[str] | None,
+        typer.Option("--keep-only", help="The IRI of a relation to keep, of several.", show_default=False),
+    ] = None,
+    skip_blank: Annotated[
+        bool, typer.Option("--skip-blank", help="Leave out the triples of blank nodes.")
+    ] = False,
     split: Annotated[
         bool,
         typer.Option("--split", help="Also draw a tenth of the triples each for validation and for test."),
@@ -189,7 +214,8 @@ def data_import(
 ) -> None:
     """Make a dataset folder of RDF files or of a Wikidata dump.
 
-    Literals that are neither names nor descriptions are counted and left out. RDF needs pyoxigraph:
+    Restrictions of OWL and lists are read as triples. Literals that are neither texts, numbers nor dates are
+    counted and left out, and so is what is said of statements. RDF needs pyoxigraph:
     `pip install 'kgmlm[rdf]'`.
     """
     from kgmlm.core.errors import counted, printable
@@ -202,6 +228,11 @@ def data_import(
         format=format,
         language=language or "en",
         base=base,
+        name_predicates=name_predicates or (),
+        description_predicates=description_predicates or (),
+        skip=skip or (),
+        keep_only=keep_only or (),
+        skip_blank=skip_blank,
         split=split,
         seed=seed,
         progress=Bars(quiet),

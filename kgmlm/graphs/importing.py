@@ -12,7 +12,8 @@ import re
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,22 @@ from kgmlm.core.tables import header_columns
 from kgmlm.graphs.attributes import COLUMNS, WORDS
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_splits
+from kgmlm.graphs.expressions import CLASSES, NIL, PREDICATES, SUBCLASS, Expressions
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
-from kgmlm.graphs.statements import READERS, Kind, format_of, language_of, read_statements
+from kgmlm.graphs.statements import (
+    READERS,
+    TEXT_PREDICATES,
+    Kind,
+    format_of,
+    language_of,
+    read_statements,
+)
 
+TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
+SILENT, OF_BLANK = "expressions that no triple says", "triples of blank nodes"
+LATEST = 99  # order of a text that is a node's value
+GIVEN = 1000  # by how much texts of predicates that were asked for go before those in other languages
 _HEADS = 1 << 16  # head ids of one part on disk
 _BUFFERED = 1 << 19  # triples in memory before they go to disk
 _ROWS = 1 << 16  # rows of a table that are strings at one time
@@ -59,6 +72,15 @@ def name_of(label: str) -> str:
     return " ".join(unquote(last).replace("_", " ").split()) or label
 
 
+def title_of(label: str) -> str:
+    """Words for an entity that no text names: its last part, with blanks in what is written as one word.
+
+    >>> title_of("http://purl.org/pizza#FourSeasonsTopping"), title_of("http://dbpedia.org/resource/Rome")
+    ('Four Seasons Topping', 'Rome')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name_of(label))
+
+
 def words_of(label: str) -> str:
     """Words for a relation that no text names.
 
@@ -68,8 +90,44 @@ def words_of(label: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])(.)", lambda found: f" {found[1].lower()}", name_of(label))
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What of RDF is wanted, and by which predicates texts are known.
+
+    Attributes:
+        names, descriptions: further predicates, which go before those that are known.
+        skip: relations whose triples, and attributes, are left out.
+        keep: where there are some, the only relations that are kept.
+        skip_blank: leave out the triples of blank nodes.
+    """
+
+    names: Sequence[str] = ()
+    descriptions: Sequence[str] = ()
+    skip: frozenset[str] = frozenset()
+    keep: frozenset[str] = frozenset()
+    skip_blank: bool = False
+
+    @property
+    def texts_by(self) -> dict[str, tuple[Kind, int]]:
+        """The predicates of texts, each with kind and order."""
+        given: list[tuple[Sequence[str], Kind]] = [(self.names, "name"), (self.descriptions, "description")]
+        own = {
+            predicate: (kind, at - len(predicates))
+            for predicates, kind in given
+            for at, predicate in enumerate(predicates)
+        }
+        return {**TEXT_PREDICATES, **own}
+
+    def refuses(self, relation: str) -> str:
+        """Why a triple or an attribute is left out; empty where it is not."""
+        if relation in self.skip:
+            return "of predicates that are skipped"
+        return "of predicates that are not kept" if self.keep and relation not in self.keep else ""
+
+
 class Texts:
-    """The best text of each entity and kind, by language, then by predicate, then by which came first.
+    """The best text of each entity and kind, by language, then by predicate, then by which came first; those
+    of predicates that were asked for (of orders below 0) go before the others.
 
     Args:
         languages: those that are wanted, the best first. ``mul`` (Wikidata's for any language) and texts
@@ -102,13 +160,17 @@ class Texts:
         text = " ".join(value.encode(errors="replace").decode().split())  # JSON may hold halves of characters
         if not text:
             return True
-        if kind == "alias":
-            self.aliases.setdefault(entity, {})[text] = None
-            return True
-        best = self.best[kind].get(entity)
-        if best is None or (rank, order) < best[:2]:
-            self.best[kind][entity] = (rank, order, text)
+        self.take(entity, kind, order, (rank, order, text))
         return True
+
+    def take(self, entity: int, kind: Kind, order: int, text: tuple[int, int, str]) -> None:
+        """Keep the text of a node, ``(rank, order, text)``, as a text of an entity, if it is the best."""
+        if kind == "alias":
+            self.aliases.setdefault(entity, {})[text[2]] = None
+            return
+        best, rank = self.best[kind].get(entity), text[0] - GIVEN * (order < 0)
+        if best is None or (rank, order) < best[:2]:
+            self.best[kind][entity] = (rank, order, text[2])
 
     def of(self, entity: int, kind: Kind) -> str:
         """The text of an entity; empty where there is none."""
@@ -123,15 +185,22 @@ class Importer:
         languages: as of :class:`Texts`.
     """
 
-    def __init__(self, folder: Path, languages: Sequence[str]) -> None:
+    def __init__(self, folder: Path, languages: Sequence[str], wanted: Wanted | None = None) -> None:
         self.folder = folder
         self.texts = Texts(languages)
+        self.wanted = wanted or Wanted()
+        self.texts_by: Mapping[str, tuple[Kind, int]] = self.wanted.texts_by
+        self.expressions = Expressions()
+        self.text_nodes: list[tuple[int, str, int]] = []
+        self.inner: set[int] = set()  # nodes that stand for an expression or a text
         self.ids: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.by: dict[str, Counter[str]] = {}  # what is left out, by predicate (and language)
         self.reifiers: set[int] = set()
         self.attributes: dict[int, list[tuple[int, str]]] = {}
-        self.told = 0
+        self.repeated = 0
+        self.classes: dict[int, int] = {}  # relations whose tails are class expressions
+        self.unwanted: list[int] = []
         self._parts = folder / "parts"
         self._buffer = array("q")
 
@@ -140,6 +209,12 @@ class Importer:
     def triple(self, head: str, relation: str, tail: str) -> None:
         """Keep a triple."""
         ids = self.ids
+        if relation in PREDICATES:
+            self.expressions.add(ids.setdefault(head, len(ids)), relation, ids.setdefault(tail, len(ids)))
+            return
+        if why := self.wanted.refuses(relation):
+            self.left_out(why, relation)
+            return
         self._buffer.extend([ids.setdefault(label, len(ids)) for label in (head, relation, tail)])
         if len(self._buffer) >= 3 * _BUFFERED:
             self._spill()
@@ -151,8 +226,21 @@ class Importer:
             return
         self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
 
+    def value(self, node: str, value: str, language: str) -> None:
+        """Keep the text of a node, by which it is named if it is no other's text."""
+        self.texts.add(self.ids.setdefault(node, len(self.ids)), "name", value, language, LATEST)
+
+    def text_node(self, subject: str, predicate: str, node: str) -> None:
+        """Keep it until all texts are known."""
+        ids = self.ids
+        own, of = ids.setdefault(subject, len(ids)), ids.setdefault(node, len(ids))
+        self.text_nodes.append((own, predicate, of))
+
     def attribute(self, subject: str, predicate: str, value: str) -> None:
         """Keep a number or a date, of the first few of an entity."""
+        if predicate in self.wanted.skip:
+            self.left_out("of predicates that are skipped", predicate)
+            return
         own = self.attributes.setdefault(self.ids.setdefault(subject, len(self.ids)), [])
         if len(own) < WORDS:  # more have no room in a text
             own.append((self.ids.setdefault(predicate, len(self.ids)), value))
@@ -178,7 +266,6 @@ class Importer:
         if not self._buffer:
             return
         triples = np.frombuffer(self._buffer, np.int64).reshape(-1, 3)
-        self.told += len(triples)
         self._parts.mkdir(exist_ok=True)
         parts = triples[:, 0] // _HEADS
         order = np.argsort(parts, kind="stable")
@@ -189,27 +276,63 @@ class Importer:
                 file.write(triples[start:end].tobytes())
         self._buffer = array("q")
 
-    def _distinct(self) -> Iterator[IntArray]:
-        """All triples, each once, sorted; a part at a time."""
+    def _distinct(self, labels: Sequence[str] = ()) -> Iterator[IntArray]:
+        """All triples, each once, sorted; a part at a time.
+
+        Args:
+            labels: where they are given, what is left out and what is there again is counted.
+        """
+        reifiers, inner = list(self.reifiers), list(self.inner)
         for part in sorted(self._parts.iterdir(), key=lambda path: int(path.name)):
             triples = np.fromfile(part, np.int64).reshape(-1, 3)
-            about = np.isin(triples[:, [0, 2]], list(self.reifiers)).any(1)
-            if len(kept := distinct_triples(triples[~about])):
+            about = np.isin(triples[:, [0, 2]], reifiers).any(1)
+            triples = triples[~about]
+            triples = triples[~np.isin(triples[:, 0], inner)]
+            once = distinct_triples(triples)
+            kept, silent = self.expressions.expanded(once, self.classes)
+            kept = kept[~np.isin(kept[:, 2], inner)]
+            unwanted = np.isin(kept[:, [0, 2]], self.unwanted).any(1)
+            if labels:
+                self.counts["triples about statements"] += int(about.sum())
+                self.repeated += len(triples) - len(once)
+                for why, rows in ((SILENT, silent), (OF_BLANK, kept[unwanted])):
+                    for relation in rows[:, 1].tolist():
+                        self.left_out(why, labels[relation])
+            if len(kept := kept[~unwanted]):
                 yield kept
 
-    def _leave_out_statements(self) -> None:
-        """Count the triples of what stands for statements, which are left out."""
-        if not self.reifiers:
-            return
-        own = list(self.reifiers)
-        found = 0
-        for part in self._parts.iterdir() if self._parts.is_dir() else ():
-            found += int(np.isin(np.fromfile(part, np.int64).reshape(-1, 3)[:, [0, 2]], own).any(1).sum())
-        self.told -= found
-        if found:
-            self.counts["triples about statements"] += found
-        blank = sum(label.startswith("_:") for label, i in self.ids.items() if i in self.reifiers)
-        self.counts["blank nodes"] -= blank
+    def _settle(self) -> list[str]:
+        """All is told: decide what nodes stand for; the labels by id."""
+        ids = self.ids
+        subclass, kind = (ids.setdefault(name, len(ids)) for name in (SUBCLASS, TYPE))
+        labels = list(ids)
+        for own, predicate, node in self.text_nodes:
+            text = self.texts.best["name"].get(node)
+            if text is None or not (text[1] == LATEST or labels[node].startswith("_:")):
+                self._buffer.extend(
+                    [own, ids[predicate] if predicate in ids else self._new(predicate, labels), node]
+                )
+            else:
+                self.texts.take(own, *self.texts_by[predicate], text)
+                self.inner.add(node)
+        nodes = self.expressions.nodes()
+        named = {node for node in nodes if not labels[node].startswith("_:")}
+        self.expressions.settle(ids.get(NIL), named)
+        for triple in self.expressions.of_named(subclass, kind, named):
+            self._buffer.extend(triple)
+        self.inner |= nodes - named
+        self.classes = {ids[name]: ids[own] for name, own in CLASSES.items() if name in ids}
+        if self.wanted.skip_blank:
+            self.unwanted = [i for i, label in enumerate(labels) if label.startswith("_:")]
+        self._spill()
+        standing = self.inner | self.reifiers
+        self.counts["blank nodes"] -= sum(labels[i].startswith("_:") for i in standing)
+        return labels
+
+    def _new(self, label: str, labels: list[str]) -> int:
+        """The id of a label that no triple had until now."""
+        labels.append(label)
+        return self.ids.setdefault(label, len(self.ids))
 
     # --- the folder
 
@@ -222,13 +345,12 @@ class Importer:
         Raises:
             DataError: when no file had a triple.
         """
-        self._spill()
-        self._leave_out_statements()
-        if not self.told:
-            left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
-            raise DataError(f"no triple links two entities in what was read (left out: {left or 'nothing'})")
-        labels = list(self.ids)
+        labels = self._settle()
         self.ids = {}
+        found = sum(map(len, self._distinct(labels))) if self._parts.is_dir() else 0
+        if not found:
+            left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items() if count)
+            raise DataError(f"no triple links two entities in what was read (left out: {left or 'nothing'})")
         entity_N, relation_N = (np.zeros(len(labels), np.bool_) for _ in range(2))
         written = self._write_triples(labels, entity_N, relation_N)
         shutil.rmtree(self._parts)
@@ -245,7 +367,7 @@ class Importer:
             "entities": entities,
             "relations": relations,
             "triples": written,
-            "repeated": self.told - written,
+            "repeated": self.repeated,
             "entities without a name": unnamed,
             "relations without a name": unnamed_relations,
             "entities without a description": entities
@@ -282,7 +404,7 @@ class Importer:
                 unnamed += sum(not name for name in names)
                 columns = [
                     [labels[i] for i in ids],
-                    [name or name_of(labels[i]) for i, name in zip(ids, names, strict=True)],
+                    [name or title_of(labels[i]) for i, name in zip(ids, names, strict=True)],
                     [texts.of(i, "description") for i in ids],
                 ]
                 if texts.aliases:
@@ -375,25 +497,37 @@ def import_graph(
     format: str | None = None,
     language: str | Sequence[str] = "en",
     base: str | None = None,
+    name_predicates: Sequence[str] = (),
+    description_predicates: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    keep_only: Sequence[str] = (),
+    skip_blank: bool = False,
     split: bool = False,
     seed: int = 0,
     progress: bool | Watcher | Advance = True,
 ) -> Outcome:
     """Make a dataset folder of RDF files or of a Wikidata JSON dump.
 
-    RDF is N-Triples, N-Quads, Turtle, TriG or RDF/XML. Labels are IRIs, or Wikidata's ids. Names are
-    ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
-    ``rdfs:comment``; an entity without a name is called by the last part of its IRI. Numbers and dates are
-    attributes, which descriptions tell. Other literals, entities that no triple has and the names of graphs
-    are left out, and triples that are there again count once.
+    RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
+    are ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
+    ``rdfs:comment``, and those of other vocabularies (:data:`~kgmlm.graphs.statements.TEXT_PREDICATES`), also
+    where a node has the text; an entity without a name is called by the last part of its IRI. Numbers and
+    dates are attributes, which descriptions tell. Restrictions of OWL and lists are read as triples
+    (:mod:`kgmlm.graphs.expressions`). Other literals, entities that no triple has, statements about
+    statements and the names of graphs are left out, and triples that are there again count once.
     Texts are kept in memory, triples on disk.
 
     Args:
-        inputs: files, read as one graph; ``.gz`` and ``.bz2`` are unpacked.
+        inputs: files, read as one graph; ``.gz``, ``.bz2``, ``.xz``, ``.zst`` and ``.zip`` are unpacked.
         output: the folder to write; it is there whole or not at all.
-        format: of all files: ntriples, nquads, turtle, trig, rdfxml or wikidata; None goes by their names.
+        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; None goes by
+            their names.
         language: of names and descriptions, such as "en"; of several the first that an entity has.
         base: what relative IRIs are relative to.
+        name_predicates, description_predicates: IRIs of further ones, which go before the others.
+        skip: IRIs of relations that are left out.
+        keep_only: IRIs of the only relations that are kept.
+        skip_blank: leave out the triples of blank nodes that are entities.
         split: also draw a tenth of the triples each for validation and test, with all triples in memory.
 
     Returns:
@@ -422,7 +556,14 @@ def import_graph(
     files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
     with watcher_of(progress) as watch, files.new_folder(target) as folder:
-        importer = Importer(folder, [language] if isinstance(language, str) else language)
+        wanted = Wanted(
+            tuple(name_predicates),
+            tuple(description_predicates),
+            frozenset(skip),
+            frozenset(keep_only),
+            skip_blank,
+        )
+        importer = Importer(folder, [language] if isinstance(language, str) else language, wanted)
         tell = partial(_bytes, watch, total)
         for path in paths:
             read_statements(path, importer, format, base, tell)

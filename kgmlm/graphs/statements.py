@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import IO, Any, Literal, Protocol, cast
 from urllib.parse import quote
 
 from kgmlm.core import files
-from kgmlm.core.errors import DataError
+from kgmlm.core.errors import DataError, first_line
 
 Kind = Literal["name", "description", "alias"]
 Advance = Callable[[int], None]  # how many more bytes of the file are read
@@ -26,6 +27,10 @@ SUFFIXES = {
     ".nt": "ntriples",
     ".nq": "nquads",
     ".ttl": "turtle",
+    ".turtle": "turtle",
+    ".n3": "n3",
+    ".tql": "nquads",
+    ".jsonld": "jsonld",
     ".trig": "trig",
     ".rdf": "rdfxml",
     ".owl": "rdfxml",
@@ -34,7 +39,7 @@ SUFFIXES = {
     ".jsonl": "wikidata",
     ".ndjson": "wikidata",
 }
-_PACKED = (".gz", ".bz2", ".xz")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 # The names first; which of several counts is in this order.
 TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
@@ -54,7 +59,26 @@ TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
     "http://www.w3.org/2004/02/skos/core#altLabel": ("alias", 0),
     "http://schema.org/alternateName": ("alias", 1),
     "https://schema.org/alternateName": ("alias", 1),
+    "http://www.w3.org/2008/05/skos-xl#prefLabel": ("name", 1),
+    "http://www.w3.org/2008/05/skos-xl#altLabel": ("alias", 0),
+    "http://www.w3.org/2008/05/skos-xl#hiddenLabel": ("alias", 2),
+    "http://www.w3.org/2004/02/skos/core#hiddenLabel": ("alias", 2),
+    "http://purl.obolibrary.org/obo/IAO_0000111": ("name", 6),  # "editor preferred term"
+    "http://purl.obolibrary.org/obo/IAO_0000115": ("description", 1),  # "definition"
+    "http://purl.obolibrary.org/obo/IAO_0000118": ("alias", 1),  # "alternative term"
+    "http://www.geneontology.org/formats/oboInOwl#hasExactSynonym": ("alias", 0),
+    "http://dbpedia.org/ontology/abstract": ("description", 2),
+    "http://purl.org/dc/terms/abstract": ("description", 3),
+    "http://www.w3.org/2004/02/skos/core#scopeNote": ("description", 5),
 }
+# A text may be a node's, which has the literal by one of these.
+VALUES = ("http://www.w3.org/1999/02/22-rdf-syntax-ns#value", "http://www.w3.org/2008/05/skos-xl#literalForm")
+# What stands for a statement has its parts by these.
+_PARTS_OF_STATEMENTS = (
+    *(f"http://www.w3.org/2002/07/owl#annotated{part}" for part in ("Source", "Property", "Target")),
+    *(f"http://www.w3.org/1999/02/22-rdf-syntax-ns#{part}" for part in ("subject", "predicate", "object")),
+)
+_OF_WIKIDATA = re.compile(r"https?://www\.wikidata\.org/(entity/statement|value|reference)/")
 _REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
 
 # ISO 639-1's two letters of a language, and its three letters by ISO 639-2 and 639-3.
@@ -91,13 +115,25 @@ def language_of(tag: str) -> str:
 
 
 class Listener(Protocol):
-    """Listener of the statements of a file."""
+    """Listener of the statements of a file.
+
+    Attributes:
+        texts_by: the predicates whose objects are texts, each with the kind and the order of its texts.
+    """
+
+    texts_by: Mapping[str, tuple[Kind, int]]
 
     def triple(self, head: str, relation: str, tail: str) -> None:
         """Two entities are linked."""
 
     def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
         """A text of an entity or a relation; of several texts the one of the lowest order counts."""
+
+    def value(self, node: str, value: str, language: str) -> None:
+        """A node has a text, which is that of those that it is a text of."""
+
+    def text_node(self, subject: str, predicate: str, node: str) -> None:
+        """A node is a text of an entity, if it turns out to have one."""
 
     def attribute(self, subject: str, predicate: str, value: str) -> None:
         """An entity has a number or a date."""
@@ -179,6 +215,8 @@ class _Unpacked(_Filter):
             (".gz", b"\x1f\x8b", gzip.open),
             (".xz", b"\xfd7zXZ\0", lzma.open),
             (".bz2", b"BZh", bz2.open),
+            (".zst", b"\x28\xb5\x2f\xfd", _Zstd),
+            (".zip", b"PK\x03\x04", _zip),
         )
         opener = next((o for end, begin, o in openers if suffix == end or head.startswith(begin)), None)
         self.file = cast("IO[bytes]", packed) if opener is None else opener(packed)
@@ -188,6 +226,43 @@ class _Unpacked(_Filter):
         if self.size > files.UNPACKED and self.size > files.RATIO * self.packed.size:
             raise ValueError(f"it unpacks to more than {files.RATIO} times its size")
         return data
+
+
+class _Zstd(_Filter):
+    """A Zstandard file, unpacked.
+
+    Raises:
+        EOFError: when it is cut off or damaged.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import pyarrow as pa
+
+        self.file = cast("IO[bytes]", pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"))
+
+    def passed(self, data: bytes) -> bytes:
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise EOFError(first_line(error)) from None
+
+
+def _zip(file: IO[bytes]) -> IO[bytes]:
+    """The file that a ZIP archive has.
+
+    Raises:
+        ValueError: when it has none, or several.
+    """
+    archive = zipfile.ZipFile(io.BytesIO(file.read()))
+    names = [of.filename for of in archive.infolist() if not of.is_dir()]
+    if len(names) != 1:
+        raise ValueError(f"the archive has {len(names):,} files; unpack it, and name those to import")
+    return archive.open(names[0])
 
 
 _BOMS = (
@@ -266,7 +341,7 @@ _BEGINNINGS = (
     (r"\Aformat-version:", "it is OBO, which is not read: save it as Turtle"),
     (r"(?i)\A\s*(<!DOCTYPE html|<html)", "it is a web page"),
     (r"\A\s*(<\?xml|<rdf:RDF)", "it looks like RDF/XML: --format rdfxml reads it"),
-    (r'\A\s*[\[{]\s*[\[{]?\s*"@(context|id|graph)"', "it is JSON-LD, which is not read: save it as Turtle"),
+    (r'\A\s*[\[{]\s*[\[{]?\s*"@(context|id|graph)"', "it is JSON-LD: --format jsonld reads it"),
 )
 
 
@@ -306,8 +381,10 @@ def read_statements(
                 raise DataError(f"{error}{_hint(head, asked)}") from None
             except ValueError as error:
                 raise DataError(f"{path} cannot be read: {error}") from None
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is cut off or damaged: {error}") from None
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except OSError as error:
@@ -342,8 +419,10 @@ def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], 
             import pyoxigraph
         except ImportError as error:
             raise DataError(f"reading RDF needs pyoxigraph ({error}): pip install 'kgmlm[rdf]'") from None
-        source = io.BufferedReader(_Whole(file) if name == "RDF_XML" else _Tags(file))
+        source: Any = io.BufferedReader(_Whole(file) if name == "RDF_XML" else _Tags(file))
         try:
+            if name == "JSON_LD":  # the parser does not see where a stream is cut off
+                source = _whole_json(source)
             format = getattr(pyoxigraph.RdfFormat, name)
             _tell(pyoxigraph.parse(source, format, base_iri=base, lenient=True), told)
         except (SyntaxError, ExpatError) as error:
@@ -356,7 +435,25 @@ def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], 
     return read
 
 
+def _whole_json(file: IO[bytes]) -> Any:
+    """A JSON document that is whole.
+
+    Raises:
+        SyntaxError: when it is not.
+    """
+    text = file.read()
+    try:
+        files.parse_json(text)
+    except ValueError as error:
+        raise SyntaxError(first_line(error)) from None
+    if b'"@' not in text:
+        raise SyntaxError("it has no keyword such as @context")
+    return io.BytesIO(text)
+
+
 _WORDS = {
+    "JSON_LD": "JSON-LD",
+    "N3": "N3",
     "N_TRIPLES": "N-Triples",
     "N_QUADS": "N-Quads",
     "TURTLE": "Turtle",
@@ -389,16 +486,25 @@ def _tell(quads: Any, told: Listener) -> None:
     for quad in quads:
         subject, predicate, value = quad.subject, _absolute(quad.predicate.value), quad.object
         node = type(value)
-        text = TEXT_PREDICATES.get(predicate)
+        text = told.texts_by.get(predicate)
         if node is Literal:
-            if text is None and TOLD.fullmatch(value.datatype.value.removeprefix(XSD)):
+            if predicate in VALUES and text is None:
+                told.value(label(subject), value.value, value.language or "")
+            elif text is None and TOLD.fullmatch(value.datatype.value.removeprefix(XSD)):
                 told.attribute(label(subject), predicate, value.value)
             elif text is None:
                 told.left_out("literals", predicate)
             else:
                 told.text(label(subject), text[0], value.value, value.language or "", text[1], predicate)
         elif node is NamedNode or node is BlankNode:
-            told.triple(label(subject), predicate, label(value))
+            if text is not None:
+                told.text_node(label(subject), predicate, label(value))
+            elif _OF_WIKIDATA.match(subject.value) or _OF_WIKIDATA.match(value.value):
+                told.left_out("statements of Wikidata about statements", predicate)
+            elif predicate in _PARTS_OF_STATEMENTS:
+                told.reifier(label(subject))
+            else:
+                told.triple(label(subject), predicate, label(value))
         else:
             told.left_out("statements about triples", predicate)
             if predicate == _REIFIES:
@@ -511,5 +617,7 @@ READERS: dict[str, Callable[[IO[bytes], Path, Listener, str | None], None]] = {
     "turtle": _rdf_reader("TURTLE"),
     "trig": _rdf_reader("TRIG"),
     "rdfxml": _rdf_reader("RDF_XML"),
+    "n3": _rdf_reader("N3"),
+    "jsonld": _rdf_reader("JSON_LD"),
     "wikidata": _read_wikidata,
 }

@@ -209,12 +209,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli: Cli, tmp_path: Path) 
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     before = sorted(p.name for p in tmp_path.iterdir())
-    words = ("cut off", "cut off", "not N-Quads", "no triple", "1 literals", "not a Wikidata dump")
+    words = ("cut off", "cut off", "not a zip file", "no triple", "1 literals", "not a Wikidata dump")
     for name, word in zip(files, words, strict=True):
         refused(cli("data", "import", tmp_path / name, "--output", tmp_path / "new" / "g", "-q"), word)
     for arguments, word in (
         (("missing.nt",), "no file missing.nt"),
-        (("wrong.nq", "--format", "n3"), "no format 'n3'"),
+        (("wrong.nq", "--format", "n4"), "no format 'n4'"),
         ((tmp_path / "new",), "no file"),
         (("empty.nt", "--output", tmp_path), "not empty"),
     ):

@@ -2,18 +2,28 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyoxigraph as ox
 import pytest
 
 from kgmlm.core.errors import DataError
-from kgmlm.graphs.statements import READERS, SUFFIXES, TEXT_PREDICATES, format_of, read_statements
+from kgmlm.graphs.statements import (
+    READERS,
+    SUFFIXES,
+    TEXT_PREDICATES,
+    Kind,
+    format_of,
+    read_statements,
+)
 
 REGISTRY = READERS
 RDF = {
@@ -22,6 +32,23 @@ RDF = {
     "turtle": ox.RdfFormat.TURTLE,
     "trig": ox.RdfFormat.TRIG,
     "rdfxml": ox.RdfFormat.RDF_XML,
+    "n3": ox.RdfFormat.N3,
+    "jsonld": ox.RdfFormat.JSON_LD,
+}
+
+
+def zipped(data: bytes) -> bytes:
+    with zipfile.ZipFile(made := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("graph", data)
+    return made.getvalue()
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+    ".zip": zipped,
 }
 LABEL, COMMENT, ALIAS = (
     next(iri for iri, (kind, order) in TEXT_PREDICATES.items() if kind == wanted)
@@ -40,12 +67,19 @@ class Told:
         self.left: Counter[str] = Counter()
         self.blank = 0
         self.reifiers: list[str] = []
+        self.texts_by: Mapping[str, tuple[Kind, int]] = TEXT_PREDICATES
 
     def triple(self, head: str, relation: str, tail: str) -> None:
         self.triples.append((head, relation, tail))
 
     def text(self, subject: str, kind: str, value: str, language: str, order: int, predicate: str) -> None:
         self.texts.append((subject, kind, value, language))
+
+    def value(self, node: str, value: str, language: str) -> None:
+        self.texts.append((node, "value", value, language))
+
+    def text_node(self, subject: str, predicate: str, node: str) -> None:
+        self.triples.append((subject, predicate, node))
 
     def attribute(self, subject: str, predicate: str, value: str) -> None:
         self.attributes.append((subject, predicate, value))
@@ -140,7 +174,7 @@ class TestEveryFormat:
             (*text[:3], text[3].casefold()) for text in texts
         }
 
-    @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+    @pytest.mark.parametrize("suffix", ["", *PACKED])
     def test_a_file_cut_anywhere_within_a_statement_is_refused(
         self, format: str, suffix: str, tmp_path: Path
     ) -> None:
@@ -148,11 +182,11 @@ class TestEveryFormat:
         data = written(format, [(x, iri(format, "P1"), labels[0]) for x in labels]).rstrip()
         whole, path = data, tmp_path / f"graph{suffix}"
         if suffix:
-            whole = gzip.compress(data) if suffix == ".gz" else bz2.compress(data)
+            whole = PACKED[suffix](data)
         path.write_bytes(whole)
         read_statements(path, Told(), format)
         ends = list(range(len(whole) // 2, len(whole), max(1, len(whole) // 40)))
-        if not suffix and format in ("ntriples", "nquads", "turtle", "trig"):
+        if not suffix and format in ("ntriples", "nquads", "turtle", "trig", "n3"):
             ends = [end for end in ends if data[:end].rstrip()[-1:] not in (b".", b"}")]
         for end in ends:
             path.write_bytes(whole[:end])
@@ -173,11 +207,11 @@ class TestEveryFormat:
         suffixes = [suffix for suffix, name in SUFFIXES.items() if name == format]
         assert suffixes
         for suffix in suffixes:
-            for name in (f"a.b{suffix}", f"A{suffix.upper()}", f"x{suffix}.gz", f"x{suffix}.bz2"):
+            for name in (f"a.b{suffix}", f"A{suffix.upper()}", *(f"x{suffix}{x}" for x in PACKED)):
                 assert format_of(tmp_path / name) == format
 
 
-@pytest.mark.parametrize("name", ["graph", "graph.txt", "graph.gz", ".gz", "graph.nt.zip"])
+@pytest.mark.parametrize("name", ["graph", "graph.txt", "graph.gz", ".gz", "graph.zip"])
 def test_a_name_that_says_no_format_is_refused(name: str) -> None:
     with pytest.raises(DataError, match="--format names one of ntriples"):
         format_of(Path(name))

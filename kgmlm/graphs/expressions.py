@@ -1,0 +1,121 @@
+"""Class expressions of OWL and lists of RDF, read as triples between entities.
+
+``A subClassOf [R some B]`` says that things of A have R to things of B: it is read as (A, R, B), and so are
+``only``, ``value`` and cardinalities. An intersection is read as its members, a list as its items. What a
+triple would not mean (unions, complements, expressions in expressions) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from kgmlm.core.arrays import IntArray
+from kgmlm.graphs.queries import distinct_triples
+
+OWL = "http://www.w3.org/2002/07/owl#"
+RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+SUBCLASS = "http://www.w3.org/2000/01/rdf-schema#subClassOf"
+PROPERTY, BOTH, EITHER = f"{OWL}onProperty", f"{OWL}intersectionOf", f"{OWL}unionOf"
+FIRST, REST, NIL = f"{RDF}first", f"{RDF}rest", f"{RDF}nil"
+FILLERS = (
+    *(f"{OWL}{name}" for name in ("someValuesFrom", "allValuesFrom", "hasValue", "onClass")),
+)  # what a restriction says that the property leads to
+PREDICATES = frozenset((PROPERTY, BOTH, EITHER, FIRST, REST, *FILLERS, f"{OWL}complementOf", f"{OWL}oneOf"))
+CLASSES = {SUBCLASS: SUBCLASS, f"{OWL}equivalentClass": SUBCLASS, f"{RDF}type": f"{RDF}type"}
+OWN, NONE = -1, -2  # the relation of the triple itself; no node
+DEEPEST = 100  # expressions within each other
+
+
+class Expressions:
+    """The parts of expressions and lists, as a file has told them; entities and relations are ids."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[int, int]] = {predicate: {} for predicate in PREDICATES}
+        self.nil, self.blank = NONE, set[int]()
+
+    def add(self, node: int, predicate: str, value: int) -> None:
+        """Take a triple whose predicate is one of :data:`PREDICATES`."""
+        self.of[predicate].setdefault(node, value)
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that stand for an expression or a part of a list."""
+        return set().union(*self.of.values())
+
+    def items(self, node: int) -> list[int]:
+        """Return the items of a list; none of one that is broken."""
+        found, seen = [], set[int]()
+        while node in self.of[FIRST] and node not in seen:
+            seen.add(node)
+            found.append(self.of[FIRST][node])
+            node = self.of[REST].get(node, self.nil)
+        return found
+
+    def says(self, node: int, deep: int = 0) -> list[tuple[int, int]]:
+        """Return what a class expression says of its class, as (relation, tail); :data:`OWN` is a class that
+        it is a part of.
+        """
+        nodes, relation = self.blank, self.of[PROPERTY].get(node)
+        if relation is not None:
+            filler = next((self.of[name][node] for name in FILLERS if node in self.of[name]), None)
+            return [] if filler is None or {filler, relation} & nodes else [(relation, filler)]
+        if node not in self.of[BOTH] or deep > DEEPEST:
+            return []
+        found = []
+        for item in self.items(self.of[BOTH][node]):
+            found += self.says(item, deep + 1) if item in nodes else [(OWN, item)]
+        return found
+
+    def settle(self, nil: int | None, named: set[int]) -> None:
+        """All is told.
+
+        Args:
+            nil: the id of the end of lists, where there is one.
+            named: those of :meth:`nodes` that are no blank nodes: they are entities, too.
+        """
+        self.nil = NONE if nil is None else nil
+        self.blank = self.nodes() - named
+
+    def of_named(self, subclass: int, kind: int, named: set[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield the triples of named classes that are an intersection, a union or a list of things.
+
+        Args:
+            subclass, kind: the ids of the relations "subclass of" and "type".
+            named: nodes that are not blank.
+        """
+        for node in named & set(self.of[BOTH]):
+            for relation, tail in self.says(node):
+                yield node, subclass if relation == OWN else relation, tail
+        for predicate, relation in ((EITHER, subclass), (f"{OWL}oneOf", kind)):
+            for node in named & set(self.of[predicate]):
+                for item in self.items(self.of[predicate][node]):
+                    if item not in self.blank:
+                        yield item, relation, node
+
+    def expanded(self, triples: IntArray, classes: Mapping[int, int]) -> tuple[IntArray, IntArray]:
+        """Replace triples whose tail is an expression or a list by what that says.
+
+        Args:
+            classes: relations whose tails are class expressions, and by which relation a class is linked to
+                the members of an intersection.
+
+        Returns:
+            The triples, each once, and those that said nothing that a triple can say.
+        """
+        if not self.blank:
+            return triples, triples[:0]
+        apart = np.isin(triples[:, 2], list(self.blank))
+        found: list[tuple[int, int, int]] = []
+        silent: list[tuple[int, int, int]] = []
+        for head, relation, node in triples[apart].tolist():
+            if node in self.of[FIRST]:
+                said = [(relation, item) for item in self.items(node) if item not in self.blank]
+            else:
+                own = classes.get(relation)
+                said = [] if own is None else [(own if r == OWN else r, tail) for r, tail in self.says(node)]
+            found += [(head, r, tail) for r, tail in said]
+            if not said:
+                silent.append((head, relation, node))
+        whole = np.concatenate([triples[~apart], np.array(found, np.int64).reshape(-1, 3)])
+        return distinct_triples(whole), np.array(silent, np.int64).reshape(-1, 3)

@@ -1,0 +1,144 @@
+"""Class expressions, lists, and nodes that stand for texts and statements, read as what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kgmlm
+from kgmlm.graphs.datasets import read_folder
+
+PREFIXES = """
+@prefix : <http://ex.org/p#> .
+@prefix owl: <http://www.w3.org/2002/07/owl#> .
+@prefix rdfs: <http://www.w3.org/2000/01/rdf-schema#> .
+@prefix rdf: <http://www.w3.org/1999/02/22-rdf-syntax-ns#> .
+@prefix skos: <http://www.w3.org/2004/02/skos/core#> .
+@prefix xl: <http://www.w3.org/2008/05/skos-xl#> .
+"""
+SOME = "[ a owl:Restriction ; owl:onProperty :top ; owl:someValuesFrom :Tomato ]"
+
+
+def imported(text: str, folder: Path, **options: Any) -> tuple[set[str], dict[str, Any]]:
+    """The triples that a file says, in short, and the report."""
+    (folder / "a.ttl").write_text(PREFIXES + text)
+    report = kgmlm.import_graph(folder / "a.ttl", folder / "out", progress=False, **options)
+    graph = read_folder(folder / "out")
+    short = [
+        " ".join(part.rsplit("#", 1)[-1].rsplit("/", 1)[-1] for part in triple)
+        for triple in graph.labeled(graph.triples("train"))
+    ]
+    return set(short), dict(report)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f":A rdfs:subClassOf {SOME} .", {"A top Tomato"}),
+        (
+            ":A rdfs:subClassOf [ a owl:Restriction ; owl:onProperty :top ; owl:allValuesFrom :Tomato ] .",
+            {"A top Tomato"},
+        ),
+        (
+            ":a a :C ; a [ a owl:Restriction ; owl:onProperty :top ; owl:hasValue :b ] .",
+            {"a type C", "a top b"},
+        ),
+        (
+            f":A owl:equivalentClass [ owl:intersectionOf ( :Pizza {SOME} ) ] .",
+            {"A subClassOf Pizza", "A top Tomato"},
+        ),
+        (f":A owl:intersectionOf ( :Pizza {SOME} ) .", {"A subClassOf Pizza", "A top Tomato"}),
+        (":A owl:unionOf ( :B :C ) .", {"B subClassOf A", "C subClassOf A"}),
+        (":A owl:oneOf ( :b :c ) .", {"b type A", "c type A"}),
+        (":a :lists ( :b :c :b ) .", {"a lists b", "a lists c"}),
+        (":a :b :c . :a rdfs:subClassOf [ owl:unionOf ( :B :C ) ] .", {"a b c"}),
+        (":a :b :c . :a rdfs:subClassOf [ owl:complementOf :B ] .", {"a b c"}),
+        (
+            ":a :b :c . [] a owl:Axiom ; owl:annotatedSource :a ; owl:annotatedProperty :b ; "
+            "owl:annotatedTarget :c ; :by :me .",
+            {"a b c"},
+        ),
+        (
+            ":a :b :c . [] a rdf:Statement ; rdf:subject :a ; rdf:predicate :b ; rdf:object :c ; :by :me .",
+            {"a b c"},
+        ),
+    ],
+)
+def test_what_is_said_is_what_it_means(said: str, expected: set[str], tmp_path: Path) -> None:
+    found, report = imported(said, tmp_path)
+    assert found == expected
+    assert report["blank nodes"] == 0
+
+
+def test_what_no_triple_says_is_counted(tmp_path: Path) -> None:
+    said = f":a :b :c . :a rdfs:subClassOf [ owl:unionOf ( :B {SOME} ) ] ."
+    _, report = imported(said, tmp_path)
+    assert report["left out"] == {"expressions that no triple says": 1}
+    assert report["left out by"]["expressions that no triple says"] == {
+        "http://www.w3.org/2000/01/rdf-schema#subClassOf": 1
+    }
+
+
+def test_a_list_that_has_no_end_is_read_once(tmp_path: Path) -> None:
+    said = ":a :lists _:x . _:x rdf:first :b ; rdf:rest _:y . _:y rdf:first :c ; rdf:rest _:x ."
+    assert imported(said, tmp_path)[0] == {"a lists b", "a lists c"}
+
+
+def test_texts_of_nodes_are_texts(tmp_path: Path) -> None:
+    said = """
+    :a :b :c ; skos:definition [ rdf:value "a thing"@en ] ; xl:prefLabel :l ; xl:altLabel :m .
+    :l a xl:Label ; xl:literalForm "Thing"@en . :m a xl:Label ; xl:literalForm "Item"@en .
+    :c skos:definition :d . :d rdfs:label "an entity"@en .
+    """
+    found, report = imported(said, tmp_path)
+    assert found == {"a b c", "c definition d"}
+    graph = read_folder(tmp_path / "out")
+    entity = graph.entities[graph.entities.find("http://ex.org/p#a") or 0]
+    assert (entity.name, entity.description) == ("Thing", "a thing")
+    assert report["blank nodes"] == 0
+
+
+def test_names_of_entities_are_split_into_words(tmp_path: Path) -> None:
+    imported(":FourSeasons :hasTopping :TomatoTopping .", tmp_path)
+    names = read_folder(tmp_path / "out").entities.column("name")
+    assert names == ["Four Seasons", "Tomato Topping"]
+
+
+def test_predicates_are_chosen(tmp_path: Path) -> None:
+    said = """
+    :a :b :c ; :d :e ; :f [ :b :g ] ; :called "Anna" ; rdfs:label "a"@en ; :told "a person" .
+    """
+    own = "http://ex.org/p#"
+    found, report = imported(
+        said,
+        tmp_path,
+        name_predicates=[f"{own}called"],
+        description_predicates=[f"{own}told"],
+        skip=[f"{own}d"],
+        skip_blank=True,
+    )
+    assert found == {"a b c"}
+    assert report["left out"] == {"of predicates that are skipped": 1, "triples of blank nodes": 2}
+    graph = read_folder(tmp_path / "out")
+    entity = graph.entities[graph.entities.find(f"{own}a") or 0]
+    assert (entity.name, entity.description) == ("Anna", "a person")
+
+
+def test_only_some_relations_are_kept(tmp_path: Path) -> None:
+    found, report = imported(":a :b :c ; :d :e .", tmp_path, keep_only=["http://ex.org/p#d"])
+    assert found == {"a d e"}
+    assert report["left out"] == {"of predicates that are not kept": 1}
+
+
+def test_statement_nodes_of_wikidata_are_left_out(tmp_path: Path) -> None:
+    said = """
+    @prefix wd: <http://www.wikidata.org/entity/> . @prefix s: <http://www.wikidata.org/entity/statement/> .
+    @prefix wdt: <http://www.wikidata.org/prop/direct/> . @prefix p: <http://www.wikidata.org/prop/> .
+    @prefix ps: <http://www.wikidata.org/prop/statement/> .
+    wd:Q1 wdt:P31 wd:Q2 ; p:P31 s:Q1-x . s:Q1-x ps:P31 wd:Q2 .
+    """
+    found, report = imported(said, tmp_path)
+    assert found == {"Q1 P31 Q2"}
+    assert report["left out"] == {"statements of Wikidata about statements": 2}
