@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import unquote
 
 import numpy as np
@@ -92,7 +92,7 @@ def words_of(label: str) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of RDF is wanted, and by which predicates texts are known.
+    """A choice of RDF: which relations are kept, and by which predicates texts are known.
 
     Attributes:
         names, descriptions: further predicates, which go before those that are known.
@@ -490,6 +490,16 @@ class _Table:
         self.file.writelines(f"{line}\n" for line in lines.to_pylist())
 
 
+class WantedKeywords(TypedDict, total=False):
+    """Further keywords of :func:`import_graph`."""
+
+    name_predicates: Sequence[str]
+    description_predicates: Sequence[str]
+    skip: Sequence[str]
+    keep_only: Sequence[str]
+    skip_blank: bool
+
+
 def import_graph(
     inputs: Sequence[str | Path] | str | Path,
     output: str | Path,
@@ -497,14 +507,10 @@ def import_graph(
     format: str | None = None,
     language: str | Sequence[str] = "en",
     base: str | None = None,
-    name_predicates: Sequence[str] = (),
-    description_predicates: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    keep_only: Sequence[str] = (),
-    skip_blank: bool = False,
     split: bool = False,
     seed: int = 0,
     progress: bool | Watcher | Advance = True,
+    **wanted: Unpack[WantedKeywords],
 ) -> Outcome:
     """Make a dataset folder of RDF files or of a Wikidata JSON dump.
 
@@ -524,11 +530,10 @@ def import_graph(
             their names.
         language: of names and descriptions, such as "en"; of several the first that an entity has.
         base: what relative IRIs are relative to.
-        name_predicates, description_predicates: IRIs of further ones, which go before the others.
-        skip: IRIs of relations that are left out.
-        keep_only: IRIs of the only relations that are kept.
-        skip_blank: leave out the triples of blank nodes that are entities.
         split: also draw a tenth of the triples each for validation and test, with all triples in memory.
+        wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before the others;
+            of relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
+            that are entities.
 
     Returns:
         What was read and what was left out: counts.
@@ -556,14 +561,14 @@ def import_graph(
     files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
     with watcher_of(progress) as watch, files.new_folder(target) as folder:
-        wanted = Wanted(
-            tuple(name_predicates),
-            tuple(description_predicates),
-            frozenset(skip),
-            frozenset(keep_only),
-            skip_blank,
+        chosen = Wanted(
+            tuple(wanted.get("name_predicates", ())),
+            tuple(wanted.get("description_predicates", ())),
+            frozenset(wanted.get("skip", ())),
+            frozenset(wanted.get("keep_only", ())),
+            wanted.get("skip_blank", False),
         )
-        importer = Importer(folder, [language] if isinstance(language, str) else language, wanted)
+        importer = Importer(folder, [language] if isinstance(language, str) else language, chosen)
         tell = partial(_bytes, watch, total)
         for path in paths:
             read_statements(path, importer, format, base, tell)
