@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kgmlm.cli.common import (
     Json,
+    Options,
     Quiet,
     SkipHeader,
     Weighted,
     command,
     fail,
+    flag,
+    option,
 )
 from kgmlm.cli.printing import plain_table, print_json, print_lines, stdout, tell
 
@@ -150,7 +153,24 @@ def _formats() -> list[str]:
     return list(READERS)
 
 
-@command()
+WANTED: Options = {
+    "name_predicates": option(
+        list[str] | None,
+        None,
+        "The IRI of a further predicate of names, which goes before others; may be given several times, as the "
+        "following may.",
+        "--name-predicate",
+    ),
+    "description_predicates": option(
+        list[str] | None, None, "Likewise of descriptions.", "--description-predicate"
+    ),
+    "skip": option(list[str] | None, None, "The IRI of a relation to leave out.", "--skip-predicate"),
+    "keep_only": option(list[str] | None, None, "The IRI of a relation to keep; others are not."),
+    "skip_blank": flag("--skip-blank", "Leave out the triples of blank nodes."),
+}
+
+
+@command(WANTED)
 def data_import(
     files: Annotated[
         list[Path],
@@ -181,29 +201,6 @@ def data_import(
     base: Annotated[
         str | None, typer.Option(help="What relative IRIs are relative to.", show_default=False)
     ] = None,
-    name_predicates: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name-predicate",
-            help="The IRI of a further predicate of names; goes first.",
-            show_default=False,
-        ),
-    ] = None,
-    description_predicates: Annotated[
-        list[str] | None,
-        typer.Option("--description-predicate", help="Likewise of descriptions.", show_default=False),
-    ] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option("--skip-predicate", help="The IRI of a relation to leave out.", show_default=False),
-    ] = None,
-    keep_only: Annotated[
-        list[str] | None,
-        typer.Option("--keep-only", help="The IRI of a relation to keep, of several.", show_default=False),
-    ] = None,
-    skip_blank: Annotated[
-        bool, typer.Option("--skip-blank", help="Leave out the triples of blank nodes.")
-    ] = False,
     split: Annotated[
         bool,
         typer.Option("--split", help="Also draw a tenth of the triples each for validation and for test."),
@@ -211,6 +208,7 @@ def data_import(
     seed: Annotated[int, typer.Option(min=0, help="Of --split.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
+    **wanted: Any,
 ) -> None:
     """Make a dataset folder of RDF files or of a Wikidata dump.
 
@@ -228,11 +226,7 @@ def data_import(
         format=format,
         language=language or "en",
         base=base,
-        name_predicates=name_predicates or (),
-        description_predicates=description_predicates or (),
-        skip=skip or (),
-        keep_only=keep_only or (),
-        skip_blank=skip_blank,
+        **{name: value for name, value in wanted.items() if value},
         split=split,
         seed=seed,
         progress=Bars(quiet),

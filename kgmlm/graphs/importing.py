@@ -531,8 +531,8 @@ def import_graph(
         language: of names and descriptions, such as "en"; of several the first that an entity has.
         base: what relative IRIs are relative to.
         split: also draw a tenth of the triples each for validation and test, with all triples in memory.
-        wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before the others;
-            of relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
+        wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
+            relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
             that are entities.
 
     Returns:
