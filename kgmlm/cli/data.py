@@ -157,8 +157,8 @@ WANTED: Options = {
     "name_predicates": option(
         list[str] | None,
         None,
-        "The IRI of a further predicate of names, which goes before others; may be given several times, as the "
-        "following may.",
+        "The IRI of a further predicate of names, which goes before others; may be given several times, as "
+        "the following may.",
         "--name-predicate",
     ),
     "description_predicates": option(

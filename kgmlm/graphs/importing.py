@@ -200,7 +200,8 @@ class Importer:
         self.attributes: dict[int, list[tuple[int, str]]] = {}
         self.repeated = 0
         self.classes: dict[int, int] = {}  # relations whose tails are class expressions
-        self.unwanted: list[int] = []
+        self.unwanted: list[int] = []  # nodes
+        self.refused: dict[int, str] = {}  # relations, and why
         self._parts = folder / "parts"
         self._buffer = array("q")
 
@@ -211,9 +212,6 @@ class Importer:
         ids = self.ids
         if relation in PREDICATES:
             self.expressions.add(ids.setdefault(head, len(ids)), relation, ids.setdefault(tail, len(ids)))
-            return
-        if why := self.wanted.refuses(relation):
-            self.left_out(why, relation)
             return
         self._buffer.extend([ids.setdefault(label, len(ids)) for label in (head, relation, tail)])
         if len(self._buffer) >= 3 * _BUFFERED:
@@ -291,14 +289,17 @@ class Importer:
             once = distinct_triples(triples)
             kept, silent = self.expressions.expanded(once, self.classes)
             kept = kept[~np.isin(kept[:, 2], inner)]
-            unwanted = np.isin(kept[:, [0, 2]], self.unwanted).any(1)
+            of_blank = np.isin(kept[:, [0, 2]], self.unwanted).any(1)
+            refused = np.isin(kept[:, 1], list(self.refused))
             if labels:
                 self.counts["triples about statements"] += int(about.sum())
                 self.repeated += len(triples) - len(once)
-                for why, rows in ((SILENT, silent), (OF_BLANK, kept[unwanted])):
+                for why, rows in ((SILENT, silent), (OF_BLANK, kept[of_blank & ~refused])):
                     for relation in rows[:, 1].tolist():
                         self.left_out(why, labels[relation])
-            if len(kept := kept[~unwanted]):
+                for relation in kept[refused, 1].tolist():
+                    self.left_out(self.refused[relation], labels[relation])
+            if len(kept := kept[~(of_blank | refused)]):
                 yield kept
 
     def _settle(self) -> list[str]:
@@ -324,6 +325,9 @@ class Importer:
         self.classes = {ids[name]: ids[own] for name, own in CLASSES.items() if name in ids}
         if self.wanted.skip_blank:
             self.unwanted = [i for i, label in enumerate(labels) if label.startswith("_:")]
+        reasons = ((i, self.wanted.refuses(label)) for i, label in enumerate(labels))
+        if self.wanted.skip or self.wanted.keep:
+            self.refused = {i: why for i, why in reasons if why}
         self._spill()
         standing = self.inner | self.reifiers
         self.counts["blank nodes"] -= sum(labels[i].startswith("_:") for i in standing)

@@ -127,9 +127,10 @@ def test_predicates_are_chosen(tmp_path: Path) -> None:
 
 
 def test_only_some_relations_are_kept(tmp_path: Path) -> None:
-    found, report = imported(":a :b :c ; :d :e .", tmp_path, keep_only=["http://ex.org/p#d"])
-    assert found == {"a d e"}
-    assert report["left out"] == {"of predicates that are not kept": 1}
+    said = f":a :b :c ; :d :e . :A rdfs:subClassOf {SOME} . :B owl:unionOf ( :C :D ) ."
+    found, report = imported(said, tmp_path, keep_only=["http://ex.org/p#d", "http://ex.org/p#top"])
+    assert found == {"a d e", "A top Tomato"}
+    assert report["left out"] == {"of predicates that are not kept": 3}
 
 
 def test_statement_nodes_of_wikidata_are_left_out(tmp_path: Path) -> None:
