@@ -163,6 +163,19 @@ class Predictor:
     def _known(self) -> FilterIndex:
         return self.graph.filter_index
 
+    @cached_property
+    def _false(self) -> FilterIndex:
+        none = np.zeros((0, 3), np.int64)
+        return FilterIndex(self.graph.negatives.get("train", none), len(self.graph.entities))
+
+    def _never(self, queries: Queries, novel: bool) -> tuple[IntArray, IntArray]:
+        """The answers that are left out, as (row, id) pairs: false ones, and for ``novel`` known ones."""
+        false = self._false.lookup(queries)
+        if not novel:
+            return false
+        known = self._known.lookup(queries)
+        return np.concatenate([false[0], known[0]]), np.concatenate([false[1], known[1]])
+
     def predict(
         self,
         queries: Sequence[Query],
@@ -176,7 +189,7 @@ class Predictor:
         """The k best candidates of each query, as (position in ``queries``, predictions), batch by batch.
 
         Equal scores keep the order of the labels and share no rank here; ties matter in evaluation. What
-        cannot answer (``ranker.possible``) is left out.
+        cannot answer (``ranker.possible``) is left out, and so is what training knows to be false.
 
         Args:
             novel: leave out triples that the graph has in any split.
@@ -186,7 +199,7 @@ class Predictor:
         for rows, ranked, scores_BC, ids_BC in self._ranked(table, k, novel, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
-            never = known if novel else set()
+            never = set(zip(*(part.tolist() for part in self._never(table[rows], novel)), strict=True))
             chosen = [
                 [(i, score) for i, score in of_query if score > MISSED and (b, i) not in never][:k]
                 for b, of_query in enumerate(ranked)
@@ -216,8 +229,7 @@ class Predictor:
         scores_N = numpy(scores_1N[0])
         known_ids = self._known.lookup(asked)[1]
         others_N = scores_N.copy()
-        if novel:
-            others_N[known_ids] = float("-inf")
+        others_N[self._never(asked, novel)[1]] = float("-inf")
         known = set(known_ids.tolist())
         # A candidate is no more probable than those before it, of which the best have a say.
         listed = sorted({*ids.tolist(), *top(others_N, BEFORE)}, key=lambda i: (-scores_N[i], i))
@@ -314,9 +326,8 @@ class Predictor:
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
             scores_BN = numpy(scores_BN)
-            ranked = scores_BN
-            if novel:
-                ranked = put(scores_BN, self._known.lookup(queries[rows]), float("-inf"))
+            never = self._never(queries[rows], novel)
+            ranked = put(scores_BN, never, float("-inf")) if len(never[0]) else scores_BN
             ids = [top(row, k) for row in ranked]
             best = [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
             yield rows, best, scores_BN, None

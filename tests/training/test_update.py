@@ -384,6 +384,10 @@ def test_what_was_judged_becomes_part_of_the_graph(run: Path) -> None:
     assert (found["added"], found["false"], found["entities"]) == (1, 1, 0)
     graph = open_folder(run).graph
     assert graph.labeled(graph.negatives["train"]) == [("france", "borders", "rome")]
+    assert "rome" not in set(answers(run, "france", "borders")["entity"])
+    assert "rome" not in set(answers(run, "france", "borders", retrieve=50)["entity"])
+    both = kgmlm.evaluate(run, progress=False).metrics["both.realistic.count"]
+    assert both == 2 * len(graph.triples("test")), "evaluation asks as before"
     again = kgmlm.apply_feedback(run, progress=False)
     assert (again["added"], again["false"], again["seconds"]) == (0, 0, 0.0)
 
