@@ -79,7 +79,7 @@ def main(
         curves[name] = curve(Path(path))
     if not curves:
         raise typer.BadParameter("no runs, and no file to draw again")
-    output.write_text(json.dumps(curves, indent=2) + "\n", "utf-8")
+    store.write_lines(output, curves)
     draw(curves, output.with_suffix(".svg"))
 
 

@@ -40,6 +40,15 @@ def save_figure(figure: Any, path: Path) -> None:
     path.write_text(" ".join(path.read_text("utf-8").split()) + "\n", "utf-8")
 
 
+def write_lines(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with a line for each of its values; of a list, one for each item."""
+    parts = []
+    for key, part in value.items():
+        items = ",\n".join(map(json.dumps, part)) if isinstance(part, list) else ""
+        parts.append(f"{json.dumps(key)}: " + (f"[\n{items}\n]" if items else json.dumps(part)))
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", "utf-8")
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]], **about: Any) -> None:
     """Write rows as JSON, a line each, and what is said of all of them."""
     lines = ",\n".join(map(json.dumps, rows))

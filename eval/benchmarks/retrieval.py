@@ -41,7 +41,7 @@ from kgmlm.text.reader import Reading, SpanOutput
 from kgmlm.training.index import build_index
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from store import save_figure
+from store import save_figure, write_lines
 
 Kind = Literal["likelihood", "entity"]  # by names, or by vectors, of which alone there is an index
 QUERIES = 128
@@ -308,7 +308,7 @@ def main(
         "command": record_module.command_line(),
     }
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+        write_lines(output, report)
         draw(report, output.with_suffix(".svg"))
 
 

@@ -83,6 +83,7 @@ const whatIf = el(
 );
 const tools = el("span", { class: "tools" }, swap, whatIf);
 let before = "";
+let wasNew = false; // whether the question before was about an entity that the graph has not
 
 function unfold(open) {
   byId("new").hidden = !open;
@@ -170,11 +171,12 @@ export function show(state, found) {
   swap.textContent = state.side === "head" ? "⇄ ask for the head" : "⇄ ask for the tail";
   given.show(state, found);
   if (isNew) {
+    wasNew = true;
     unfold(true);
     for (const [field, text] of [[newName, state.name], [about, state.about], [kind, state.kind]])
       if (document.activeElement !== field) field.value = text;
-  } else if (before) {
-    before = "";
+  } else if (before || wasNew) {
+    [before, wasNew] = ["", false];
     unfold(false);
   }
 }
