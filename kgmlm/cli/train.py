@@ -359,7 +359,7 @@ def print_update(found: dict[str, Any], as_json: bool) -> None:
         (found["known"], "in training already"),
         (found["missing"], "to remove, which training did not have"),
         (found["false"], "known to be false"),
-        *((n, f"of {split}, now of training") for split, n in found["moved"].items()),
+        *((n, f"taken out of {split}") for split, n in found["moved"].items()),
     ):
         if count:
             print(f"{counted(count, 'triple')} {what}")

@@ -391,7 +391,8 @@ def find_ranks(path: Path, split: str = "test") -> Path:
     have = ", ".join(sorted(p.stem for p in (path / "ranks").glob("*.parquet"))) or "none"
     raise DataError(
         f"{path} has no ranks of '{split}' (it has: {have}); "
-        f"`kgmlm evaluate {path} --split {split}` makes them; another file of ranks can be given itself"
+        f"`kgmlm evaluate {path} --split {split} --side both` makes them; another file of ranks can be given "
+        "itself"
     )
 
 

@@ -26,8 +26,9 @@ class Change:
         added, removed: training triples ``(n, 3)``, each once.
         known: how many of the triples that were given training had already.
         missing: how many of the triples to remove training did not have.
-        moved: by split, how many of its triples were added to training, and are not in the split any more.
+        moved: by split, how many of its triples it has no more, since training has them or they are false.
         false: how many negatives training has more.
+        sure: how many training triples are no longer doubtful.
     """
 
     graph: KnowledgeGraph
@@ -39,10 +40,11 @@ class Change:
     missing: int
     moved: Mapping[str, int]
     false: int = 0
+    sure: int = 0
 
     def __bool__(self) -> bool:
-        counts = (self.entities, self.relations, len(self.added), len(self.removed), self.moved, self.false)
-        return any(counts)
+        counts = (self.entities, self.relations, len(self.added), len(self.removed), self.moved)
+        return any((*counts, self.false, self.sure))
 
 
 def changed(
@@ -57,7 +59,7 @@ def changed(
     An end of a triple is the label of an entity, else the name of one. What is neither is a new entity, or a
     new relation, that is called by its label, as words. A triple of validation or test that is added to
     training leaves its split, since an answer in training is none that has to be found. A triple that is
-    false leaves training, and is a negative of it from then on.
+    false leaves its split, and is a negative of training from then on. A doubtful one that is added is sure.
 
     Args:
         triples, remove, false: by labels or names.
@@ -81,22 +83,25 @@ def changed(
     added = distinct_triples(given)
     known_n = FilterIndex(train["train"], len(grown.entities)).has(added)
     others = {split: rows for split, rows in grown.splits.items() if split != "train"}
-    others, moved = _without(grown, others, added)
-    added = added[~known_n]
+    others, moved = _without(grown, others, np.concatenate([added, wrong]))
+    told, added = added, added[~known_n]
     whole_train = np.concatenate([train["train"], added])
     if not len(whole_train):
         raise DataError(f"no training triple of '{graph.name}' would be left")
-    negatives, _ = _without(grown, grown.negatives, added)
-    before_false = negatives.get("train", added[:0])
+    negatives, _ = _without(grown, grown.negatives, told)
+    before_false = distinct_triples(negatives.get("train", added[:0]))
     all_false = distinct_triples(np.concatenate([before_false, wrong]))
     if len(all_false):
         negatives = {**negatives, "train": all_false}
-    doubts = grown.doubts and grown.doubts.without(np.concatenate([added, gone]))
+    doubts = grown.doubts
+    if doubts is not None and (len(told) or len(gone)):
+        doubts = doubts.without(FilterIndex([told, gone], len(grown.entities)))
+    sure = 0 if grown.doubts is None else len(grown.doubts.triples) - (len(doubts.triples) if doubts else 0)
     splits = {"train": whole_train, **others}
     whole = replace(grown, splits=splits, negatives=negatives, doubts=doubts, links=None)
     new = len(grown.entities) - before[0], len(grown.relations) - before[1]
     further = len(all_false) - len(before_false)
-    return Change(whole, *new, added, gone, int(known_n.sum()), missing, moved, further)
+    return Change(whole, *new, added, gone, int(known_n.sum()), missing, moved, further, sure)
 
 
 def _removed(graph: KnowledgeGraph, remove: Given) -> tuple[IntArray, int]:

@@ -7,7 +7,7 @@ triple would not mean (unions, complements, expressions in expressions) is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,7 +33,8 @@ class Expressions:
 
     def __init__(self) -> None:
         self.of: dict[str, dict[int, int]] = {predicate: {} for predicate in PREDICATES}
-        self.nil, self.blank = NONE, set[int]()
+        self._blanks: IntArray | None = None
+        self.nil, self.blank, self.anonymous = NONE, set[int](), set[int]()
 
     def add(self, node: int, predicate: str, value: int) -> None:
         """Take a triple whose predicate is one of :data:`PREDICATES`."""
@@ -59,7 +60,8 @@ class Expressions:
         nodes, relation = self.blank, self.of[PROPERTY].get(node)
         if relation is not None:
             filler = next((self.of[name][node] for name in FILLERS if node in self.of[name]), None)
-            return [] if filler is None or {filler, relation} & nodes else [(relation, filler)]
+            silent = filler is None or filler in nodes or relation in self.anonymous
+            return [] if filler is None or silent else [(relation, filler)]
         if node not in self.of[BOTH] or deep > DEEPEST:
             return []
         found = []
@@ -67,15 +69,19 @@ class Expressions:
             found += self.says(item, deep + 1) if item in nodes else [(OWN, item)]
         return found
 
-    def settle(self, nil: int | None, named: set[int]) -> None:
-        """All is told.
+    def settle(self, nil: int | None, labels: Sequence[str]) -> set[int]:
+        """All is told; returns those of :meth:`nodes` that have a name: they are entities, too.
 
         Args:
             nil: the id of the end of lists, where there is one.
-            named: those of :meth:`nodes` that are no blank nodes: they are entities, too.
+            labels: by id; those of blank nodes begin with ``_:``.
         """
         self.nil = NONE if nil is None else nil
-        self.blank = self.nodes() - named
+        nodes = self.nodes()
+        named = {node for node in nodes if not labels[node].startswith("_:")}
+        self.blank = nodes - named
+        self.anonymous = {i for i in self.of[PROPERTY].values() if labels[i].startswith("_:")}
+        return named
 
     def of_named(self, subclass: int, kind: int, named: set[int]) -> Iterator[tuple[int, int, int]]:
         """Yield the triples of named classes that are an intersection, a union or a list of things.
@@ -105,7 +111,9 @@ class Expressions:
         """
         if not self.blank:
             return triples, triples[:0]
-        apart = np.isin(triples[:, 2], list(self.blank))
+        if self._blanks is None:
+            self._blanks = np.array(sorted(self.blank), np.int64)
+        apart = np.isin(triples[:, 2], self._blanks)
         found: list[tuple[int, int, int]] = []
         silent: list[tuple[int, int, int]] = []
         for head, relation, node in triples[apart].tolist():

@@ -337,10 +337,9 @@ class Doubts(NamedTuple):
         kept = kept[confidence[kept] < 1]
         return cls(triples[kept], confidence[kept].astype(np.float32)) if len(kept) else None
 
-    def without(self, triples: IntArray) -> Doubts | None:
-        """Those that are not among some triples; None where none is left."""
-        known = set(map(tuple, triples.tolist()))
-        left = np.array([tuple(row) not in known for row in self.triples.tolist()], np.bool_)
+    def without(self, known: FilterIndex) -> Doubts | None:
+        """Those that an index does not have; None where none is left."""
+        left = ~known.has(self.triples)
         return Doubts(self.triples[left], self.confidence[left]) if left.any() else None
 
 

@@ -200,8 +200,6 @@ class Importer:
         self.attributes: dict[int, list[tuple[int, str]]] = {}
         self.repeated = 0
         self.classes: dict[int, int] = {}  # relations whose tails are class expressions
-        self.unwanted: list[int] = []  # nodes
-        self.refused: dict[int, str] = {}  # relations, and why
         self._parts = folder / "parts"
         self._buffer = array("q")
 
@@ -280,17 +278,18 @@ class Importer:
         Args:
             labels: where they are given, what is left out and what is there again is counted.
         """
-        reifiers, inner = list(self.reifiers), list(self.inner)
         for part in sorted(self._parts.iterdir(), key=lambda path: int(path.name)):
             triples = np.fromfile(part, np.int64).reshape(-1, 3)
-            about = np.isin(triples[:, [0, 2]], reifiers).any(1)
+            about = self.reified_N[triples[:, [0, 2]]].any(1)
             triples = triples[~about]
-            triples = triples[~np.isin(triples[:, 0], inner)]
+            triples = triples[~self.inner_N[triples[:, 0]]]
             once = distinct_triples(triples)
             kept, silent = self.expressions.expanded(once, self.classes)
-            kept = kept[~np.isin(kept[:, 2], inner)]
-            of_blank = np.isin(kept[:, [0, 2]], self.unwanted).any(1)
-            refused = np.isin(kept[:, 1], list(self.refused))
+            kept = kept[~self.inner_N[kept[:, 2]]]
+            of_blank = self.unwanted_N[kept[:, [0, 2]]].any(1)
+            refused = np.isin(kept[:, 1], self.skipped)
+            if self.wanted.keep:
+                refused |= ~np.isin(kept[:, 1], self.only)
             if labels:
                 self.counts["triples about statements"] += int(about.sum())
                 self.repeated += len(triples) - len(once)
@@ -298,7 +297,7 @@ class Importer:
                     for relation in rows[:, 1].tolist():
                         self.left_out(why, labels[relation])
                 for relation in kept[refused, 1].tolist():
-                    self.left_out(self.refused[relation], labels[relation])
+                    self.left_out(self.wanted.refuses(labels[relation]), labels[relation])
             if len(kept := kept[~(of_blank | refused)]):
                 yield kept
 
@@ -316,18 +315,19 @@ class Importer:
             else:
                 self.texts.take(own, *self.texts_by[predicate], text)
                 self.inner.add(node)
-        nodes = self.expressions.nodes()
-        named = {node for node in nodes if not labels[node].startswith("_:")}
-        self.expressions.settle(ids.get(NIL), named)
+        named = self.expressions.settle(ids.get(NIL), labels)
         for triple in self.expressions.of_named(subclass, kind, named):
             self._buffer.extend(triple)
-        self.inner |= nodes - named
+        self.inner |= self.expressions.blank
         self.classes = {ids[name]: ids[own] for name, own in CLASSES.items() if name in ids}
+        self.skipped, self.only = (
+            [ids[x] for x in some if x in ids] for some in (self.wanted.skip, self.wanted.keep)
+        )
+        self.reified_N, self.inner_N, self.unwanted_N = (np.zeros(len(labels), np.bool_) for _ in range(3))
+        self.reified_N[list(self.reifiers)] = True
+        self.inner_N[list(self.inner)] = True
         if self.wanted.skip_blank:
-            self.unwanted = [i for i, label in enumerate(labels) if label.startswith("_:")]
-        reasons = ((i, self.wanted.refuses(label)) for i, label in enumerate(labels))
-        if self.wanted.skip or self.wanted.keep:
-            self.refused = {i: why for i, why in reasons if why}
+            self.unwanted_N[:] = [label.startswith("_:") for label in labels]
         self._spill()
         standing = self.inner | self.reifiers
         self.counts["blank nodes"] -= sum(labels[i].startswith("_:") for i in standing)

@@ -256,13 +256,17 @@ def _zip(file: IO[bytes]) -> IO[bytes]:
     """The file that a ZIP archive has.
 
     Raises:
-        ValueError: when it has none, or several.
+        ValueError: when it has none, or several, or is encrypted.
     """
     archive = zipfile.ZipFile(io.BytesIO(file.read()))
     names = [of.filename for of in archive.infolist() if not of.is_dir()]
+    names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
         raise ValueError(f"the archive has {len(names):,} files; unpack it, and name those to import")
-    return archive.open(names[0])
+    try:
+        return archive.open(names[0])
+    except RuntimeError as error:  # of an encrypted file, or of a compression that is not known
+        raise ValueError(first_line(error)) from None
 
 
 _BOMS = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import os
-from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,29 +48,21 @@ def teaching(facts: pa.Table, most: int, judged: Collection[Labels] = ()) -> Int
     """
     probability = facts.column("probability").to_numpy().astype(np.float64)
     bits: FloatArray = (entr(probability) + entr(1 - probability)) / np.log(2)
-    kinds = facts.column("relation").combine_chunks().dictionary_encode()
-    of_relation = kinds.indices.to_numpy().astype(np.int64)
-    alike = np.bincount(of_relation, bits, minlength=len(kinds.dictionary))
-    worth = bits * np.sqrt(alike[of_relation])
-    before: Counter[tuple[int, str]] = Counter()
-
-    def now(row: int) -> float:
-        ends = enumerate(facts.column(end)[row].as_py() for end in ENDS)
-        return float(worth[row] / np.prod([1 + before[end] for end in ends]))
-
-    best = [(-value, row) for row, value in enumerate(worth.tolist())]
-    heapq.heapify(best)
-    chosen: list[int] = []
-    while best and len(chosen) < most:
-        value, row = heapq.heappop(best)
-        triple = tuple(facts.column(end)[row].as_py() for end in ENDS)
-        if triple in judged:
-            continue
-        if (value_now := -now(row)) > value:  # others were chosen since: it may still be the best
-            heapq.heappush(best, (value_now, row))
-            continue
+    codes = [facts.column(end).combine_chunks().dictionary_encode().indices.to_numpy() for end in ENDS]
+    alike = np.bincount(codes[1], bits)
+    worth = bits * np.sqrt(alike[codes[1]])
+    if judged:
+        triples = zip(*(facts.column(end).to_pylist() for end in ENDS), strict=True)
+        worth[[triple in judged for triple in triples]] = -np.inf
+    divisor, chosen = [np.ones(len(worth)) for _ in ENDS], list[int]()
+    while len(chosen) < most:
+        row = int((worth / np.prod(divisor, axis=0)).argmax())
+        if worth[row] == -np.inf:
+            break
         chosen.append(row)
-        before.update(enumerate(triple))
+        worth[row] = -np.inf
+        for of, code in zip(divisor, codes, strict=True):
+            of[code == code[row]] += 1
     return np.array(chosen, np.int64)
 
 

@@ -38,7 +38,17 @@ from kgmlm.serving import schema
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.new_facts import FactFinder
 from kgmlm.serving.schema import MOST_BYTES
-from kgmlm.serving.session import AddTask, ClassifyTask, ExploreTask, Origin, Own, RankTask, Session, Task
+from kgmlm.serving.session import (
+    AddTask,
+    ClassifyTask,
+    ExploreTask,
+    Origin,
+    Own,
+    RankTask,
+    Session,
+    Task,
+    check_known,
+)
 from kgmlm.serving.updates import AT_WORK, CHANGED, Updates
 from kgmlm.serving.updates import REFUSED as NOT_WRITTEN
 
@@ -336,6 +346,7 @@ class Options:
         window: seconds that the first query of a batch waits for others.
         bound: queries that may wait.
         feedback: where judgments are written; None takes none.
+        updates: whether entities may be added to the run itself.
     """
 
     token: str | None = None
@@ -345,6 +356,7 @@ class Options:
     window: float = 0.005
     bound: int = 1024
     feedback: Path | None = None
+    updates: bool = False
 
 
 class _Gone(Exception):
@@ -470,12 +482,12 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
         return session.origin.standing == "as opened"
 
     facts = FactFinder(session.run, keep, is_current)
-    updates = Updates(session.run.folder.path if keep else None, is_current)
+    updates = Updates(session.run.folder.path if keep and options.updates else None, is_current)
     judging = Judging(options.feedback, session.origin)
     _add_exploring(app, service, facts, judging)
-    _add_reading(app, service, judging)
+    _add_reading(app, service, judging, updates)
     add_judging(app, session, judging)
-    _add_updates(app, updates)
+    _add_updates(app, session, updates)
     add_page(app)
     _add_errors(app)
     app.state.end = service.batcher.end
@@ -526,7 +538,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         return {"labels": labels, "added": len(service.session.added)}
 
 
-def _add_updates(app: FastAPI, updates: Updates) -> None:
+def _add_updates(app: FastAPI, session: Session, updates: Updates) -> None:
     """Add the paths by which entities are added to the run itself."""
 
     @app.post(
@@ -541,6 +553,7 @@ def _add_updates(app: FastAPI, updates: Updates) -> None:
     def update(body: schema.AddRequest) -> Any:
         """Add entities and their triples to the run on disk, as `kgmlm update` does, in a process of its own.
         With `--watch` the service answers by the updated run when it is written."""
+        check_known(session.run.graph, body.entities)
         try:
             return updates.begin(body.entities)
         except PermissionError as error:
@@ -586,7 +599,7 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: J
         return session.near(body, body.answer)
 
 
-def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
+def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Updates) -> None:
     """Add the paths that need no model."""
     session = service.session
 
@@ -660,6 +673,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging) -> None:
             "writable": service.options.writable,
             "folder": session.origin.standing,
             "judging": judging.possible,
+            "updating": updates.run is not None and judging.possible,
             "example": example and example._asdict(),
             "what_if": session.explorer.what_ifs,
             "types": session.explorer.frequent_types,

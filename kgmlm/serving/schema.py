@@ -511,6 +511,7 @@ class InfoResponse(BaseModel):
     )
     writable: bool = Field(description="Whether POST /entities is allowed.")
     judging: bool = Field(description="Whether POST /feedback is allowed.")
+    updating: bool = Field(description="Whether POST /update is allowed.")
     folder: Literal["as opened", "changed", "gone"] = Field(
         description="What has become of the run's folder since it was opened; answers stay as they were."
     )

@@ -369,6 +369,7 @@ def service(
         window,
         queue,
         _feedback(opened, everybody=any_host and token is None and not writable),
+        updates=writable or not any_host,
     )
     return create_app(session, options, _information(opened))
 

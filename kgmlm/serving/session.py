@@ -191,6 +191,16 @@ def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> In
     return np.array(found, np.int64).reshape(-1, 3)
 
 
+def check_known(graph: KnowledgeGraph, entities: Sequence[NewEntity]) -> None:
+    """Refuse new entities whose triples have relations or entities that a graph has not.
+
+    Raises:
+        QueryError: naming the first.
+    """
+    count = len(graph.entities)
+    triples_of(entities, OwnNames(Resolver(graph), table_of(entities), count), count)
+
+
 def query_of(names: Finding, asked: OneSide) -> Query:
     """A query by ids.
 

@@ -18,7 +18,10 @@ from kgmlm.core.errors import RunError
 from kgmlm.core.tables import ENDS
 from kgmlm.serving.schema import NewEntity
 
-REFUSED = "entities are added only where the run is a folder that this service may write"
+REFUSED = (
+    "entities are added to the run only where it is a folder that this service may write; one that other "
+    "machines can ask is started with --writable"
+)
 AT_WORK = "another update is at work; try again when it has ended"
 CHANGED = "the run's folder has changed since it was opened"
 IDLE = 10  # how much other processes go before an update, from 0 to 19

@@ -187,7 +187,7 @@ class _Asked(NamedTuple):
     queries_U2: IntArray
     answers: GroupedAnswers
     weight_U: npt.NDArray[np.float32]
-    sure_T: npt.NDArray[np.float32]
+    sure_T: npt.NDArray[np.float32] | None
     rejected: GroupedAnswers
 
     @classmethod
@@ -198,7 +198,10 @@ class _Asked(NamedTuple):
         counts_U = np.diff(answers.offsets)
         # By the average number of answers, not by a batch's own, so that all triples count alike.
         alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
-        sure_T = graph.answer_confidence(queries[np.repeat(np.arange(len(queries)), counts_U)], answers.ids)
+        sure_T = None
+        if graph.doubts is not None:
+            rows_T = np.repeat(np.arange(len(queries)), counts_U)
+            sure_T = graph.answer_confidence(queries[rows_T], answers.ids)
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
         rejected = graph.rejected_answers(queries)
         return cls(
@@ -222,7 +225,9 @@ class _Asked(NamedTuple):
     def batch(self, chosen: IntArray) -> list[torch.Tensor]:
         """Some queries, their answers, which query each answer is of, and how much it counts."""
         rows_T, places_T = self.answers.places(chosen)
-        weight_T = self.weight_U[chosen][rows_T] * self.sure_T[places_T]
+        weight_T = self.weight_U[chosen][rows_T]
+        if self.sure_T is not None:
+            weight_T = weight_T * self.sure_T[places_T]
         parts = (self.queries_U2[chosen], self.answers.ids[places_T], rows_T, weight_T)
         return [torch.from_numpy(x) for x in parts]
 

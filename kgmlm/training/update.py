@@ -262,7 +262,7 @@ def _begun(
     with files.atomic_folder(new) as folder:
         grown = _written(run, change, folder, device, batch_size, watch, indexed=False)
         text = {key: grown.record[key] for key in OF_TEXT if key in grown.record}
-        grown.update(updating={**of, "text": text})
+        grown.update(updating={**of, "text": text}, shortlist=None)  # until it is indexed again
     return open_folder(new)
 
 
@@ -437,6 +437,8 @@ def _trained_on(
     """
     path, state = grown.path, dict(grown.record["updating"])
     later: list[Stage] = [stage for stage in ("reverse", "trees") if stage in run.tuned.uses]
+    if shortlist_of(run) is not None:
+        later.append("index")  # by which probabilities are fitted
     if _calibration(run) is not None:
         later.append("calibration")
     if "parts" not in state:
@@ -459,15 +461,17 @@ def _trained_on(
                 grown.update(updating={**state, "spent": clock.spent})
         if not parts:
             watch.tell("nothing is trained on: the time is too short for the masked LM")
-            checked = _checked(run, grown, device, batch_size, watch)
+            _index_again(run, path, device, watch)
+            checked = _checked(run, open_folder(path), device, batch_size, watch)
         elif grown.graph.has("valid"):
             last_stages(path, None, AGAIN, clock, watch, used=run.tuned.uses)
             checked = {"chosen": ["weights"], "mrr": _latest(path)}
-            if "calibration" in later:
+            if _calibration(open_folder(path)) is not None:
                 checked["chosen"].append("probabilities")
         else:
             checked = {"chosen": []}
-        _index_again(run, path, device, watch)
+        if shortlist_of(open_folder(path)) is None:
+            _index_again(run, path, device, watch)
     watch.note(", ".join(f"{name} {taken:.0f} s" for name, taken in clock.spent.items() if taken >= 0.5))
     if "text" in parts and (run.path / METRICS).is_file():
         shutil.copy2(run.path / METRICS, path / METRICS)
@@ -486,9 +490,10 @@ def _can_go_on(run: RunFolder, name: str) -> bool:
 
 
 def _latest(path: Path) -> float:
-    """Validation MRR of a run by the last stage that was chosen."""
-    figures = open_folder(path).tuned.by["valid"]
-    return float(list(figures.values())[-1]["mrr"])
+    """Validation MRR of a run by the last stage that was chosen, or of its masked LM alone."""
+    run = open_folder(path)
+    figures = run.tuned.by.get("valid", {})
+    return float([*figures.values()][-1]["mrr"] if figures else run.record["best_valid_mrr"])
 
 
 @contextmanager
@@ -508,7 +513,8 @@ def _part_on(run: RunFolder, name: str, seconds: float | None, device: str | Non
         checkpoint = latest_checkpoint(path)
         ranker = run.text_ranker(device, checkpoint and checkpoint / "model")
         options = {"max_steps": None, "decay": None, "resume": checkpoint is not None, "device": device}
-        train_text(run, ranker, watch, AGAIN, options, seconds)
+        whole = replace(run, settings=run.settings.without_max_steps())
+        train_text(whole, ranker, watch, AGAIN, options, seconds)
         complete_text(path, watch)
         made_ready(path, watch)
         return

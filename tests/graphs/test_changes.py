@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from kgmlm.core.errors import DataError, QueryError
 from kgmlm.graphs.changes import Change, changed
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import Given
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import Doubts, KnowledgeGraph
 
 Rows = list[tuple[str, str, str]]
 
@@ -146,3 +148,21 @@ def test_many_new_entities_are_numbered_in_order(toy: KnowledgeGraph) -> None:
     grown = change(toy, rows).graph
     new = grown.entities.column("label")[len(toy.entities) :]
     assert new == ["town 0", "land 0", "town 1", "town 2", "land 1", "town 3", "town 4", "land 2", "town 5"]
+
+
+def test_what_is_false_leaves_validation_and_test(toy: KnowledgeGraph) -> None:
+    row = toy.labeled(toy.triples("test")[:1])[0]
+    found = change(toy, [], false=[row])
+    assert found.moved == {"test": 1}
+    assert row not in found.graph.labeled(found.graph.triples("test"))
+    twice = replace(found.graph, negatives={"train": np.repeat(found.graph.negatives["train"], 2, 0)})
+    assert not change(twice, [])
+
+
+def test_a_doubtful_triple_is_sure_once_it_is_added(toy: KnowledgeGraph) -> None:
+    train = toy.triples("train")
+    doubted = replace(toy, doubts=Doubts(train[:2], np.array([0.5, 0.5], np.float32)))
+    found = change(doubted, toy.labeled(train[:1]))
+    assert (found.known, found.sure, bool(found)) == (1, 1, True)
+    assert found.graph.confidence(train[:2]).tolist() == [1, 0.5]
+    assert not change(doubted, [])

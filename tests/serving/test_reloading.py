@@ -148,6 +148,23 @@ def test_an_update_that_fails_says_why(run: Path) -> None:
         assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 409
 
 
+def test_an_unknown_relation_or_entity_is_refused(run: Path) -> None:
+    with TestClient(service(run), "http://127.0.0.1") as client:
+        for given in ({"relation": "bordrs", "tail": "france"}, {"relation": "borders", "tail": "frnce"}):
+            entities = [{"name": "Xanadu", "triples": [given]}]
+            assert client.post("/update", json={"entities": entities}).status_code == 422
+    assert len(kgmlm.open_run(run).graph.entities) == len(kgmlm.load_graph("toy").entities)
+
+
+def test_others_update_only_a_writable_service(run: Path) -> None:
+    for writable in (False, True):
+        app = service(run, token="secret", any_host=True, writable=writable)
+        with TestClient(app, "http://127.0.0.1", headers={"Authorization": "Bearer secret"}) as client:
+            assert client.get("/info").json()["updating"] == writable
+            answer = client.post("/update", json={"entities": [{"name": "Xanadu"}]})
+            assert answer.status_code == (202 if writable else 403)
+
+
 def test_a_pack_is_not_updated(run: Path, tmp_path: Path) -> None:
     pack = kgmlm.pack(run, tmp_path / "packed.kgmlm", progress=False)
     with TestClient(service(pack), "http://127.0.0.1") as client:

@@ -25,6 +25,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.prediction.calibration import read_calibration, save_calibration
 from kgmlm.runs.feedback import Judgment, add_judgments
 from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import shortlist_of
 from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
@@ -328,6 +329,28 @@ def test_the_masked_lm_is_trained_on_where_it_fits(run: Path, monkeypatch: pytes
     assert not (run / "checkpoints").exists() or not list((run / "checkpoints").iterdir())
     assert "reverse" in folder.tuned.uses
     assert len(answers(run, "iceland", "capital"))
+
+
+def test_a_text_alone_is_trained_on(toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kgmlm.training.update.text_fits", lambda *_: True)
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    found = kgmlm.update(run, NEW, minutes=0.05, progress=False)
+    assert (found["trained"], found["chosen"]) == (["text"], ["weights"])
+    assert 0 <= found["mrr"] <= 1
+    assert len(answers(run, "iceland", "capital"))
+
+
+def test_a_run_that_ranks_by_its_index_does_so_after_training_on(run: Path) -> None:
+    folder = open_folder(run)
+    folder.update(shortlist={"entities": 20, "of": folder.text_fingerprint})
+    kgmlm.calibrate(run, progress=False)
+    for triples in (NEW, []):
+        found = kgmlm.update(run, triples, minutes=0.05, progress=False)
+        assert found["chosen"] == ["weights", "probabilities"]
+        folder = open_folder(run)
+        assert shortlist_of(folder)
+        assert folder.lists
+        assert answers(run, "france", "borders")["probability"].notna().any()
 
 
 def test_training_on_that_is_interrupted_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

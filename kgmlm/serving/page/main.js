@@ -178,7 +178,7 @@ async function begin() {
   }
   ask.build(info);
   await judge.begin(info.judging).catch(() => {});
-  keep.begin(info.judging);
+  keep.begin(info.updating);
   const { entities, relations, triples } = info.graph;
   const all = Object.values(triples).reduce((a, b) => a + b, 0);
   fill(
