@@ -148,9 +148,10 @@ LISTED = 5  # predicates of what is left out
 
 
 def _formats() -> list[str]:
+    from kgmlm.graphs.layouts import LAYOUTS
     from kgmlm.graphs.statements import READERS
 
-    return list(READERS)
+    return [*READERS, *LAYOUTS]
 
 
 WANTED: Options = {
@@ -176,7 +177,8 @@ def data_import(
         list[Path],
         typer.Argument(
             help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML or a Wikidata JSON dump; .gz, .bz2, "
-            ".xz, .zst and .zip, too.",
+            ".xz, .zst and .zip, too. Or the folder of a benchmark, as KG-BERT, OpenKE, SimKGC or CoDEx have "
+            "it.",
             show_default=False,
         ),
     ],
@@ -193,8 +195,8 @@ def data_import(
         str | None,
         typer.Option(
             autocompletion=_formats,
-            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml or wikidata; by default by the names of "
-            "the files.",
+            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml or wikidata; or kg-bert, openke, simkgc "
+            "or codex; by default by the names of the files.",
             show_default=False,
         ),
     ] = None,

@@ -34,8 +34,9 @@ from kgmlm.core.results import Outcome
 from kgmlm.core.tables import header_columns
 from kgmlm.graphs.attributes import COLUMNS, WORDS
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
-from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_splits
+from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
 from kgmlm.graphs.expressions import CLASSES, NIL, PREDICATES, SUBCLASS, Expressions
+from kgmlm.graphs.layouts import LAYOUTS, layout_of, read_layout
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
 from kgmlm.graphs.statements import (
@@ -516,7 +517,7 @@ def import_graph(
     progress: bool | Watcher | Advance = True,
     **wanted: Unpack[WantedKeywords],
 ) -> Outcome:
-    """Make a dataset folder of RDF files or of a Wikidata JSON dump.
+    """Make a dataset folder of RDF files, of a Wikidata JSON dump, or of another project's benchmark folder.
 
     RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
     are ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
@@ -530,8 +531,8 @@ def import_graph(
     Args:
         inputs: files, read as one graph; ``.gz``, ``.bz2``, ``.xz``, ``.zst`` and ``.zip`` are unpacked.
         output: the folder to write; it is there whole or not at all.
-        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; None goes by
-            their names.
+        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
+            kg-bert, openke, simkgc or codex; None goes by the names of the files.
         language: of names and descriptions, such as "en"; of several the first that an entity has.
         base: what relative IRIs are relative to.
         split: also draw a tenth of the triples each for validation and test, with all triples in memory.
@@ -555,8 +556,10 @@ def import_graph(
     paths = [as_path(path, "an input") for path in several]
     if not paths:
         raise DataError("name at least one file to import")
-    if format is not None and format not in READERS:
-        raise ConfigError(f"there is no format '{format}' (there are: {', '.join(READERS)})")
+    if format is not None and format not in (*READERS, *LAYOUTS):
+        raise ConfigError(f"there is no format '{format}' (there are: {', '.join((*READERS, *LAYOUTS))})")
+    if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
+        return _folder(paths, format, as_path(output, "the output"))
     for path in paths:
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
@@ -592,6 +595,41 @@ def import_graph(
                 watch.tell(message)
             report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
     return Outcome(report)
+
+
+def _folder(paths: Sequence[Path], layout: str | None, target: Path) -> Outcome:
+    """Make a dataset folder of a folder of another project."""
+    if len(paths) != 1 or not paths[0].is_dir():
+        raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
+    kind = layout or layout_of(paths[0])
+    graph = read_layout(paths[0], kind, target.resolve().name)
+    name, found = target.resolve().name, {split: len(of) for split, of in graph.splits.items()}
+    counts = Counts(
+        entities=len(graph.entities), relations=len(graph.relations), unseen=0,
+        train=found["train"], valid=found.get("valid", 0), test=found.get("test", 0),
+    )  # fmt: skip
+    origin, license = f"Imported by kgmlm from a folder as {kind} lays it out.", "that of the original data"
+    write_folder(
+        graph,
+        target,
+        Card(name=name, title=name, description=origin, license=license, citation="", counts=counts),
+    )
+    return Outcome(
+        {
+            "entities": len(graph.entities),
+            "relations": len(graph.relations),
+            "triples": sum(found.values()),
+            "repeated": 0,
+            "entities without a name": graph.entities.unnamed,
+            "relations without a name": sum(r.name == r.label for r in graph.relations),
+            "entities without a description": graph.entities.undescribed,
+            "attributes": 0,
+            "left out": {},
+            "left out by": {},
+            "blank nodes": 0,
+            "splits": found,
+        }
+    )
 
 
 def _bytes(watch: Watcher, total: int, n: int) -> None:
