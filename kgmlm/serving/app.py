@@ -673,7 +673,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
             "writable": service.options.writable,
             "folder": session.origin.standing,
             "judging": judging.possible,
-            "updating": updates.run is not None and judging.possible,
+            "updating": updates.possible,
             "example": example and example._asdict(),
             "what_if": session.explorer.what_ifs,
             "types": session.explorer.frequent_types,

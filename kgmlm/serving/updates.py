@@ -73,6 +73,11 @@ class Updates:
             self._state = {"status": "updating", "why": "", "labels": [e.label or e.name for e in entities]}
             return dict(self._state)
 
+    @property
+    def possible(self) -> bool:
+        """Return whether the run may be updated now, but for an update that is at work."""
+        return self.run is not None and self.is_current()
+
     def state(self) -> Row:
         """How far the latest update is: ``status``, ``why`` it has failed, the ``labels`` that it adds."""
         with self._lock:

@@ -269,16 +269,17 @@ def test_a_run_that_changes_or_vanishes_is_served_as_it_was(
         before = [client.post(path, json=body).json() for path, body in asked]
         before += [client.get(path).json() for path in read]
         said = client.get("/info").json()
-        assert (said["folder"], said["judging"]) == ("as opened", True)
+        assert (said["folder"], said["judging"], said["updating"]) == ("as opened", True, True)
         happens(run, toy_vector_run)
         files = set(tmp_path.rglob("*"))
         for asker in (client, late):
             after = [asker.post(path, json=body) for path, body in asked] + [asker.get(path) for path in read]
             assert [answer.status_code for answer in after] == [200] * 9
             assert [answer.json() for answer in after] == before
-            told_now = {"folder": folder, "judging": status == 201}
+            told_now = {"folder": folder, "judging": status == 201, "updating": False}
             assert asker.get("/info").json() == said | told_now
             assert asker.get("/feedback", params={"entity": "france"}).json() == {"results": []}
+        assert client.post("/update", json={"entities": new}).status_code == 409
         answer = client.post("/feedback", json=JUDGED)
         assert answer.status_code == status, answer.text
         if status == 409:
