@@ -148,10 +148,11 @@ LISTED = 5  # predicates of what is left out
 
 
 def _formats() -> list[str]:
+    from kgmlm.graphs.edges import EDGES
     from kgmlm.graphs.layouts import LAYOUTS
     from kgmlm.graphs.statements import READERS
 
-    return [*READERS, *LAYOUTS]
+    return [*READERS, *LAYOUTS, *EDGES]
 
 
 WANTED: Options = {
@@ -177,8 +178,8 @@ def data_import(
         list[Path],
         typer.Argument(
             help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML or a Wikidata JSON dump; .gz, .bz2, "
-            ".xz, .zst and .zip, too. Or the folder of a benchmark, as KG-BERT, OpenKE, SimKGC or CoDEx have "
-            "it.",
+            ".xz, .zst and .zip, too. Or tables of edges (--columns). Or the folder of a benchmark, as "
+            "KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it.",
             show_default=False,
         ),
     ],
@@ -195,8 +196,9 @@ def data_import(
         str | None,
         typer.Option(
             autocompletion=_formats,
-            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml or wikidata; or kg-bert, openke, simkgc "
-            "or codex; by default by the names of the files.",
+            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml or wikidata; of tables table, hetionet, "
+            "primekg or conceptnet; of folders kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; by "
+            "default by the names of the files.",
             show_default=False,
         ),
     ] = None,
@@ -208,11 +210,25 @@ def data_import(
         typer.Option("--split", help="Also draw a tenth of the triples each for validation and for test."),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of --split.")] = 0,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="The columns of a table that have heads, relations and tails: names in its first line, "
+            "such as source,type,target, or numbers from 1 where it has no such line.",
+            show_default=False,
+        ),
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a table's columns; by default a comma in .csv, else a tab.", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **wanted: Any,
 ) -> None:
-    """Make a dataset folder of RDF files or of a Wikidata dump.
+    """Make a dataset folder of RDF files, a Wikidata dump, tables of edges or a benchmark's folder.
 
     Restrictions of OWL and lists are read as triples. Literals that are neither texts, numbers nor dates are
     counted and left out, and so is what is said of statements. RDF needs pyoxigraph:
@@ -231,6 +247,8 @@ def data_import(
         **{name: value for name, value in wanted.items() if value},
         split=split,
         seed=seed,
+        columns=None if columns is None else columns.split(","),
+        separator=separator,
         progress=Bars(quiet),
     )
     if as_json:

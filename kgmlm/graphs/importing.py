@@ -35,7 +35,9 @@ from kgmlm.core.tables import header_columns
 from kgmlm.graphs.attributes import COLUMNS, WORDS
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
+from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
 from kgmlm.graphs.expressions import CLASSES, NIL, PREDICATES, SUBCLASS, Expressions
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.layouts import LAYOUTS, layout_of, read_layout
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
@@ -514,10 +516,12 @@ def import_graph(
     base: str | None = None,
     split: bool = False,
     seed: int = 0,
+    columns: Sequence[str] | None = None,
+    separator: str | None = None,
     progress: bool | Watcher | Advance = True,
     **wanted: Unpack[WantedKeywords],
 ) -> Outcome:
-    """Make a dataset folder of RDF files, of a Wikidata JSON dump, or of another project's benchmark folder.
+    """Make a dataset folder of RDF files, a Wikidata JSON dump, a table or a folder of another project.
 
     RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
     are ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
@@ -532,10 +536,14 @@ def import_graph(
         inputs: files, read as one graph; ``.gz``, ``.bz2``, ``.xz``, ``.zst`` and ``.zip`` are unpacked.
         output: the folder to write; it is there whole or not at all.
         format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
-            kg-bert, openke, simkgc or codex; None goes by the names of the files.
+            kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
+            conceptnet. None goes by the names of the files.
         language: of names and descriptions, such as "en"; of several the first that an entity has.
         base: what relative IRIs are relative to.
         split: also draw a tenth of the triples each for validation and test, with all triples in memory.
+        columns: of heads, relations and tails in a table: names in its first line, or numbers from 1 where it
+            has no such line. The format is a table then.
+        separator: of a table; by default a comma in ``.csv``, else a tab.
         wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
             relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
             that are entities.
@@ -545,7 +553,7 @@ def import_graph(
 
     Raises:
         DataError: when a file is cut off, damaged or of another format, or no triple is found.
-        ConfigError: when there is no such format.
+        ConfigError: when there is no such format, or the columns are not three.
 
     Example:
         >>> kgmlm.import_graph("dump.nt.gz", "mygraph", split=True)  # doctest: +SKIP
@@ -556,8 +564,13 @@ def import_graph(
     paths = [as_path(path, "an input") for path in several]
     if not paths:
         raise DataError("name at least one file to import")
-    if format is not None and format not in (*READERS, *LAYOUTS):
-        raise ConfigError(f"there is no format '{format}' (there are: {', '.join((*READERS, *LAYOUTS))})")
+    if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES)):
+        raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
+    if columns is not None or separator is not None:
+        if format not in (None, "table"):
+            raise ConfigError(f"columns and separators are those of a table, not of {format}")
+        format = "table"
+    named, separator = checked_columns(columns, separator)
     if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
         return _folder(paths, format, as_path(output, "the output"))
     for path in paths:
@@ -567,6 +580,16 @@ def import_graph(
     target = as_path(output, "the output")
     files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
+    languages = [language] if isinstance(language, str) else list(language)
+    if format is not None and format in EDGES:
+        with watcher_of(progress) as watch:
+            given = Given(paths, named, separator, languages, partial(_bytes, watch, total))
+            graph, repeated, left_out = read_edges(format, given, target.resolve().name)
+            if split:
+                graph = split_random(graph, seed=seed)
+            return _written(
+                graph, target, f"{', '.join(p.name for p in paths)}, read as {format}", repeated, left_out
+            )
     with watcher_of(progress) as watch, files.new_folder(target) as folder:
         chosen = Wanted(
             tuple(wanted.get("name_predicates", ())),
@@ -575,7 +598,7 @@ def import_graph(
             frozenset(wanted.get("keep_only", ())),
             wanted.get("skip_blank", False),
         )
-        importer = Importer(folder, [language] if isinstance(language, str) else language, chosen)
+        importer = Importer(folder, languages, chosen)
         tell = partial(_bytes, watch, total)
         for path in paths:
             read_statements(path, importer, format, base, tell)
@@ -603,12 +626,23 @@ def _folder(paths: Sequence[Path], layout: str | None, target: Path) -> Outcome:
         raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
     kind = layout or layout_of(paths[0])
     graph = read_layout(paths[0], kind, target.resolve().name)
+    return _written(graph, target, f"a folder as {kind} lays it out")
+
+
+def _written(
+    graph: KnowledgeGraph,
+    target: Path,
+    source: str,
+    repeated: int = 0,
+    left_out: Mapping[str, int] | None = None,
+) -> Outcome:
+    """Write a graph as a dataset folder; returns what was read, as :func:`import_graph` does."""
     name, found = target.resolve().name, {split: len(of) for split, of in graph.splits.items()}
     counts = Counts(
         entities=len(graph.entities), relations=len(graph.relations), unseen=0,
         train=found["train"], valid=found.get("valid", 0), test=found.get("test", 0),
     )  # fmt: skip
-    origin, license = f"Imported by kgmlm from a folder as {kind} lays it out.", "that of the original data"
+    origin, license = f"Imported by kgmlm from {source}.", "that of the original data"
     write_folder(
         graph,
         target,
@@ -619,12 +653,12 @@ def _folder(paths: Sequence[Path], layout: str | None, target: Path) -> Outcome:
             "entities": len(graph.entities),
             "relations": len(graph.relations),
             "triples": sum(found.values()),
-            "repeated": 0,
+            "repeated": repeated,
             "entities without a name": graph.entities.unnamed,
             "relations without a name": sum(r.name == r.label for r in graph.relations),
             "entities without a description": graph.entities.undescribed,
             "attributes": 0,
-            "left out": {},
+            "left out": dict(left_out or {}),
             "left out by": {},
             "blank nodes": 0,
             "splits": found,

@@ -136,13 +136,60 @@ def codex(folder: Path) -> Read:
     return splits, false, texts
 
 
+def dgl_ke(folder: Path) -> Read:
+    """DGL-KE's: ``entities.dict`` and ``relations.dict`` (or ``.tsv``) of numbers and labels, and triples of
+    labels or of these numbers in ``train.txt`` (or ``.tsv``) and so on."""
+
+    def table(stem: str, *suffixes: str) -> list[list[str]]:
+        path = next(
+            (x for s in suffixes if (x := folder / f"{stem}{s}").is_file()), folder / f"{stem}{suffixes[0]}"
+        )
+        return [line.split("\t") for line in path.read_text("utf-8").splitlines()]
+
+    entities, relations = (dict(table(of, ".dict", ".tsv")) for of in ("entities", "relations"))
+    splits = dict[str, pa.Table]()
+    for split in ("train", "valid", "test"):
+        if any((folder / f"{split}{suffix}").is_file() for suffix in (".txt", ".tsv")):
+            rows = [(h, r, t) for h, r, t, *_ in table(split, ".txt", ".tsv")]
+            if all(h in entities and r in relations and t in entities for h, r, t in rows):
+                rows = [(entities[h], relations[r], entities[t]) for h, r, t in rows]
+            splits[split] = triples_of(rows)
+    return splits, {}, TextColumns()
+
+
+def openbiolink(folder: Path) -> Read:
+    """OpenBioLink's: ``train_sample.csv``, ``val_sample.csv``, ``test_sample.csv``, the false triples in
+    ``negative_train_sample.csv`` and so on, and types in ``train_val_nodes.csv`` and ``test_nodes.csv``."""
+
+    def rows(path: Path, count: int) -> list[list[str]]:
+        return [line.split("\t")[:count] for line in path.read_text("utf-8").splitlines()]
+
+    splits, false, texts = dict[str, pa.Table](), dict[str, pa.Table](), TextColumns()
+    for split, stem in (("train", "train"), ("valid", "val"), ("test", "test")):
+        for of, name in ((splits, f"{stem}_sample.csv"), (false, f"negative_{stem}_sample.csv")):
+            if (path := folder / name).is_file():
+                of[split] = triples_of((h, r, t) for h, r, t in rows(path, 3))
+    for name in ("train_val_nodes.csv", "train_nodes.csv", "test_nodes.csv"):
+        if (path := folder / name).is_file():
+            texts.types |= dict(rows(path, 2))
+    return splits, false, texts
+
+
 LAYOUTS: dict[str, Callable[[Path], Read]] = {
     "kg-bert": kg_bert,
     "openke": openke,
     "simkgc": simkgc,
     "codex": codex,
+    "dgl-ke": dgl_ke,
+    "openbiolink": openbiolink,
 }
-SIGNS = {"entity2text.txt": "kg-bert", "entity2id.txt": "openke", "train.txt.json": "simkgc"}
+SIGNS = {
+    "entity2text.txt": "kg-bert",
+    "entity2id.txt": "openke",
+    "train.txt.json": "simkgc",
+    "entities.dict": "dgl-ke",
+    "train_sample.csv": "openbiolink",
+}
 
 
 def layout_of(folder: Path) -> str:

@@ -14,6 +14,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, cast
 from urllib.parse import quote
@@ -159,7 +160,7 @@ def format_of(path: Path) -> str:
     if not last or last[0] not in SUFFIXES:
         raise DataError(
             f"{path}: its name does not say its format ({', '.join(SUFFIXES)}; with .gz, .bz2, .xz, too); "
-            f"--format names one of {', '.join(READERS)}"
+            f"--format names one of {', '.join(READERS)}; --columns reads a table"
         )
     return SUFFIXES[last[0]]
 
@@ -374,17 +375,30 @@ def read_statements(
         DataError: naming the file, when it is cut off, damaged or of another format.
     """
     asked = kind or format_of(path)
+    with unpacked(path, advance) as file:
+        head = file.peek(_HEAD)[:_HEAD]
+        try:
+            text = io.BufferedReader(_Utf8(cast("IO[bytes]", file), asked == "rdfxml"), 1 << 16)
+            READERS[asked](cast("IO[bytes]", text), path, told, base)
+        except DataError as error:
+            raise DataError(f"{error}{_hint(head, asked)}") from None
+
+
+@contextmanager
+def unpacked(path: Path, advance: Advance = lambda n: None) -> Iterator[io.BufferedReader]:
+    """Open a file that may be packed, for reading.
+
+    Args:
+        advance: told how many bytes of the file were read.
+
+    Raises:
+        DataError: naming the file, when it or its packing cannot be read.
+    """
     try:
         with path.open("rb") as raw:
-            unpacked = io.BufferedReader(_Unpacked(_Counted(raw, advance), path), 1 << 16)
-            head = unpacked.peek(_HEAD)[:_HEAD]
-            try:
-                text = io.BufferedReader(_Utf8(cast("IO[bytes]", unpacked), asked == "rdfxml"), 1 << 16)
-                READERS[asked](cast("IO[bytes]", text), path, told, base)
-            except DataError as error:
-                raise DataError(f"{error}{_hint(head, asked)}") from None
-            except ValueError as error:
-                raise DataError(f"{path} cannot be read: {error}") from None
+            yield io.BufferedReader(_Unpacked(_Counted(raw, advance), path), 1 << 16)
+    except DataError:
+        raise
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is cut off or damaged: {error}") from None
     except ValueError as error:

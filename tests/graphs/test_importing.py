@@ -215,7 +215,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli: Cli, tmp_path: Path) 
     for arguments, word in (
         (("missing.nt",), "no file missing.nt"),
         (("wrong.nq", "--format", "n4"), "no format 'n4'"),
-        ((tmp_path / "new",), "no file"),
+        ((tmp_path / "new",), "laid out as none"),
         (("empty.nt", "--output", tmp_path), "not empty"),
     ):
         refused(cli("data", "import", "--output", tmp_path / "g", *arguments, "-q", cwd=tmp_path), word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.graphs.datasets import read_folder
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.layouts import LAYOUTS
 
 KG_BERT = {
     "train.tsv": "Q1\tcapital\tQ2\nQ3\tcapital\tQ4\n",
@@ -58,6 +60,27 @@ CODEX = {
     "types/entity2types.json": {"Q183": ["Q6256", "Q1"]},
     "types/en/types.json": {"Q6256": {"label": "country"}, "Q1": {}},
 }  # fmt: skip
+DGL_KE = {
+    "entities.dict": "0\t/m/027rn\n1\t/m/06cx9\n",
+    "relations.dict": "0\t/location/capital\n",
+    "train.txt": "/m/027rn\t/location/capital\t/m/06cx9\n",
+    "valid.tsv": "1\t0\t0\n",
+}
+OPENBIOLINK = {
+    "train_sample.csv": "GENE:345\tGENE_PHENOTYPE\tHP:0002155\t?\tTP\tHPO\n",
+    "val_sample.csv": "GENE:345\tGENE_GENE\tGENE:2\t900\tTP\tSTRING\n",
+    "negative_val_sample.csv": "GENE:2\tGENE_PHENOTYPE\tHP:0002155\t?\tTN\tHPO\n",
+    "train_val_nodes.csv": "GENE:345\tGENE\nHP:0002155\tPHENOTYPE\nGENE:2\tGENE\n",
+}
+REGISTRY = LAYOUTS
+SAMPLES: dict[str, dict[str, Any]] = {
+    "kg-bert": KG_BERT,
+    "openke": OPENKE,
+    "simkgc": SIMKGC,
+    "codex": CODEX,
+    "dgl-ke": DGL_KE,
+    "openbiolink": OPENBIOLINK,
+}
 
 
 def laid(folder: Path, files: Mapping[str, Any]) -> Path:
@@ -129,6 +152,21 @@ def test_codex(layout: str | None, tmp_path: Path) -> None:
     assert graph.relations[graph.relations.index["P27"]].name == "country of citizenship"
 
 
+@pytest.mark.parametrize("layout", ["dgl-ke", None])
+def test_dgl_ke(layout: str | None, tmp_path: Path) -> None:
+    graph = imported(laid(tmp_path / "in", DGL_KE), tmp_path / "out", format=layout)
+    assert graph.labeled(graph.triples("train")) == [("/m/027rn", "/location/capital", "/m/06cx9")]
+    assert graph.labeled(graph.triples("valid")) == [("/m/06cx9", "/location/capital", "/m/027rn")]
+
+
+@pytest.mark.parametrize("layout", ["openbiolink", None])
+def test_openbiolink(layout: str | None, tmp_path: Path) -> None:
+    graph = imported(laid(tmp_path / "in", OPENBIOLINK), tmp_path / "out", format=layout)
+    assert graph.labeled(graph.triples("valid")) == [("GENE:345", "GENE_GENE", "GENE:2")]
+    assert graph.labeled(graph.negatives["valid"]) == [("GENE:2", "GENE_PHENOTYPE", "HP:0002155")]
+    assert (graph.entities.types or [])[graph.entities.find("HP:0002155") or 0] == ("PHENOTYPE",)
+
+
 @pytest.mark.parametrize(
     ("files", "layout", "said"),
     [
@@ -139,6 +177,8 @@ def test_codex(layout: str | None, tmp_path: Path) -> None:
         ({**OPENKE, "entity2id.txt": "1\na\tb\n"}, "openke", "is not laid out as openke"),
         ({"train.txt.json": "[{"}, "simkgc", "cut off or not JSON"),
         ({"train.txt.json": [{"head": 1}]}, "simkgc", "is not laid out as simkgc"),
+        ({**DGL_KE, "train.txt": "a\tb\n"}, "dgl-ke", "is not laid out as dgl-ke"),
+        ({"train_sample.csv": "a,b,c\n"}, None, "is not laid out as openbiolink"),
         ({"entity2text.txt": "a\tb\n"}, "kg-bert", "it has no training triples"),
     ],
 )
@@ -148,6 +188,18 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused(
     with pytest.raises(DataError, match=said):
         kgmlm.import_graph(laid(tmp_path / "in", files), tmp_path / "out", format=layout, progress=False)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_whose_files_are_cut_off_is_read_or_refused(layout: str, tmp_path: Path) -> None:
+    for at, name in enumerate(SAMPLES[layout]):
+        folder = laid(tmp_path / f"{at}", SAMPLES[layout])
+        whole = (folder / name).read_bytes()
+        for cut in range(0, len(whole), 7):
+            (folder / name).write_bytes(whole[:cut])
+            given = folder / "triples" / "codex-s" if layout == "codex" else folder
+            with contextlib.suppress(DataError):
+                imported(given, tmp_path / f"{at}-{cut}", format=layout)
 
 
 def test_the_command(cli: Cli, tmp_path: Path) -> None:

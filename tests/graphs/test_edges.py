@@ -1,0 +1,199 @@
+"""Tables of edges, any and those that projects publish."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Cli, refused
+
+import kgmlm
+from kgmlm.core.errors import ConfigError, DataError
+from kgmlm.graphs.datasets import read_folder
+from kgmlm.graphs.edges import EDGES as FORMATS
+from kgmlm.graphs.graph import KnowledgeGraph
+
+NODES = "id\tname\tkind\nGene::9021\tSOCS3\tGene\nCompound::DB1\tLepirudin\tCompound\nGene::2\tA2M\tGene\n"
+EDGES = (
+    "source\tmetaedge\ttarget\nCompound::DB1\tCbG\tGene::9021\n"
+    "Gene::9021\tGiG\tGene::2\nGene::9021\tGiG\tGene::2\n"
+)
+METAEDGES = "metaedge\tabbreviation\tedges\nCompound - binds - Gene\tCbG\t11571\n"
+PRIMEKG = (
+    "relation,display_relation,x_index,x_id,x_type,x_name,x_source,y_index,y_id,y_type,y_name,y_source\n"
+    "protein_protein,ppi,0,9796,gene/protein,PHYHIP,NCBI,8889,56992,gene/protein,KIF15,NCBI\n"
+    'drug_protein,target,1,DB1,drug,"Acid, folic",DrugBank,0,9796,gene/protein,PHYHIP,NCBI\n'
+    "protein_protein,ppi,8889,56992,gene/protein,KIF15,NCBI,0,9796,gene/protein,PHYHIP,NCBI\n"
+    'drug_protein,target,0,9796,gene/protein,PHYHIP,NCBI,1,DB1,drug,"Acid, folic",DrugBank\n'
+)
+CONCEPTNET = (
+    '/a/[w]\t/r/IsA\t/c/en/land_reform/n/wn/act\t/c/en/reform\t{"weight": 1.0}\n'
+    '/a/[x]\t/r/Synonym\t/c/en/reform/n\t/c/fr/r\u00e9forme\t{"weight": 1.0}\n'
+    '/a/[y]\t/r/ExternalURL\t/c/en/reform\thttp://example.org/reform\t{"weight": 1.0}\n'
+)  # fmt: skip
+REGISTRY = FORMATS
+SAMPLES = {"table": "a\tr\tb\n" * 2, "hetionet": EDGES, "primekg": PRIMEKG, "conceptnet": CONCEPTNET}
+
+
+def imported(
+    tmp_path: Path, *files: tuple[str, str], **options: Any
+) -> tuple[KnowledgeGraph, dict[str, Any]]:
+    paths = []
+    for name, text in files:
+        (path := tmp_path / name).write_bytes(
+            gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+        )
+        paths.append(path)
+    report = kgmlm.import_graph(paths, tmp_path / "out", progress=False, **options)
+    return read_folder(tmp_path / "out"), dict(report)
+
+
+def labeled(graph: KnowledgeGraph) -> set[tuple[str, str, str]]:
+    return set(graph.labeled(graph.triples("train")))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        (
+            "a.tsv",
+            "source\tw\ttype\ttarget\na\t1\tr\tb c\nb c\t2\tr\t\u00e9\n",
+            {"columns": "source,type,target"},
+        ),
+        (
+            "a.csv",
+            'target,"type, of",source\n"b c",r,a\n\u00e9,r,b c\n',
+            {"columns": "source|type, of|target"},
+        ),
+        (
+            "a.csv.gz",
+            "\ufefftarget,type,source\r\nb c,r,a\r\n\u00e9,r,b c\r\n",
+            {"columns": "source,type,target"},
+        ),
+        ("a.txt", "a|b c|r\nb c|\u00e9|r\n", {"columns": "1,3,2", "separator": "|"}),
+        ("a.dat", "a\tr\tb c\nb c\tr\t\u00e9\n", {"separator": r"\t"}),
+        ("a.tsv", "a\tr\tb c\nb c\tr\t\u00e9\na\tr\tb c\n", {"format": "table"}),
+        ("a.tsv", "h\tr\tt\na\tr\tb c\n\tr\tx\nb c\tr\t\u00e9\n", {"columns": "h,r,t"}),
+    ],
+)
+def test_tables(name: str, text: str, options: dict[str, Any], tmp_path: Path) -> None:
+    if "columns" in options:
+        options["columns"] = options["columns"].split("|" if "|" in options["columns"] else ",")
+    graph, report = imported(tmp_path, (name, text), **options)
+    assert labeled(graph) == {("a", "r", "b c"), ("b c", "r", "\u00e9")}
+    assert report["triples"] == 2
+    assert report["repeated"] == (text.count("a\tr\tb c") == 2)
+    assert report["left out"] == ({"rows with an empty cell": 1} if "\n\tr\tx" in text else {})
+
+
+def test_quotes_in_tsv_are_characters(tmp_path: Path) -> None:
+    graph, _ = imported(tmp_path, ("a.tsv", 'a "b\tr\tc\nNA\tr\t"\n'), columns=["1", "2", "3"])
+    assert labeled(graph) == {('a "b', "r", "c"), ("NA", "r", '"')}
+
+
+def test_a_split_of_a_table(tmp_path: Path) -> None:
+    rows = "".join(f"e{i}\tr\te{j}\n" for i in range(12) for j in range(12) if i != j)
+    graph, report = imported(tmp_path, ("a.tsv", rows), format="table", split=True)
+    assert report["splits"] == {s: len(x) for s, x in graph.splits.items()}
+    assert len(graph.splits["test"]) == 13
+    assert sum(report["splits"].values()) == report["triples"] == 132
+
+
+def test_hetionet(tmp_path: Path) -> None:
+    files = (("nodes.tsv", NODES), ("edges.sif.gz", EDGES), ("metaedges.tsv", METAEDGES))
+    graph, report = imported(tmp_path, *files, format="hetionet")
+    assert labeled(graph) == {("Compound::DB1", "CbG", "Gene::9021"), ("Gene::9021", "GiG", "Gene::2")}
+    gene = graph.entities.find("Gene::9021") or 0
+    assert graph.entities[gene].name == "SOCS3"
+    assert (graph.entities.types or [])[gene] == ("Gene",)
+    assert graph.relations[graph.relations.index["CbG"]].name == "binds"
+    assert report["repeated"] == 1
+
+
+def test_primekg_keeps_one_direction_of_each_edge(tmp_path: Path) -> None:
+    graph, report = imported(tmp_path, ("kg.csv", PRIMEKG), format="primekg")
+    assert labeled(graph) == {
+        ("NCBI:9796", "protein_protein", "NCBI:56992"),
+        ("DrugBank:DB1", "drug_protein", "NCBI:9796"),
+    }
+    assert graph.entities[graph.entities.find("DrugBank:DB1") or 0].name == "Acid, folic"
+    assert graph.relations[graph.relations.index["drug_protein"]].name == "drug protein"
+    assert report["left out"] == {"edges in the other direction": 2}
+
+
+@pytest.mark.parametrize(("language", "count"), [("en", 1), (["en", "fr"], 2)])
+def test_conceptnet(language: str | list[str], count: int, tmp_path: Path) -> None:
+    graph, report = imported(
+        tmp_path, ("assertions.csv.gz", CONCEPTNET), format="conceptnet", language=language
+    )
+    assert ("/c/en/land_reform", "/r/IsA", "/c/en/reform") in labeled(graph)
+    assert graph.entities[graph.entities.find("/c/en/land_reform") or 0].name == "land reform"
+    assert graph.relations[graph.relations.index["/r/IsA"]].name == "is a"
+    assert (report["triples"], sum(report["left out"].values())) == (count, 3 - count)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("a\tb\tc\n", {"columns": ["x", "b", "c"]}, "has no column 'x', but the columns a, b, c"),
+        ("a\tb\tc\n", {"columns": ["1", "2", "4"]}, "has no column '4', but 3 columns"),
+        ("a\tb\tc\n", {"columns": ["a", "b", "c"]}, "there is no triple"),
+        ("", {"columns": ["1", "2", "3"]}, "has no column"),
+        ("a\tb\tc\na\tb\n", {"columns": ["1", "2", "3"]}, "Expected 3 columns, got 2"),
+        ("a\tb\tc\n", {"format": "hetionet"}, "is not Hetionet's"),
+        ("a\tb\tc\n", {"format": "primekg"}, "has no column 'relation'"),
+        ("a\tb\n", {"format": "conceptnet"}, "has no column '3'"),
+        ("\t\t\n", {"columns": ["1", "2", "3"]}, "there is no triple"),
+    ],
+)
+def test_other_tables_are_refused(text: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said):
+        imported(
+            tmp_path,
+            ("a.tsv", text + ("d\te\tf\n" if options.get("format") == "hetionet" else "")),
+            **options,
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_bytes_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "a.tsv").write_bytes(b"a\tr\t\xff\n")
+    with pytest.raises(DataError, match=r"a\.tsv cannot be read"):
+        kgmlm.import_graph(path, tmp_path / "out", format="table", progress=False)
+    (path := tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"a\tr\tb\n" * 9999)[:-20])
+    with pytest.raises(DataError, match="cut off or damaged"):
+        kgmlm.import_graph(path, tmp_path / "out", format="table", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"columns": ["a", "b"]}, "columns are three"),
+        ({"columns": ["a", "2", "3"]}, "three names of a header, or three numbers"),
+        ({"separator": "||"}, "one character"),
+        ({"separator": "|", "format": "primekg"}, "those of a table"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        imported(tmp_path, ("a.tsv", "a\tb\tc\n"), **options)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_is_cut_off_is_read_or_refused(format: str, tmp_path: Path) -> None:
+    whole = SAMPLES[format].encode()
+    for cut in range(0, len(whole), 11):
+        (path := tmp_path / "a.tsv").write_bytes(whole[:cut])
+        with contextlib.suppress(DataError):
+            kgmlm.import_graph(path, tmp_path / f"{cut}", format=format, progress=False)
+            assert len(read_folder(tmp_path / f"{cut}").triples("train"))
+
+
+def test_the_command(cli: Cli, tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_text("from,how,to\nparis,capital of,france\n")
+    done = cli("data", "import", path, "--columns", "from, how, to", "--output", tmp_path / "out", "-q")
+    assert "1 triple of 2 entities and 1 relation" in done.stdout
+    refused(cli("data", "import", path, "--output", tmp_path / "x"), "--columns reads a table")
