@@ -275,5 +275,5 @@ def data_import(
         more = f", and {len(by) - LISTED:,} more" if len(by) > LISTED else ""
         listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
         print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))
-    if not split:
+    if not {"valid", "test"} <= report.get("splits", {}).keys():
         tell(f"`kgmlm data split {output} --random --output FOLDER` draws triples for validation and test")

@@ -269,7 +269,7 @@ def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
 
 
 def _hint(label: str) -> str:
-    """How a fourth column is read that has no labels of truth."""
+    """Advice on a fourth column without labels of truth, as the end of a sentence."""
     try:
         number = float(label)
     except ValueError:

@@ -540,7 +540,8 @@ def import_graph(
             conceptnet. None goes by the names of the files.
         language: of names and descriptions, such as "en"; of several the first that an entity has.
         base: what relative IRIs are relative to.
-        split: also draw a tenth of the triples each for validation and test, with all triples in memory.
+        split: also draw a tenth of the triples each for validation and test, with all triples in memory; of a
+            folder, the splits that it has not.
         columns: of heads, relations and tails in a table: names in its first line, or numbers from 1 where it
             has no such line. The format is a table then.
         separator: of a table; by default a comma in ``.csv``, else a tab.
@@ -572,7 +573,8 @@ def import_graph(
         format = "table"
     named, separator = checked_columns(columns, separator)
     if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
-        return _folder(paths, format, as_path(output, "the output"))
+        with watcher_of(progress) as watch:
+            return _folder(paths, format, as_path(output, "the output"), seed if split else None, watch)
     for path in paths:
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
@@ -585,11 +587,8 @@ def import_graph(
         with watcher_of(progress) as watch:
             given = Given(paths, named, separator, languages, partial(_bytes, watch, total))
             graph, repeated, left_out = read_edges(format, given, target.resolve().name)
-            if split:
-                graph = split_random(graph, seed=seed)
-            return _written(
-                graph, target, f"{', '.join(p.name for p in paths)}, read as {format}", repeated, left_out
-            )
+            source = f"{', '.join(path.name for path in paths)}, read as {format}"
+            return _written(graph, target, source, seed if split else None, watch, repeated, left_out)
     with watcher_of(progress) as watch, files.new_folder(target) as folder:
         chosen = Wanted(
             tuple(wanted.get("name_predicates", ())),
@@ -620,33 +619,47 @@ def import_graph(
     return Outcome(report)
 
 
-def _folder(paths: Sequence[Path], layout: str | None, target: Path) -> Outcome:
+def _folder(
+    paths: Sequence[Path], layout: str | None, target: Path, seed: int | None, watch: Watcher
+) -> Outcome:
     """Make a dataset folder of a folder of another project."""
     if len(paths) != 1 or not paths[0].is_dir():
         raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
     kind = layout or layout_of(paths[0])
     graph = read_layout(paths[0], kind, target.resolve().name)
-    return _written(graph, target, f"a folder as {kind} lays it out")
+    return _written(graph, target, f"a folder as {kind} lays it out", seed, watch)
 
 
 def _written(
     graph: KnowledgeGraph,
     target: Path,
     source: str,
+    seed: int | None,
+    watch: Watcher,
     repeated: int = 0,
     left_out: Mapping[str, int] | None = None,
 ) -> Outcome:
-    """Write a graph as a dataset folder; returns what was read, as :func:`import_graph` does."""
-    name, found = target.resolve().name, {split: len(of) for split, of in graph.splits.items()}
+    """Write a graph as a dataset folder; returns what was read, as :func:`import_graph` does.
+
+    Args:
+        source: what it was imported from.
+        seed: of the splits to draw that it has not; None draws none.
+    """
+    name, how = target.resolve().name, ""
+    if seed is not None and (missing := [split for split in ("valid", "test") if split not in graph.splits]):
+        graph, how = split_random(graph, seed=seed), f", split at random with seed {seed}"
+        for message in split_notes(graph, missing, {"valid": None}):
+            watch.tell(message)
+    found = {split: len(of) for split, of in graph.splits.items()}
     counts = Counts(
-        entities=len(graph.entities), relations=len(graph.relations), unseen=0,
+        entities=len(graph.entities), relations=len(graph.relations), unseen=int((~graph.seen_N).sum()),
         train=found["train"], valid=found.get("valid", 0), test=found.get("test", 0),
     )  # fmt: skip
-    origin, license = f"Imported by kgmlm from {source}.", "that of the original data"
+    origin, license = f"Imported by kgmlm from {source}{how}.", "that of the original data"
     write_folder(
         graph,
         target,
-        Card(name=name, title=name, description=origin, license=license, citation="", counts=counts),
+        Card(name=name, title=name + how, description=origin, license=license, citation="", counts=counts),
     )
     return Outcome(
         {

@@ -561,7 +561,7 @@ def _add_updates(app: FastAPI, session: Session, updates: Updates) -> None:
 
     @app.get("/update", response_model=schema.UpdateResponse)
     def updated() -> Any:
-        """How far the update is that this process began last."""
+        """The state of the latest update that this process has begun."""
         return updates.state()
 
 

@@ -163,7 +163,7 @@ class AddRequest(Body):
 
 
 class UpdateResponse(BaseModel):
-    """How far an update of the run is."""
+    """The state of an update of the run."""
 
     status: Literal["none", "updating", "updated", "failed"] = Field(
         description="none: this process has begun no update."

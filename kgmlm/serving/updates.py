@@ -79,7 +79,7 @@ class Updates:
         return self.run is not None and self.is_current()
 
     def state(self) -> Row:
-        """How far the latest update is: ``status``, ``why`` it has failed, the ``labels`` that it adds."""
+        """The latest update: its ``status``, ``why`` it has failed, the ``labels`` that it adds."""
         with self._lock:
             return dict(self._look())
 

@@ -13,6 +13,7 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
+from kgmlm.graphs.cards import folder_card
 from kgmlm.graphs.datasets import read_folder
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.layouts import LAYOUTS
@@ -212,3 +213,19 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="there is no format"):
         kgmlm.import_graph(folder, tmp_path / "y", format="pykg2vec", progress=False)
+
+
+def test_entities_that_training_lacks_are_counted_and_missing_splits_drawn(cli: Cli, tmp_path: Path) -> None:
+    files = {**KG_BERT, "dev.tsv": "Q5\tborders\tQ1\n"}
+    imported(laid(tmp_path / "unseen", files), tmp_path / "out")
+    card = folder_card(tmp_path / "out")
+    assert card is not None
+    assert card.counts.unseen == 1
+    assert kgmlm.load_graph(tmp_path / "out").splits.keys() == {"train", "valid", "test"}
+    del files["dev.tsv"], files["test.tsv"]
+    files["train.tsv"] = "".join(f"Q{i}\tr\tQ{j}\n" for i in range(9) for j in range(9) if i != j)
+    done = cli("data", "import", laid(tmp_path / "train", files), "--split", "--output", tmp_path / "drawn")
+    assert "data split" not in done.stderr
+    assert {s: len(x) for s, x in read_folder(tmp_path / "drawn").splits.items()} == {
+        "train": 58, "valid": 7, "test": 7,
+    }  # fmt: skip

@@ -254,9 +254,7 @@ class RankingLosses(ABC):
     def _weights(
         self, rows: IntArray, columns: Columns, log_weight_BM: FloatArray | None = None
     ) -> torch.Tensor | None:
-        """How many entities each candidate stands for: one that was rejected for many; None where all do for
-        one.
-        """
+        """Weights of candidates: a rejected one counts as several; None where each counts once."""
         at, column = columns.answers(self.rejected, rows)
         if not len(at) and log_weight_BM is None:
             return None
