@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
 from kgmlm.core.errors import ConfigError, DataError
-from kgmlm.core.tables import ENDS, triples_of
+from kgmlm.core.tables import ENDS, separator_of, triples_of
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.statements import Advance, unpacked
 
@@ -92,18 +92,11 @@ def _batches(path: Path, given: Given, columns: Sequence[str] | None, separator:
             yield pa.Table.from_batches([batch])
 
 
-def _separator(path: Path, given: Given) -> str:
-    """The separator of a file: as given, or a comma in ``.csv``, else a tab."""
-    if given.separator is not None:
-        return given.separator
-    return "," if ".csv" in [suffix.casefold() for suffix in path.suffixes] else "\t"
-
-
 def table(given: Given) -> Edges:
     """Any table: the columns of heads, relations and tails are named; without a header, numbered."""
     found = Edges([], TextColumns(), {})
     for path in given.paths:
-        for rows in _batches(path, given, given.columns, _separator(path, given)):
+        for rows in _batches(path, given, given.columns, given.separator or separator_of(path)):
             found.add(*(rows[column] for column in given.columns))
     return found
 

@@ -47,10 +47,8 @@ from kgmlm.serving.session import (
     RankTask,
     Session,
     Task,
-    check_known,
 )
-from kgmlm.serving.updates import AT_WORK, CHANGED, Updates
-from kgmlm.serving.updates import REFUSED as NOT_WRITTEN
+from kgmlm.serving.updates import Updates, add_updates
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -487,7 +485,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     _add_exploring(app, service, facts, judging)
     _add_reading(app, service, judging, updates)
     add_judging(app, session, judging)
-    _add_updates(app, session, updates)
+    add_updates(app, session, updates)
     add_page(app)
     _add_errors(app)
     app.state.end = service.batcher.end
@@ -536,33 +534,6 @@ def _add_asking(app: FastAPI, service: Service) -> None:
             raise HTTPException(403, "entities are kept only by a service that was started with --writable")
         (labels,) = await service.ask(request, AddTask(body.entities))
         return {"labels": labels, "added": len(service.session.added)}
-
-
-def _add_updates(app: FastAPI, session: Session, updates: Updates) -> None:
-    """Add the paths by which entities are added to the run itself."""
-
-    @app.post(
-        "/update",
-        status_code=202,
-        response_model=schema.UpdateResponse,
-        responses={
-            403: {"model": schema.Problem, "description": NOT_WRITTEN},
-            409: {"model": schema.Problem, "description": f"{AT_WORK}; or {CHANGED}."},
-        },
-    )
-    def update(body: schema.AddRequest) -> Any:
-        """Add entities and their triples to the run on disk, as `kgmlm update` does, in a process of its own.
-        With `--watch` the service answers by the updated run when it is written."""
-        check_known(session.run.graph, body.entities)
-        try:
-            return updates.begin(body.entities)
-        except PermissionError as error:
-            raise HTTPException(403, str(error)) from None
-
-    @app.get("/update", response_model=schema.UpdateResponse)
-    def updated() -> Any:
-        """The state of the latest update that this process has begun."""
-        return updates.state()
 
 
 def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: Judging) -> None:

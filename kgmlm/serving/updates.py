@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+from fastapi import FastAPI, HTTPException
 
 from kgmlm.core import files
 from kgmlm.core.errors import RunError
 from kgmlm.core.tables import ENDS
+from kgmlm.serving import schema
 from kgmlm.serving.schema import NewEntity
+from kgmlm.serving.session import Session, check_known
 
 REFUSED = (
     "entities are added to the run only where it is a folder that this service may write; one that other "
@@ -135,3 +138,30 @@ def _written(entities: Sequence[NewEntity], folder: Path) -> list[str]:
         files.write_parquet(folder / "triples.parquet", pa.table(columns))
         found += ["--triples", str(folder / "triples.parquet")]
     return found
+
+
+def add_updates(app: FastAPI, session: Session, updates: Updates) -> None:
+    """Add the paths by which entities are added to the run itself."""
+
+    @app.post(
+        "/update",
+        status_code=202,
+        response_model=schema.UpdateResponse,
+        responses={
+            403: {"model": schema.Problem, "description": REFUSED},
+            409: {"model": schema.Problem, "description": f"{AT_WORK}; or {CHANGED}."},
+        },
+    )
+    def update(body: schema.AddRequest) -> Any:
+        """Add entities and their triples to the run on disk, as `kgmlm update` does, in a process of its own.
+        With `--watch` the service answers by the updated run when it is written."""
+        check_known(session.run.graph, body.entities)
+        try:
+            return updates.begin(body.entities)
+        except PermissionError as error:
+            raise HTTPException(403, str(error)) from None
+
+    @app.get("/update", response_model=schema.UpdateResponse)
+    def updated() -> Any:
+        """The state of the latest update that this process has begun."""
+        return updates.state()
