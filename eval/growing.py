@@ -34,7 +34,6 @@ from kgmlm.runs import record
 
 BATCHES = 5
 FURTHER = 1.0  # minutes
-MOST = 3000  # triples that are asked at most
 Triples = list[tuple[str, str, str]]
 
 
@@ -88,15 +87,15 @@ def ids_of(graph: KnowledgeGraph, triples: Triples) -> IntArray:
     return np.array([row for row in rows if None not in row], np.int64).reshape(-1, 3)
 
 
-def reciprocal(run: kgmlm.Run, triples: IntArray, known: IntArray) -> np.ndarray[Any, Any]:
+def reciprocal(run: kgmlm.Run, triples: IntArray, known: IntArray, most: int) -> np.ndarray[Any, Any]:
     """Reciprocal ranks of triples, all heads and then all tails; other known ones are no answers."""
     graph = run.folder.graph
     asked = replace(graph, splits={"train": graph.triples("train"), "valid": known, "test": triples})
-    protocol = Protocol(split="test", max_triples=MOST)
+    protocol = Protocol(split="test", max_triples=most)
     return 1 / evaluate(run.folder.ranker(), asked, protocol).ranks.of_type("realistic")
 
 
-def figures(run: kgmlm.Run, growth: Growth, whole: KnowledgeGraph) -> dict[str, float]:
+def figures(run: kgmlm.Run, growth: Growth, whole: KnowledgeGraph, most: int) -> dict[str, float]:
     """MRR of what is asked of held-out entities, and of the test triples of others."""
     graph = run.folder.graph
     known = ids_of(graph, whole.labeled(whole.all_triples))
@@ -105,19 +104,21 @@ def figures(run: kgmlm.Run, growth: Growth, whole: KnowledgeGraph) -> dict[str, 
         ("asked", ids_of(graph, growth.asked)),
         ("others", ids_of(graph, growth.base.labeled(growth.base.triples("test")))),
     ):
-        rank_B = reciprocal(run, triples, known)
+        rank_B = reciprocal(run, triples, known, most)
         found[name] = round(float(rank_B.mean()), 5)
         found[f"half_{name}"] = round(half_interval(rank_B), 5)
     return found
 
 
-def measured(name: str, model: str, seed: int, how: dict[str, Any], folder: Path) -> dict[str, Any]:
+def measured(
+    name: str, model: str, seed: int, how: dict[str, Any], most: int, folder: Path
+) -> dict[str, Any]:
     """A row of the record."""
     whole = kgmlm.load_graph(name)
     growth = grown(whole, seed)
     began = time.monotonic()
     run = kgmlm.train(growth.base, model, folder / "base", progress=False, seed=seed, **how)
-    base = {"others": figures_of_others(run, growth, whole), "minutes": minutes_since(began)}
+    base = {"others": figures_of_others(run, growth, whole, most), "minutes": minutes_since(began)}
     seconds, table = [], growth.entities
     for batch in growth.given:
         labels = {label for h, _, t in batch for label in (h, t)}
@@ -128,21 +129,22 @@ def measured(name: str, model: str, seed: int, how: dict[str, Any], folder: Path
         )
         done = kgmlm.update(run, batch, entities=some if len(new) else None, progress=False)
         seconds.append(done["seconds"])
-    updated = figures(run, growth, whole)
+    updated = figures(run, growth, whole, most)
     began, on = time.monotonic(), folder / "on"
     kgmlm.update(run, minutes=FURTHER, output=on, progress=False)
     taken = minutes_since(began)
-    trained_on = figures(kgmlm.open_run(on), growth, whole) | {"minutes": taken}
+    trained_on = figures(kgmlm.open_run(on), growth, whole, most) | {"minutes": taken}
     began = time.monotonic()
     graph = run.folder.graph
     nothing = kgmlm.train(graph, model, folder / "nothing", progress=False, seed=seed, **how)
     taken = minutes_since(began)
-    trained = figures(nothing, growth, whole) | {"minutes": taken}
+    trained = figures(nothing, growth, whole, most) | {"minutes": taken}
     return {
         "graph": name,
         "model": Path(model).parent.name if "/" in model else model,
         "seed": seed,
         "how": how,
+        "most": most,
         "held_out": len(growth.entities),
         "given": sum(map(len, growth.given)),
         "asked": len(ids_of(graph, growth.asked)),
@@ -155,11 +157,11 @@ def measured(name: str, model: str, seed: int, how: dict[str, Any], folder: Path
     }
 
 
-def figures_of_others(run: kgmlm.Run, growth: Growth, whole: KnowledgeGraph) -> float:
+def figures_of_others(run: kgmlm.Run, growth: Growth, whole: KnowledgeGraph, most: int) -> float:
     """MRR of the test triples of entities that were not held out, before any update."""
     graph = run.folder.graph
     known = ids_of(graph, whole.labeled(whole.all_triples))
-    return round(float(reciprocal(run, growth.base.triples("test"), known).mean()), 5)
+    return round(float(reciprocal(run, growth.base.triples("test"), known, most).mean()), 5)
 
 
 def minutes_since(began: float) -> float:
@@ -173,6 +175,7 @@ def main(
     seed: int = 0,
     preset: str = "quick",
     minutes: Annotated[float | None, typer.Option(help="Of both trainings; else by the preset.")] = None,
+    most: Annotated[int, typer.Option(help="Triples that are asked at most, drawn by chance.")] = 3000,
     output: Path | None = None,
 ) -> None:
     """Train, update and measure, and print a line each."""
@@ -183,7 +186,7 @@ def main(
         if (name, seed, str(how)) in there:
             continue
         with tempfile.TemporaryDirectory() as temporary:
-            row = measured(name, model, seed, how, Path(temporary))
+            row = measured(name, model, seed, how, most, Path(temporary))
         print({key: value for key, value in row.items() if key not in ("versions", "hardware")}, flush=True)
         rows.append(row)
         if output is not None:
