@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.graphs.cards import Counts
-from kgmlm.graphs.entities import TYPES, by_python, split_types
+from kgmlm.graphs.entities import TYPES, by_python, split_cell
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, both_sides, distinct_triples, repeated
 
@@ -216,7 +216,7 @@ def about_types(graph: KnowledgeGraph) -> dict[str, int] | None:
     if TYPES not in graph.entities.columns:
         return None
     cells = graph.entities.table.column(TYPES).combine_chunks().dictionary_encode()
-    types = [split_types(cell) for cell in cells.dictionary.to_pylist()]
+    types = [split_cell(cell) for cell in cells.dictionary.to_pylist()]
     typed_N = np.array([bool(x) for x in types], np.bool_)[cells.indices.to_numpy()]
     return {
         "entities": int(typed_N.sum()),

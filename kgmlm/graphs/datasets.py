@@ -154,7 +154,7 @@ TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
 
 # --- loading ----------------------------------------------------------------------------------------------
 ATTRIBUTES = "attributes"
-ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types"))
+ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types", "aliases"))
 
 
 def read_entities(path: Path, graph: KnowledgeGraph) -> EntityTable:

@@ -21,7 +21,8 @@ from kgmlm.core.errors import DataError
 
 TextColumn = Literal["label", "name", "description", "surface"]
 TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
-TYPES = "types"  # the column of entities' types, in tables that have any
+TYPES, ALIASES = "types", "aliases"  # columns of entities, in tables that have any
+LISTS = (TYPES, ALIASES)  # their cells have several, with a | between them
 _ODD = 10_000  # labels that are Python strings at one time
 
 
@@ -74,20 +75,22 @@ def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[
     return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
 
 
-def split_types(cell: str) -> tuple[str, ...]:
-    """The types of one entity, as tables have them, each once.
+def split_cell(cell: str) -> tuple[str, ...]:
+    """The types or aliases of one entity, as tables have them, each once.
 
-    >>> split_types("city | capital|city")
+    >>> split_cell("city | capital|city")
     ('city', 'capital')
     """
     return tuple(dict.fromkeys(part for x in cell.split("|") if (part := x.strip())))
 
 
-def _with_types(table: pa.Table) -> pa.Table:
-    """A table of entities with a column of types, empty where it had none."""
-    if TYPES in table.column_names:
-        return table
-    return table.append_column(TYPES, pa.array([""] * len(table), pa.large_string()))
+def _with_columns(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """A table of entities with some columns of lists, empty where it had none."""
+    empty = pa.array([""] * len(table), pa.large_string())
+    for column in columns:
+        if column not in table.column_names:
+            table = table.append_column(column, empty)
+    return table.select([*TEXT_COLUMNS, *columns])
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Entity:
     """A view of one row of an :class:`EntityTable`.
 
     ``surface`` is the form that is read and predicted: the name, or a disambiguated name
-    where the dataset has one (WN18RR: lemma, part of speech, sense number).
+    where the dataset has one (WN18RR: lemma, part of speech, sense number). ``aliases`` are further names, by
+    which people find it.
     """
 
     label: str
@@ -103,6 +107,7 @@ class Entity:
     description: str
     surface: str
     types: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ class EntityTable:
         surfaces: the form to predict; ``None`` stands for the names.
         types: what each is, several types with ``|`` between them, empty where unknown; a table in which
             none is known has no such column.
+        aliases: further names, likewise.
 
     Raises:
         DataError: when labels repeat or the columns differ in length.
@@ -135,16 +141,17 @@ class EntityTable:
         descriptions: Sequence[str] | None = None,
         surfaces: Sequence[str] | None = None,
         types: Sequence[str] | None = None,
+        aliases: Sequence[str] | None = None,
     ) -> None:
-        given = (names, descriptions, surfaces, types)
+        given = (names, descriptions, surfaces, types, aliases)
         if any(len(column) != len(labels) for column in given if column is not None):
             raise DataError("the entity columns differ in length")
         names = labels if names is None else [n or x for n, x in zip(names, labels, strict=True)]
         surfaces = names if surfaces is None else [s or n for s, n in zip(surfaces, names, strict=True)]
         descriptions = [""] * len(labels) if descriptions is None else descriptions
         columns = {"label": labels, "name": names, "description": descriptions, "surface": surfaces}
-        if types is not None and any(types):
-            columns[TYPES] = types
+        lists = {TYPES: types, ALIASES: aliases}
+        columns |= {column: values for column, values in lists.items() if values is not None and any(values)}
         self.table = pa.table({k: pa.array(v, pa.large_string()) for k, v in columns.items()})
         self._check()
 
@@ -156,7 +163,7 @@ class EntityTable:
     @classmethod
     def of(cls, table: pa.Table, *, check: bool = True) -> EntityTable:
         """A table of Arrow columns ``label``, ``name``, ``description``, ``surface``, taken as they are, and
-        ``types``, if there are any.
+        ``types`` and ``aliases``, if there are any.
 
         Args:
             check: see that labels do not repeat; False where they are known not to.
@@ -165,8 +172,10 @@ class EntityTable:
             DataError: when labels repeat.
         """
         made = cls.__new__(cls)
-        typed = TYPES in table.column_names and pc.any(pc.not_equal(table.column(TYPES), "")).as_py()
-        made.table = table.select([*TEXT_COLUMNS, *([TYPES] if typed else [])])
+        lists = [
+            x for x in LISTS if x in table.column_names and pc.any(pc.not_equal(table.column(x), "")).as_py()
+        ]
+        made.table = table.select([*TEXT_COLUMNS, *lists])
         if check:
             made._check()
         return made
@@ -193,8 +202,8 @@ class EntityTable:
         if shared >= 0:
             raise DataError(f"the entity label '{labels[shared]}' exists already")
         parts = [self.table, more.table]
-        if any(TYPES in part.column_names for part in parts):
-            parts = [_with_types(part) for part in parts]
+        lists = [x for x in LISTS if any(x in part.column_names for part in parts)]
+        parts = [_with_columns(part, lists) for part in parts]
         joined = EntityTable.__new__(EntityTable)
         joined.table = pa.concat_tables(parts)
         return joined
@@ -224,7 +233,7 @@ class EntityTable:
 
     def __getitem__(self, entity: int) -> Entity:
         row = {k: self.table.column(k)[int(entity)].as_py() for k in self.table.column_names}
-        return Entity(**row | ({TYPES: split_types(row[TYPES])} if TYPES in row else {}))
+        return Entity(**row | {x: split_cell(row[x]) for x in LISTS if x in row})
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -236,7 +245,14 @@ class EntityTable:
         """The types of each entity; None where none is known."""
         if TYPES not in self.table.column_names:
             return None
-        return [split_types(cell) for cell in self.table.column(TYPES).to_pylist()]
+        return [split_cell(cell) for cell in self.table.column(TYPES).to_pylist()]
+
+    @property
+    def aliases(self) -> pa.ListArray | None:
+        """The aliases of each entity, as they are in the table; None where none is known."""
+        if ALIASES not in self.table.column_names:
+            return None
+        return pc.split_pattern(self.table.column(ALIASES).combine_chunks(), "|")
 
     def column(self, name: TextColumn) -> list[str]:
         """One column as a list of N strings."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.files import as_path
 from kgmlm.core.tables import ENDS, header_columns, read_triples, rows_of
-from kgmlm.graphs.entities import TEXT_COLUMNS, TYPES, EntityTable, completed
+from kgmlm.graphs.entities import LISTS, TEXT_COLUMNS, EntityTable, completed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,8 @@ def texts_by_label(given: Any, what: str) -> dict[str, str]:
 
 
 def labeled_entities(frame: pd.DataFrame) -> EntityTable:
-    """New entities of a DataFrame: the column ``label`` and, if there, name, description, surface and types.
+    """New entities of a DataFrame: the column ``label`` and, if there, name, description, surface, types
+    and aliases.
 
     Raises:
         QueryError: without labels.
@@ -160,7 +161,7 @@ def labeled_entities(frame: pd.DataFrame) -> EntityTable:
     if "label" not in given:
         raise QueryError(f"new entities are a table with the column label, not {[*given]}")
     texts = {
-        name: [_text(value) for value in given[name]] for name in (*TEXT_COLUMNS, TYPES) if name in given
+        name: [_text(value) for value in given[name]] for name in (*TEXT_COLUMNS, *LISTS) if name in given
     }
     if "" in texts["label"]:
         raise QueryError(f"new entity {texts['label'].index('') + 1} has no label")
@@ -171,7 +172,7 @@ def labeled_entities(frame: pd.DataFrame) -> EntityTable:
 
 
 def _text(value: Any) -> str:
-    """A cell as the file of entities would have it; several types are divided by ``|``."""
+    """A cell as the file of entities would have it; several types or aliases are divided by ``|``."""
     if isinstance(value, list | tuple | Set | np.ndarray):  # Parquet's lists come as arrays
         return "|".join(map(str, sorted(value) if isinstance(value, Set) else value))
     return "" if is_missing(value) else str(value)

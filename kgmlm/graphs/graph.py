@@ -23,6 +23,8 @@ from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import CODED, triples_of
 from kgmlm.graphs.entities import (
+    ALIASES,
+    LISTS,
     TYPES,
     EntityTable,
     RelationTable,
@@ -446,14 +448,21 @@ class ContextGraph:
 
 LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
 MOST = 2**31 - 1  # entities, or bytes of all labels: Arrow's dictionaries and files of neighbors have 32 bits
-_TEXTS = (("name", "names"), ("description", "descriptions"), ("surface", "surfaces"), (TYPES, "types"))
+_TEXTS = {
+    "name": "names",
+    "description": "descriptions",
+    "surface": "surfaces",
+    TYPES: TYPES,
+    ALIASES: ALIASES,
+}
 
 
 @dataclass
 class TextColumns:
     """Texts by label, as a reader found them; ``notes`` are counts worth reporting.
 
-    Those of entities may be ``columns`` instead: label, name, description, surface and, if any, types.
+    Those of entities may be ``columns`` instead: label, name, description, surface and, if any, types and
+    aliases.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -461,6 +470,7 @@ class TextColumns:
     surfaces: dict[str, str] = field(default_factory=dict)
     relations: dict[str, str] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
     columns: pa.Table | None = None
 
@@ -468,7 +478,7 @@ class TextColumns:
         """The texts of entities as Arrow columns."""
         if self.columns is not None:
             return self.columns
-        of = {column: getattr(self, attribute) for column, attribute in _TEXTS}
+        of = {column: getattr(self, attribute) for column, attribute in _TEXTS.items()}
         labels = list(dict.fromkeys(chain.from_iterable(of.values())))
         columns = {column: [texts.get(x, "") for x in labels] for column, texts in of.items()}
         schema = pa.schema([(column, pa.large_string()) for column in ("label", *of)])
@@ -576,7 +586,7 @@ def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table
     """The texts of entities with these labels; what has none has its label for a name, and nothing else."""
     rows = pc.index_in(labels, texts.column("label").combine_chunks())
     found = {"label": pa.chunked_array([labels])}
-    for column in ("name", "description", "surface", TYPES):
+    for column in ("name", "description", "surface", *LISTS):
         if column in texts.column_names:
             found[column] = pc.fill_null(texts.column(column).take(rows), "")
     return completed(pa.table(found), humanize_labels)

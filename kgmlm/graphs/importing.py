@@ -7,7 +7,6 @@ Shapes: n triples of a part, N entities.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from array import array
@@ -178,6 +177,10 @@ class Texts:
     def of(self, entity: int, kind: Kind) -> str:
         """The text of an entity; empty where there is none."""
         return self.best[kind].get(entity, (0, 0, ""))[2]
+
+    def further(self, entity: int, name: str) -> str:
+        """The aliases of an entity but for its name, as a cell of a table."""
+        return "|".join(x.replace("|", "/") for x in self.aliases.get(entity, ()) if x != name)
 
 
 class Importer:
@@ -415,12 +418,7 @@ class Importer:
                     [texts.of(i, "description") for i in ids],
                 ]
                 if texts.aliases:
-                    columns.append(
-                        [
-                            json.dumps([x for x in texts.aliases.get(i, ()) if x != name], ensure_ascii=False)
-                            for i, name in zip(ids, names, strict=True)
-                        ]
-                    )
+                    columns.append([texts.further(i, name) for i, name in zip(ids, names, strict=True)])
                 table.write([pa.array(column, pa.large_string()) for column in columns])
         return unnamed
 

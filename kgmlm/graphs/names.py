@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import QueryError
 from kgmlm.graphs.entities import (
     by_python,
@@ -43,6 +45,14 @@ class Resolver:
         return found
 
     @cached_property
+    def _by_alias(self) -> tuple[pa.Array, IntArray]:
+        """Aliases, folded, and the entity of each."""
+        aliases = self.graph.entities.aliases
+        if aliases is None:
+            return pa.array([], pa.large_string()), np.zeros(0, np.int64)
+        return _folded(pc.list_flatten(aliases)), pc.list_parent_indices(aliases).to_numpy().astype(np.int64)
+
+    @cached_property
     def _folded(self) -> list[pa.ChunkedArray]:
         """Names and surfaces, folded."""
         table = self.graph.entities.table
@@ -51,7 +61,9 @@ class Resolver:
         return [pa.chunked_array([_folded(part) for part in column.chunks]) for column in columns]
 
     def _named(self, text: str) -> list[int]:
-        """The entities of a name: those that have it letter by letter, else whatever the case and form."""
+        """The entities of a name: those that have it letter by letter, else whatever the case and form, else
+        those that have it as an alias.
+        """
         self._asked += 1
         if len(self.graph.entities) < LARGE and self._asked > FEW:
             found = self._by_name.get(folded(text), [])
@@ -59,11 +71,17 @@ class Resolver:
             asked = text_scalar(folded(text))
             parts = [pc.indices_nonzero(pc.equal(column, asked)).to_pylist() for column in self._folded]
             found = sorted({i for part in parts for i in part})
+        if not found and text.strip():
+            aliases, entity_A = self._by_alias
+            same = pc.equal(aliases, text_scalar(folded(text)).cast(aliases.type)).to_numpy(
+                zero_copy_only=False
+            )
+            return sorted({*entity_A[same].tolist()})
         entities = self.graph.entities
         return _closest(text, {i: (entities[i].name, entities[i].surface) for i in found})
 
     def entity(self, text: str) -> int:
-        """Id of an entity by label, else by surface or name, whatever the case.
+        """Id of an entity by label, else by surface or name, else by alias, whatever the case.
 
         Raises:
             QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
@@ -131,7 +149,7 @@ class Resolver:
     def near(self, text: str) -> list[str]:
         """Names of entities that are like an unknown one; of a large graph, those that begin as it does."""
         if len(self.graph.entities) < LARGE:
-            return _nearest(text, self._by_name)
+            return _nearest(text, [*self._by_name, *self._by_alias[0].to_pylist()])
         begin = folded(text)[:2]
         like = (column.filter(pc.starts_with(column, begin)).slice(0, _LIKE) for column in self._folded)
         return _nearest(text, [name for column in like for name in column.to_pylist()])

@@ -23,7 +23,7 @@ from kgmlm.core.errors import DataError, RunError, first_line
 from kgmlm.core.machine import MEMORY, memory
 from kgmlm.core.tables import find_table
 from kgmlm.graphs.cards import find_card
-from kgmlm.graphs.entities import TEXT_COLUMNS, TYPES, EntityTable, RelationTable
+from kgmlm.graphs.entities import LISTS, TEXT_COLUMNS, EntityTable, RelationTable
 from kgmlm.graphs.graph import Dataset, Doubts, KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, Links
 
@@ -119,7 +119,7 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
         RunError: when a file is missing or damaged, or names what is not there.
     """
     path, table, thorough = _table(folder, "entities")
-    optional = ("surface", TYPES) if path.suffix == ".arrow" else (TYPES,)
+    optional = ("surface", *LISTS) if path.suffix == ".arrow" else LISTS
     entities = _texts(path, table, TEXT_COLUMNS, optional)
     entities.setdefault("surface", entities["name"])
     try:

@@ -584,13 +584,14 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
         ] = "",
         side: Annotated[Literal["head", "tail"], Query(description="What they are there.")] = "head",
     ) -> Any:
-        """Entities whose label or name is like what was typed, as far as it was; without it some examples."""
+        """Entities whose label, name or alias is like what was typed; without it some examples."""
         hits = session.find(q, k) if q.strip() else session.examples(relation, side, k)
         graph = session.graph
         found = [(graph.entities[hit.entity], hit.match) for hit in hits if hit.entity < len(graph.entities)]
         return {
             "results": [
-                {"label": e.label, "name": e.surface, "description": e.description, "match": match}
+                {"label": e.label, "name": e.surface, "description": e.description, "aliases": e.aliases}
+                | {"match": match}
                 for e, match in found
             ]
         }

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +58,10 @@ class Search:
         texts: list[str] = []
         owners: list[int] = []
         columns = zip(*(entities.column(c) for c in ("name", "surface", "label")), strict=True)
-        for entity, row in enumerate(columns, first):
-            for text in dict.fromkeys(_plain(x) for x in row):
+        aliases = entities.aliases
+        further = repeat([]) if aliases is None else aliases.to_pylist()
+        for entity, (row, more) in enumerate(zip(columns, further, strict=False), first):
+            for text in dict.fromkeys(plain for x in (*row, *more) if (plain := _plain(x))):
                 texts.append(text)
                 owners.append(entity)
         order = sorted(range(len(texts)), key=texts.__getitem__)  # equal texts stay in the order of ids
@@ -68,8 +70,8 @@ class Search:
         self.offsets, self.postings, self.sizes = _index(self.texts)
 
     def find(self, typed: str, k: int) -> list[Hit]:
-        """The k best entities for what was typed: those that are called so, those whose label or name begins
-        so (the shortest first), then those that are like it.
+        """The k best entities for what was typed: those that are called so, those whose label, name or alias
+        begins so (the shortest first), then those that are like it.
         """
         typed = _plain(typed)
         found: dict[int, float] = {}
@@ -474,6 +476,7 @@ class Pages:
             "name": found.surface,
             "description": found.description,
             "types": list(found.types),
+            "aliases": list(found.aliases),
             "total": len(triples),
             "offset": offset,
             "triples": [

@@ -352,6 +352,7 @@ class FoundEntity(BaseModel):
     label: str
     name: str
     description: str
+    aliases: list[str]
     match: float = Field(description="From 0 to 100; 100 where the text, or its beginning, is there.")
 
 
@@ -403,6 +404,7 @@ class EntityResponse(BaseModel):
     name: str
     description: str
     types: list[str]
+    aliases: list[str]
     total: int
     offset: int
     triples: list[TripleRow]

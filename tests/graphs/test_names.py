@@ -51,6 +51,21 @@ def test_a_suggestion_is_made_once() -> None:
         Resolver(graph).relation("know")
 
 
+def test_an_alias_finds_what_no_name_does() -> None:
+    aliases = {"ny": "Big Apple|New Amsterdam", "la": "City of Angels|Ny", "sf": "big apple", "b": ""}
+    texts = TextColumns(names={"ny": "New York"}, aliases=aliases)
+    find = Resolver(build_graph("x", {"train": [("ny", "r", "la"), ("sf", "r", "b")]}, texts))
+    label = find.graph.entities.column("label")
+    assert label[find.entity("new  amsterdam")] == "ny"
+    assert label[find.entity("ny")] == "ny"
+    assert label[find.entity("NY")] == "la"
+    with pytest.raises(QueryError, match="'Big Apple' names 2 entities"):
+        find.entity("Big Apple")
+    with pytest.raises(QueryError, match="no entity"):
+        find.entity("")
+    assert find.graph.entities[find.entity("City of Angels")].aliases == ("City of Angels", "Ny")
+
+
 @pytest.mark.parametrize("sides", [{}, {"head": "france", "tail": "paris"}])
 def test_a_query_has_one_known_entity(toy: KnowledgeGraph, sides: dict[str, str]) -> None:
     with pytest.raises(QueryError, match="either a head"):

@@ -13,6 +13,13 @@ let relations = [];
 let relationsOf = "";
 let timer;
 
+// The alias by which an entity was found, where its name does not have what was typed.
+function also(found, typed) {
+  const has = (text) => text.toLowerCase().includes(typed.toLowerCase());
+  const alias = typed && ![found.name, found.label].some(has) && found.aliases.find(has);
+  return alias ? `also ${alias}` : "";
+}
+
 const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 // What was typed; before anything is, some that the relation is asked of.
@@ -22,7 +29,7 @@ async function findEntities(text) {
   return results.map((found) => ({
     value: found.label,
     text: found.name,
-    note: short(found.description, 90) || (found.label === found.name.replaceAll(" ", "_") ? "" : found.label),
+    note: short(also(found, text) || found.description, 90) || (found.label === found.name.replaceAll(" ", "_") ? "" : found.label),
   }));
 }
 
