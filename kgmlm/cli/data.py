@@ -169,6 +169,7 @@ WANTED: Options = {
     "skip": option(list[str] | None, None, "The IRI of a relation to leave out.", "--skip-predicate"),
     "keep_only": option(list[str] | None, None, "The IRI of a relation to keep; others are not."),
     "skip_blank": flag("--skip-blank", "Leave out the triples of blank nodes."),
+    "skip_deprecated": flag("--skip-deprecated", "Leave out entities that are no longer to be used."),
 }
 
 
@@ -260,6 +261,7 @@ def data_import(
         "repeated",
         "attributes",
         "blank nodes",
+        "deprecated",
         "entities without a name",
         "entities without a description",
     )

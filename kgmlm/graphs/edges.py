@@ -10,13 +10,13 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
-from kgmlm.core.errors import ConfigError, DataError
+from kgmlm.core.errors import ConfigError, DataError, first_line
 from kgmlm.core.tables import ENDS, separator_of, triples_of
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.statements import Advance, unpacked
@@ -74,22 +74,41 @@ def _batches(path: Path, given: Given, columns: Sequence[str] | None, separator:
             if column not in names:
                 there = f"{len(first)} columns" if numbered else f"the columns {', '.join(names)}"
                 raise DataError(f"{path} has no column '{column}', but {there}")
-        reader = arrow_csv.open_csv(
-            pa.PythonFile(file, "r"),
-            arrow_csv.ReadOptions(column_names=names, skip_rows=0 if numbered else 1, block_size=_BLOCK),
-            arrow_csv.ParseOptions(
-                delimiter=separator,
-                quote_char='"' if separator == "," else False,
-                newlines_in_values=separator == ",",
-            ),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                include_columns=list(dict.fromkeys(columns)) if columns else names,
-                strings_can_be_null=False,
-            ),
+        if not numbered:
+            file.readline()
+        quoted = separator == ","
+        parsing = arrow_csv.ParseOptions(
+            delimiter=separator, quote_char='"' if quoted else False, newlines_in_values=quoted
         )
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
+        converting = arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            include_columns=list(dict.fromkeys(columns)) if columns else names,
+            strings_can_be_null=False,
+        )
+        for block in _blocks(file, quoted):
+            # Arrow's own reader of streams has threads, which may outlive the program's end and abort it.
+            reading = arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(block) + 1)
+            try:
+                yield arrow_csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
+            except pa.ArrowInvalid as error:  # whose number of a row is that in its block
+                raise DataError(
+                    f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', first_line(error))}"
+                ) from None
+
+
+def _blocks(file: IO[bytes], quoted: bool) -> Iterator[bytes]:
+    """The bytes of a file, whole rows at a time; of quoted cells a row may go on in the next line."""
+    left = b""
+    while data := file.read(_BLOCK):
+        left += data
+        end = left.rfind(b"\n") + 1
+        while quoted and end and left.count(b'"', 0, end) % 2:
+            end = left.rfind(b"\n", 0, end - 1) + 1
+        if end:
+            yield left[:end]
+            left = left[end:]
+    if left.strip():
+        yield left
 
 
 def table(given: Given) -> Edges:
@@ -115,9 +134,9 @@ def hetionet(given: Given) -> Edges:
                 found.texts.names.update(zip(labels, rows["name"].to_pylist(), strict=True))
                 found.texts.types.update(zip(labels, rows["kind"].to_pylist(), strict=True))
             elif {"metaedge", "abbreviation"} <= columns:
-                names = (name.split(" - ")[1:2] for name in rows["metaedge"].to_pylist())
-                shorts = rows["abbreviation"].to_pylist()
-                found.texts.relations.update(zip(shorts, map("".join, names), strict=True))
+                # "Gene - interacts - Gene", or "Gene > regulates > Gene" where the direction counts
+                names = ("".join(re.split(" [->] ", x)[1:2]) for x in rows["metaedge"].to_pylist())
+                found.texts.relations.update(zip(rows["abbreviation"].to_pylist(), names, strict=True))
             else:
                 there = ", ".join(rows.column_names)
                 raise DataError(f"{path} is not Hetionet's: it has the columns {there}")

@@ -1,8 +1,9 @@
 """Class expressions of OWL and lists of RDF, read as triples between entities.
 
 ``A subClassOf [R some B]`` says that things of A have R to things of B: it is read as (A, R, B), and so are
-``only``, ``value`` and cardinalities. An intersection is read as its members, a list as its items. What a
-triple would not mean (unions, complements, expressions in expressions) is left out.
+``only``, ``value`` and cardinalities. An intersection is read as its members, a list as its items, a union in
+a domain or range as one for each member, and one that A is equivalent to as subclasses of A. What a triple
+would not mean (other unions, complements, cardinalities of none, expressions in expressions) is left out.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from kgmlm.graphs.queries import distinct_triples
 OWL = "http://www.w3.org/2002/07/owl#"
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 SUBCLASS = "http://www.w3.org/2000/01/rdf-schema#subClassOf"
+EQUIVALENT = f"{OWL}equivalentClass"
 PROPERTY, BOTH, EITHER = f"{OWL}onProperty", f"{OWL}intersectionOf", f"{OWL}unionOf"
 FIRST, REST, NIL = f"{RDF}first", f"{RDF}rest", f"{RDF}nil"
 FILLERS = (
     *(f"{OWL}{name}" for name in ("someValuesFrom", "allValuesFrom", "hasValue", "onClass")),
 )  # what a restriction says that the property leads to
 PREDICATES = frozenset((PROPERTY, BOTH, EITHER, FIRST, REST, *FILLERS, f"{OWL}complementOf", f"{OWL}oneOf"))
-CLASSES = {SUBCLASS: SUBCLASS, f"{OWL}equivalentClass": SUBCLASS, f"{RDF}type": f"{RDF}type"}
+CLASSES = {SUBCLASS: SUBCLASS, EQUIVALENT: SUBCLASS, f"{RDF}type": f"{RDF}type"}
+ENDS = ("http://www.w3.org/2000/01/rdf-schema#domain", "http://www.w3.org/2000/01/rdf-schema#range")
 OWN, NONE = -1, -2  # the relation of the triple itself; no node
 DEEPEST = 100  # expressions within each other
 
@@ -35,6 +38,7 @@ class Expressions:
         self.of: dict[str, dict[int, int]] = {predicate: {} for predicate in PREDICATES}
         self._blanks: IntArray | None = None
         self.nil, self.blank, self.anonymous = NONE, set[int](), set[int]()
+        self.none = set[int]()  # restrictions of none
 
     def add(self, node: int, predicate: str, value: int) -> None:
         """Take a triple whose predicate is one of :data:`PREDICATES`."""
@@ -61,7 +65,7 @@ class Expressions:
         if relation is not None:
             filler = next((self.of[name][node] for name in FILLERS if node in self.of[name]), None)
             silent = filler is None or filler in nodes or relation in self.anonymous
-            return [] if filler is None or silent else [(relation, filler)]
+            return [] if filler is None or silent or node in self.none else [(relation, filler)]
         if node not in self.of[BOTH] or deep > DEEPEST:
             return []
         found = []
@@ -99,12 +103,16 @@ class Expressions:
                     if item not in self.blank:
                         yield item, relation, node
 
-    def expanded(self, triples: IntArray, classes: Mapping[int, int]) -> tuple[IntArray, IntArray]:
+    def expanded(
+        self, triples: IntArray, classes: Mapping[int, int], unions: Mapping[int, bool]
+    ) -> tuple[IntArray, IntArray]:
         """Replace triples whose tail is an expression or a list by what that says.
 
         Args:
             classes: relations whose tails are class expressions, and by which relation a class is linked to
                 the members of an intersection.
+            unions: relations whose tails may be unions, and whether the members are subclasses of the head
+                then, instead of tails each.
 
         Returns:
             The triples, each once, and those that said nothing that a triple can say.
@@ -119,6 +127,15 @@ class Expressions:
         for head, relation, node in triples[apart].tolist():
             if node in self.of[FIRST]:
                 said = [(relation, item) for item in self.items(node) if item not in self.blank]
+            elif node in self.of[EITHER] and relation in unions:
+                items = [x for x in self.items(self.of[EITHER][node]) if x not in self.blank]
+                if unions[relation]:
+                    found += [(item, classes[relation], head) for item in items]
+                else:
+                    found += [(head, relation, item) for item in items]
+                if not items:
+                    silent.append((head, relation, node))
+                continue
             else:
                 own = classes.get(relation)
                 said = [] if own is None else [(own if r == OWN else r, tail) for r, tail in self.says(node)]

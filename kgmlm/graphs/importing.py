@@ -35,7 +35,7 @@ from kgmlm.graphs.attributes import COLUMNS, WORDS
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
 from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
-from kgmlm.graphs.expressions import CLASSES, NIL, PREDICATES, SUBCLASS, Expressions
+from kgmlm.graphs.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.layouts import LAYOUTS, layout_of, read_layout
 from kgmlm.graphs.queries import distinct_triples
@@ -50,7 +50,7 @@ from kgmlm.graphs.statements import (
 )
 
 TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
-SILENT, OF_BLANK = "expressions that no triple says", "triples of blank nodes"
+SILENT, OF_BLANK, OLD = "expressions that no triple says", "triples of blank nodes", "of deprecated entities"
 LATEST = 99  # order of a text that is a node's value
 GIVEN = 1000  # by how much texts of predicates that were asked for go before those in other languages
 _HEADS = 1 << 16  # head ids of one part on disk
@@ -88,8 +88,11 @@ def words_of(label: str) -> str:
 
     >>> words_of("http://dbpedia.org/ontology/birthPlace"), words_of("P31")
     ('birth place', 'P31')
+    >>> words_of("http://ex.org/versionIRI")
+    'version IRI'
     """
-    return re.sub(r"(?<=[a-z])(?=[A-Z])(.)", lambda found: f" {found[1].lower()}", name_of(label))
+    words = re.sub(r"(?<=[a-z])(?=[A-Z]{2})", " ", name_of(label))
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda found: f" {found[1].lower()}", words)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Wanted:
         skip: relations whose triples, and attributes, are left out.
         keep: where there are some, the only relations that are kept.
         skip_blank: leave out the triples of blank nodes.
+        skip_deprecated: leave out the triples of entities that are no longer to be used.
     """
 
     names: Sequence[str] = ()
@@ -108,6 +112,7 @@ class Wanted:
     skip: frozenset[str] = frozenset()
     keep: frozenset[str] = frozenset()
     skip_blank: bool = False
+    skip_deprecated: bool = False
 
     @property
     def texts_by(self) -> dict[str, tuple[Kind, int]]:
@@ -196,9 +201,13 @@ class Importer:
         self.texts = Texts(languages)
         self.wanted = wanted or Wanted()
         self.texts_by: Mapping[str, tuple[Kind, int]] = self.wanted.texts_by
+        self.kept = self.wanted.keep
         self.expressions = Expressions()
         self.text_nodes: list[tuple[int, str, int]] = []
         self.inner: set[int] = set()  # nodes that stand for an expression or a text
+        self.foreign: set[int] = set()  # nodes with a text in a language that is not wanted
+        self.names_in: Counter[str] = Counter()  # names in languages that are not wanted
+        self.old: set[int] = set()  # entities that are deprecated
         self.ids: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.by: dict[str, Counter[str]] = {}  # what is left out, by predicate (and language)
@@ -225,12 +234,15 @@ class Importer:
         """Keep a text, where it is wanted."""
         if self.texts.rank(language) is None:
             self.left_out("texts in other languages", f"{predicate} ({language})")
+            self.names_in[language] += kind == "name"
             return
         self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
 
     def value(self, node: str, value: str, language: str) -> None:
         """Keep the text of a node, by which it is named if it is no other's text."""
-        self.texts.add(self.ids.setdefault(node, len(self.ids)), "name", value, language, LATEST)
+        own = self.ids.setdefault(node, len(self.ids))
+        if not self.texts.add(own, "name", value, language, LATEST):
+            self.foreign.add(own)
 
     def text_node(self, subject: str, predicate: str, node: str) -> None:
         """Keep it until all texts are known."""
@@ -244,8 +256,17 @@ class Importer:
             self.left_out("of predicates that are skipped", predicate)
             return
         own = self.attributes.setdefault(self.ids.setdefault(subject, len(self.ids)), [])
-        if len(own) < WORDS:  # more have no room in a text
-            own.append((self.ids.setdefault(predicate, len(self.ids)), value))
+        found = (self.ids.setdefault(predicate, len(self.ids)), value)
+        if len(own) < WORDS and found not in own:  # more have no room in a text
+            own.append(found)
+
+    def none(self, node: str) -> None:
+        """Keep a restriction of none, which says nothing."""
+        self.expressions.none.add(self.ids.setdefault(node, len(self.ids)))
+
+    def deprecated(self, label: str) -> None:
+        """Keep which entities are deprecated."""
+        self.old.add(self.ids.setdefault(label, len(self.ids)))
 
     def left_out(self, why: str, predicate: str) -> None:
         """Count it, by predicate, too."""
@@ -290,21 +311,23 @@ class Importer:
             triples = triples[~about]
             triples = triples[~self.inner_N[triples[:, 0]]]
             once = distinct_triples(triples)
-            kept, silent = self.expressions.expanded(once, self.classes)
+            kept, silent = self.expressions.expanded(once, self.classes, self.unions)
             kept = kept[~self.inner_N[kept[:, 2]]]
             of_blank = self.unwanted_N[kept[:, [0, 2]]].any(1)
+            old = ~of_blank & self.old_N[kept[:, [0, 2]]].any(1)
             refused = np.isin(kept[:, 1], self.skipped)
             if self.wanted.keep:
                 refused |= ~np.isin(kept[:, 1], self.only)
             if labels:
                 self.counts["triples about statements"] += int(about.sum())
                 self.repeated += len(triples) - len(once)
-                for why, rows in ((SILENT, silent), (OF_BLANK, kept[of_blank & ~refused])):
+                apart = ((SILENT, silent), (OF_BLANK, kept[of_blank & ~refused]), (OLD, kept[old & ~refused]))
+                for why, rows in apart:
                     for relation in rows[:, 1].tolist():
                         self.left_out(why, labels[relation])
                 for relation in kept[refused, 1].tolist():
                     self.left_out(self.wanted.refuses(labels[relation]), labels[relation])
-            if len(kept := kept[~(of_blank | refused)]):
+            if len(kept := kept[~(of_blank | old | refused)]):
                 yield kept
 
     def _settle(self) -> list[str]:
@@ -314,7 +337,10 @@ class Importer:
         labels = list(ids)
         for own, predicate, node in self.text_nodes:
             text = self.texts.best["name"].get(node)
-            if text is None or not (text[1] == LATEST or labels[node].startswith("_:")):
+            if text is None and node in self.foreign:
+                self.inner.add(node)
+                self.left_out("texts in other languages", predicate)
+            elif text is None or not (text[1] == LATEST or labels[node].startswith("_:")):
                 self._buffer.extend(
                     [own, ids[predicate] if predicate in ids else self._new(predicate, labels), node]
                 )
@@ -326,12 +352,17 @@ class Importer:
             self._buffer.extend(triple)
         self.inner |= self.expressions.blank
         self.classes = {ids[name]: ids[own] for name, own in CLASSES.items() if name in ids}
+        self.unions = {ids[name]: name == EQUIVALENT for name in (EQUIVALENT, *ENDS) if name in ids}
         self.skipped, self.only = (
             [ids[x] for x in some if x in ids] for some in (self.wanted.skip, self.wanted.keep)
         )
-        self.reified_N, self.inner_N, self.unwanted_N = (np.zeros(len(labels), np.bool_) for _ in range(3))
+        self.reified_N, self.inner_N, self.unwanted_N, self.old_N = (
+            np.zeros(len(labels), np.bool_) for _ in range(4)
+        )
         self.reified_N[list(self.reifiers)] = True
         self.inner_N[list(self.inner)] = True
+        if self.wanted.skip_deprecated:
+            self.old_N[list(self.old)] = True
         if self.wanted.skip_blank:
             self.unwanted_N[:] = [label.startswith("_:") for label in labels]
         self._spill()
@@ -382,6 +413,7 @@ class Importer:
             "relations without a name": unnamed_relations,
             "entities without a description": entities
             - len(self.texts.best["description"].keys() & set(np.flatnonzero(entity_N).tolist())),
+            "deprecated": int(entity_N[list(self.old)].sum()),
             "attributes": attributes,
             "left out": {what: n for what, n in self.counts.items() if what != "blank nodes" and n},
             "left out by": {what: dict(by.most_common()) for what, by in self.by.items()},
@@ -503,6 +535,7 @@ class WantedKeywords(TypedDict, total=False):
     skip: Sequence[str]
     keep_only: Sequence[str]
     skip_blank: bool
+    skip_deprecated: bool
 
 
 def import_graph(
@@ -545,7 +578,7 @@ def import_graph(
         separator: of a table; by default a comma in ``.csv``, else a tab.
         wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
             relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
-            that are entities.
+            that are entities, and ``skip_deprecated`` those of entities that are no longer to be used.
 
     Returns:
         What was read and what was left out: counts.
@@ -594,6 +627,7 @@ def import_graph(
             frozenset(wanted.get("skip", ())),
             frozenset(wanted.get("keep_only", ())),
             wanted.get("skip_blank", False),
+            wanted.get("skip_deprecated", False),
         )
         importer = Importer(folder, languages, chosen)
         tell = partial(_bytes, watch, total)
@@ -601,6 +635,8 @@ def import_graph(
             read_statements(path, importer, format, base, tell)
         names = ", ".join(path.name for path in paths)
         report = importer.write((target.resolve().name, f"Imported by kgmlm from {names}."))
+        for note in _notes(importer, report):
+            watch.tell(note)
         if split:
             graph = split_random(read_folder(folder), seed=seed)
             how = f"split at random with seed {seed}"
@@ -615,6 +651,17 @@ def import_graph(
                 watch.tell(message)
             report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
     return Outcome(report)
+
+
+def _notes(importer: Importer, report: Mapping[str, Any]) -> Iterator[str]:
+    """What an import with other options may do better."""
+    unnamed = report["entities without a name"]
+    if importer.names_in and 2 * unnamed > report["entities"]:
+        language, count = importer.names_in.most_common(1)[0]
+        if 10 * count > unnamed:
+            yield f"most entities have no name; {count:,} have one in {language} (--language {language})"
+    if old := report["deprecated"]:
+        yield f"{old:,} entities are deprecated; --skip-deprecated leaves them out"
 
 
 def _folder(
@@ -668,6 +715,7 @@ def _written(
             "entities without a name": graph.entities.unnamed,
             "relations without a name": sum(r.name == r.label for r in graph.relations),
             "entities without a description": graph.entities.undescribed,
+            "deprecated": 0,
             "attributes": 0,
             "left out": dict(left_out or {}),
             "left out by": {},

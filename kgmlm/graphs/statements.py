@@ -53,8 +53,9 @@ TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
     "http://purl.org/dc/elements/1.1/title": ("name", 5),
     "http://schema.org/description": ("description", 0),
     "https://schema.org/description": ("description", 0),
-    "http://www.w3.org/2000/01/rdf-schema#comment": ("description", 1),
-    "http://www.w3.org/2004/02/skos/core#definition": ("description", 2),
+    "http://www.w3.org/2004/02/skos/core#definition": ("description", 1),
+    "http://www.geneontology.org/formats/oboInOwl#hasDefinition": ("description", 1),
+    "http://www.w3.org/2000/01/rdf-schema#comment": ("description", 2),
     "http://purl.org/dc/terms/description": ("description", 3),
     "http://purl.org/dc/elements/1.1/description": ("description", 4),
     "http://www.w3.org/2004/02/skos/core#altLabel": ("alias", 0),
@@ -68,19 +69,46 @@ TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
     "http://purl.obolibrary.org/obo/IAO_0000115": ("description", 1),  # "definition"
     "http://purl.obolibrary.org/obo/IAO_0000118": ("alias", 1),  # "alternative term"
     "http://www.geneontology.org/formats/oboInOwl#hasExactSynonym": ("alias", 0),
-    "http://dbpedia.org/ontology/abstract": ("description", 2),
+    "http://www.geneontology.org/formats/oboInOwl#hasNarrowSynonym": ("alias", 1),
+    "http://www.geneontology.org/formats/oboInOwl#hasRelatedSynonym": ("alias", 2),
+    "http://www.w3.org/2004/02/skos/core#notation": ("alias", 2),
+    "http://dbpedia.org/ontology/abstract": ("description", 3),
     "http://purl.org/dc/terms/abstract": ("description", 3),
     "http://www.w3.org/2004/02/skos/core#scopeNote": ("description", 5),
 }
 # A text may be a node's, which has the literal by one of these.
 VALUES = ("http://www.w3.org/1999/02/22-rdf-syntax-ns#value", "http://www.w3.org/2008/05/skos-xl#literalForm")
+_OWL, _SKOS = "http://www.w3.org/2002/07/owl#", "http://www.w3.org/2004/02/skos/core#"
+_RDF, _RDFS = "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "http://www.w3.org/2000/01/rdf-schema#"
+_ISA = (f"{_RDF}type", f"{_RDFS}subClassOf")
+# What is left out, since it tells of the file and not of the world, each with what is counted.
+TERMS, FILES, NOTES, DATES = (
+    "types that only RDF, OWL and SKOS have",
+    "about files",
+    "notes",
+    "dates of records",
+)
+LEFT_OUT: dict[str, str] = {
+    **{
+        f"{_OWL}{name}": FILES for name in ("imports", "versionIRI", "priorVersion", "backwardCompatibleWith")
+    },
+    f"{_RDFS}isDefinedBy": FILES,
+    **{f"{_SKOS}{name}": NOTES for name in ("note", "changeNote", "editorialNote", "historyNote", "example")},
+    **{f"http://purl.org/dc/terms/{name}": DATES for name in ("created", "modified")},
+    **{f"{http}://schema.org/dateModified": DATES for http in ("http", "https")},
+    "http://www.geneontology.org/formats/oboInOwl#creation_date": DATES,
+}
+_CARDINALITIES = tuple(
+    f"{_OWL}{limit}" for limit in ("cardinality", "minCardinality", "maxCardinality", "qualifiedCardinality",
+                                   "minQualifiedCardinality", "maxQualifiedCardinality")
+)  # fmt: skip
 # What stands for a statement has its parts by these.
 _PARTS_OF_STATEMENTS = (
-    *(f"http://www.w3.org/2002/07/owl#annotated{part}" for part in ("Source", "Property", "Target")),
-    *(f"http://www.w3.org/1999/02/22-rdf-syntax-ns#{part}" for part in ("subject", "predicate", "object")),
+    *(f"{_OWL}annotated{part}" for part in ("Source", "Property", "Target")),
+    *(f"{_RDF}{part}" for part in ("subject", "predicate", "object")),
 )
 _OF_WIKIDATA = re.compile(r"https?://www\.wikidata\.org/(entity/statement|value|reference)/")
-_REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
+_REIFIES = f"{_RDF}reifies"
 
 # ISO 639-1's two letters of a language, and its three letters by ISO 639-2 and 639-3.
 _LANGUAGES = (
@@ -120,9 +148,11 @@ class Listener(Protocol):
 
     Attributes:
         texts_by: the predicates whose objects are texts, each with the kind and the order of its texts.
+        kept: predicates that are never left out.
     """
 
     texts_by: Mapping[str, tuple[Kind, int]]
+    kept: frozenset[str]
 
     def triple(self, head: str, relation: str, tail: str) -> None:
         """Two entities are linked."""
@@ -138,6 +168,12 @@ class Listener(Protocol):
 
     def attribute(self, subject: str, predicate: str, value: str) -> None:
         """An entity has a number or a date."""
+
+    def none(self, node: str) -> None:
+        """A restriction is of none, or of none at least, so that it links nothing."""
+
+    def deprecated(self, label: str) -> None:
+        """An entity is no longer to be used."""
 
     def left_out(self, why: str, predicate: str) -> None:
         """A statement that a graph of entities has no place for; ``why`` is what is counted."""
@@ -505,9 +541,19 @@ def _tell(quads: Any, told: Listener) -> None:
         subject, predicate, value = quad.subject, _absolute(quad.predicate.value), quad.object
         node = type(value)
         text = told.texts_by.get(predicate)
-        if node is Literal:
+        why = "" if predicate in told.kept or text is not None else LEFT_OUT.get(predicate, "")
+        if why:
+            told.left_out(why, predicate)
+            if why == NOTES and node is BlankNode:
+                told.reifier(label(value))
+        elif node is Literal:
             if predicate in VALUES and text is None:
                 told.value(label(subject), value.value, value.language or "")
+            elif predicate == f"{_OWL}deprecated" and value.value in ("true", "1"):
+                told.deprecated(label(subject))
+            elif predicate in _CARDINALITIES:
+                if value.value.strip("+-0") == "":
+                    told.none(label(subject))
             elif text is None and TOLD.fullmatch(value.datatype.value.removeprefix(XSD)):
                 told.attribute(label(subject), predicate, value.value)
             elif text is None:
@@ -521,6 +567,15 @@ def _tell(quads: Any, told: Listener) -> None:
                 told.left_out("statements of Wikidata about statements", predicate)
             elif predicate in _PARTS_OF_STATEMENTS:
                 told.reifier(label(subject))
+            elif (
+                predicate in _ISA
+                and predicate not in told.kept
+                and value.value.startswith((_OWL, _SKOS, _RDF, _RDFS))
+            ):
+                if type(subject) is not BlankNode:  # else it is an expression, and counted as such
+                    told.left_out(TERMS, value.value)
+                if value.value in (f"{_OWL}DeprecatedClass", f"{_OWL}DeprecatedProperty"):
+                    told.deprecated(label(subject))
             else:
                 told.triple(label(subject), predicate, label(value))
         else:

@@ -7,21 +7,31 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from conftest import Cli, refused
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
+from kgmlm.graphs import edges
 from kgmlm.graphs.datasets import read_folder
 from kgmlm.graphs.edges import EDGES as FORMATS
 from kgmlm.graphs.graph import KnowledgeGraph
 
-NODES = "id\tname\tkind\nGene::9021\tSOCS3\tGene\nCompound::DB1\tLepirudin\tCompound\nGene::2\tA2M\tGene\n"
+# Hetionet's nodes have line ends of Windows, and a metaedge with a direction is written with ">".
+NODES = (
+    "id\tname\tkind\r\nAnatomy::UBERON:0000002\tuterine cervix\tAnatomy\r\nGene::9021\tSOCS3\tGene\r\n"
+    "Compound::DB1\tLepirudin\tCompound\r\nGene::2\tA2M\tGene\r\n"
+)
 EDGES = (
     "source\tmetaedge\ttarget\nCompound::DB1\tCbG\tGene::9021\n"
-    "Gene::9021\tGiG\tGene::2\nGene::9021\tGiG\tGene::2\n"
+    "Gene::9021\tGr>G\tGene::2\nGene::9021\tGr>G\tGene::2\n"
 )
-METAEDGES = "metaedge\tabbreviation\tedges\nCompound - binds - Gene\tCbG\t11571\n"
+METAEDGES = (
+    "metaedge\tabbreviation\tedges\tsource_nodes\ttarget_nodes\tunbiased\n"
+    "Compound - binds - Gene\tCbG\t11571\t1389\t1689\t11571\n"
+    "Gene > regulates > Gene\tGr>G\t265672\t4634\t7048\t265672\n"
+)
 PRIMEKG = (
     "relation,display_relation,x_index,x_id,x_type,x_name,x_source,y_index,y_id,y_type,y_name,y_source\n"
     "protein_protein,ppi,0,9796,gene/protein,PHYHIP,NCBI,8889,56992,gene/protein,KIF15,NCBI\n"
@@ -89,6 +99,19 @@ def test_tables(name: str, text: str, options: dict[str, Any], tmp_path: Path) -
     assert report["left out"] == ({"rows with an empty cell": 1} if "\n\tr\tx" in text else {})
 
 
+@pytest.mark.parametrize("size", [1, 7, 2**24])
+def test_rows_are_whole_wherever_a_block_ends(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges, "_BLOCK", size)
+    text = 'h,r,t\n"a\nb",says,"""c"""\nd,r,e\n' + "d,r,f\n" * 9 + '"g, h",r,i'
+    (path := tmp_path / "a.csv").write_text(text)
+    given = edges.Given([path], ("h", "r", "t"), ",", ("en",), lambda n: None)
+    rows = pa.concat_tables(edges._batches(path, given, given.columns, ","))
+    assert rows.column("h").to_pylist() == ["a\nb", "d", *["d"] * 9, "g, h"]
+    assert rows.column("t").to_pylist() == ['"c"', "e", *["f"] * 9, "i"]
+
+
 def test_quotes_in_tsv_are_characters(tmp_path: Path) -> None:
     graph, _ = imported(tmp_path, ("a.tsv", 'a "b\tr\tc\nNA\tr\t"\n'), columns=["1", "2", "3"])
     assert labeled(graph) == {('a "b', "r", "c"), ("NA", "r", '"')}
@@ -105,11 +128,12 @@ def test_a_split_of_a_table(tmp_path: Path) -> None:
 def test_hetionet(tmp_path: Path) -> None:
     files = (("nodes.tsv", NODES), ("edges.sif.gz", EDGES), ("metaedges.tsv", METAEDGES))
     graph, report = imported(tmp_path, *files, format="hetionet")
-    assert labeled(graph) == {("Compound::DB1", "CbG", "Gene::9021"), ("Gene::9021", "GiG", "Gene::2")}
+    assert labeled(graph) == {("Compound::DB1", "CbG", "Gene::9021"), ("Gene::9021", "Gr>G", "Gene::2")}
     gene = graph.entities.find("Gene::9021") or 0
     assert graph.entities[gene].name == "SOCS3"
     assert (graph.entities.types or [])[gene] == ("Gene",)
-    assert graph.relations[graph.relations.index["CbG"]].name == "binds"
+    assert [r.name for r in graph.relations] == ["binds", "regulates"]
+    assert graph.entities.table.column("name").to_pylist() == ["Lepirudin", "A2M", "SOCS3"]
     assert report["repeated"] == 1
 
 
@@ -133,6 +157,19 @@ def test_conceptnet(language: str | list[str], count: int, tmp_path: Path) -> No
     assert graph.entities[graph.entities.find("/c/en/land_reform") or 0].name == "land reform"
     assert graph.relations[graph.relations.index["/r/IsA"]].name == "is a"
     assert (report["triples"], sum(report["left out"].values())) == (count, 3 - count)
+
+
+# From the build test of ConceptNet 5 (CC BY 4.0).
+WHEAT = (
+    "/a/[/r/AtLocation/,/c/en/wheat/,/c/en/field/]\t/r/AtLocation\t/c/en/wheat\t/c/en/field\t"
+    '{"dataset": "/d/conceptnet/4/en", "license": "cc:by/4.0", "surfaceEnd": "a field", "weight": 1.0}\n'
+)
+
+
+def test_an_assertion_of_conceptnet(tmp_path: Path) -> None:
+    graph, _ = imported(tmp_path, ("assertions.csv", WHEAT), format="conceptnet")
+    assert labeled(graph) == {("/c/en/wheat", "/r/AtLocation", "/c/en/field")}
+    assert [r.name for r in graph.relations] == ["at location"]
 
 
 @pytest.mark.parametrize(

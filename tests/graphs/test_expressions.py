@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kgmlm
+from kgmlm.core.progress import Watcher
 from kgmlm.graphs.datasets import read_folder
 
 PREFIXES = """
@@ -18,15 +19,16 @@ PREFIXES = """
 @prefix rdf: <http://www.w3.org/1999/02/22-rdf-syntax-ns#> .
 @prefix skos: <http://www.w3.org/2004/02/skos/core#> .
 @prefix xl: <http://www.w3.org/2008/05/skos-xl#> .
+@prefix xsd: <http://www.w3.org/2001/XMLSchema#> .
 """
 SOME = "[ a owl:Restriction ; owl:onProperty :top ; owl:someValuesFrom :Tomato ]"
 
 
-def imported(text: str, folder: Path, **options: Any) -> tuple[set[str], dict[str, Any]]:
+def imported(text: str, folder: Path, out: str = "out", **options: Any) -> tuple[set[str], dict[str, Any]]:
     """The triples that a file says, in short, and the report."""
     (folder / "a.ttl").write_text(PREFIXES + text)
-    report = kgmlm.import_graph(folder / "a.ttl", folder / "out", progress=False, **options)
-    graph = read_folder(folder / "out")
+    report = kgmlm.import_graph(folder / "a.ttl", folder / out, progress=False, **options)
+    graph = read_folder(folder / out)
     short = [
         " ".join(part.rsplit("#", 1)[-1].rsplit("/", 1)[-1] for part in triple)
         for triple in graph.labeled(graph.triples("train"))
@@ -56,6 +58,25 @@ def imported(text: str, folder: Path, **options: Any) -> tuple[set[str], dict[st
         (":a :lists ( :b :c :b ) .", {"a lists b", "a lists c"}),
         (":a :b :c . :a rdfs:subClassOf [ owl:unionOf ( :B :C ) ] .", {"a b c"}),
         (":a :b :c . :a rdfs:subClassOf [ owl:complementOf :B ] .", {"a b c"}),
+        (":A owl:equivalentClass [ owl:unionOf ( :B :C ) ] .", {"B subClassOf A", "C subClassOf A"}),
+        (":top rdfs:range [ a owl:Class ; owl:unionOf ( :B :C ) ] .", {"top range B", "top range C"}),
+        (
+            ":a :b :c . :a rdfs:subClassOf [ a owl:Restriction ; owl:onProperty :r ; owl:onClass :B ; "
+            "owl:maxQualifiedCardinality 0 ] .",
+            {"a b c"},
+        ),
+        (
+            ":a rdfs:subClassOf [ a owl:Restriction ; owl:onProperty :r ; owl:onClass :B ; "
+            'owl:qualifiedCardinality "10"^^xsd:nonNegativeInteger ] .',
+            {"a r B"},
+        ),
+        (":a :b :c . :a a owl:Class , :D ; rdfs:subClassOf owl:Thing .", {"a b c", "a type D"}),
+        (
+            ":a :b :c . : a owl:Ontology ; owl:imports <http://ex.org/o> ; "
+            "owl:versionIRI <http://ex.org/o1> . :a rdfs:isDefinedBy : .",
+            {"a b c"},
+        ),
+        (':a :b :c ; skos:editorialNote [ :by :me ; rdfs:comment "why" ] .', {"a b c"}),
         (
             ":a :b :c . :a rdfs:subClassOf [ a owl:Restriction ; owl:onProperty [ owl:inverseOf :r ] ; "
             "owl:someValuesFrom :B ] .",
@@ -85,6 +106,52 @@ def test_what_no_triple_says_is_counted(tmp_path: Path) -> None:
     assert report["left out by"]["expressions that no triple says"] == {
         "http://www.w3.org/2000/01/rdf-schema#subClassOf": 1
     }
+
+
+DEPRECATED = ":a :b :c . :c owl:deprecated true ; :b :a . :a :d :e . :f a owl:DeprecatedClass ; :b :a ."
+
+
+def test_deprecated_entities_are_told_and_may_be_left_out(tmp_path: Path) -> None:
+    found, report = imported(DEPRECATED, tmp_path)
+    assert (found, report["deprecated"]) == ({"a b c", "c b a", "a d e", "f b a"}, 2)
+    found, report = imported(DEPRECATED, tmp_path, "skipped", skip_deprecated=True)
+    assert (found, report["deprecated"]) == ({"a d e"}, 0)
+    assert report["left out"]["of deprecated entities"] == 3
+
+
+def test_labels_of_other_languages_are_no_entities(tmp_path: Path) -> None:
+    said = ':a :b :c ; xl:prefLabel :l , :m . :l a xl:Label ; xl:literalForm "Ding"@de . '
+    said += ':m xl:literalForm "Thing"@en .'
+    found, report = imported(said, tmp_path)
+    assert found == {"a b c"}
+    assert report["left out"]["texts in other languages"] == 1
+
+
+def test_dates_of_records_are_no_attributes(tmp_path: Path) -> None:
+    created = "<http://purl.org/dc/terms/created>"
+    born = ":born '1900-01-02'^^xsd:date , '1900-01-02'^^xsd:date"
+    said = f":a :b :c ; {created} '2018-09-13'^^xsd:date ; {born} ."
+    report = imported(said, tmp_path)[1]
+    assert report["attributes"] == 1
+    assert report["left out"] == {"dates of records": 1}
+
+
+def test_a_language_that_names_are_in_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Telling(Watcher):
+        def tell(self, message: str) -> None:
+            told.append(message)
+
+    (tmp_path / "a.ttl").write_text(f'{PREFIXES} :a :b :c ; rdfs:label "Ding"@de .')
+    kgmlm.import_graph(tmp_path / "a.ttl", tmp_path / "out", progress=Telling())
+    assert told == ["most entities have no name; 1 have one in de (--language de)"]
+
+
+def test_a_definition_goes_before_a_comment(tmp_path: Path) -> None:
+    obo = "<http://www.geneontology.org/formats/oboInOwl#hasDefinition>"
+    imported(f':a :b :c ; rdfs:comment "a note" ; {obo} "what it is" .', tmp_path)
+    assert "what it is" in read_folder(tmp_path / "out").entities.column("description")
 
 
 def test_a_list_that_has_no_end_is_read_once(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_names_descriptions_aliases_and_counts(tmp_path: Path) -> None:
     assert report == {
         "entities": 3, "relations": 2, "triples": 3, "repeated": 1, "entities without a name": 1,
         "relations without a name": 1, "entities without a description": 2, "blank nodes": 1,
-        "attributes": 1,
+        "attributes": 1, "deprecated": 0,
         "left out": {"texts in other languages": 1},
         "left out by": {
             "texts in other languages": {"http://www.w3.org/2000/01/rdf-schema#label (ru)": 1},

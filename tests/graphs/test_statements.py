@@ -68,9 +68,14 @@ class Told:
         self.blank = 0
         self.reifiers: list[str] = []
         self.texts_by: Mapping[str, tuple[Kind, int]] = TEXT_PREDICATES
+        self.kept: frozenset[str] = frozenset()
 
     def triple(self, head: str, relation: str, tail: str) -> None:
         self.triples.append((head, relation, tail))
+
+    def none(self, node: str) -> None: ...
+
+    def deprecated(self, label: str) -> None: ...
 
     def text(self, subject: str, kind: str, value: str, language: str, order: int, predicate: str) -> None:
         self.texts.append((subject, kind, value, language))
