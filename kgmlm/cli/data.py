@@ -180,7 +180,8 @@ def data_import(
         typer.Argument(
             help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML or a Wikidata JSON dump; .gz, .bz2, "
             ".xz, .zst and .zip, too. Or tables of edges (--columns). Or the folder of a benchmark, as "
-            "KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it.",
+            "KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it. Or a SPARQL endpoint, "
+            "sparql+https://HOST/QUERY.",
             show_default=False,
         ),
     ],
@@ -225,6 +226,14 @@ def data_import(
             help="Of a table's columns; by default a comma in .csv, else a tab.", show_default=False
         ),
     ] = None,
+    query: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with what an endpoint is asked: SPARQL that selects three variables, of heads, "
+            "relations and tails; by default all triples.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **wanted: Any,
@@ -236,6 +245,7 @@ def data_import(
     `pip install 'kgmlm[rdf]'`.
     """
     from kgmlm.core.errors import counted, printable
+    from kgmlm.core.files import read_bytes
     from kgmlm.core.progress import Bars
     from kgmlm.graphs.importing import import_graph
 
@@ -250,6 +260,7 @@ def data_import(
         seed=seed,
         columns=None if columns is None else columns.split(","),
         separator=separator,
+        query=None if query is None else read_bytes(query).decode("utf-8", "replace"),
         progress=Bars(quiet),
     )
     if as_json:

@@ -35,6 +35,7 @@ from kgmlm.graphs.attributes import COLUMNS, WORDS
 from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
 from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
+from kgmlm.graphs.endpoints import ALL, endpoint_of, fetch
 from kgmlm.graphs.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.layouts import LAYOUTS, layout_of, read_layout
@@ -549,6 +550,7 @@ def import_graph(
     seed: int = 0,
     columns: Sequence[str] | None = None,
     separator: str | None = None,
+    query: str | None = None,
     progress: bool | Watcher | Advance = True,
     **wanted: Unpack[WantedKeywords],
 ) -> Outcome:
@@ -564,7 +566,9 @@ def import_graph(
     Texts are kept in memory, triples on disk.
 
     Args:
-        inputs: files, read as one graph; ``.gz``, ``.bz2``, ``.xz``, ``.zst`` and ``.zip`` are unpacked.
+        inputs: files, read as one graph; ``.gz``, ``.bz2``, ``.xz``, ``.zst`` and ``.zip`` are unpacked. Or a
+            SPARQL endpoint, ``sparql+https://...``, whose triples are fetched page by page; after an
+            interruption the same call goes on.
         output: the folder to write; it is there whole or not at all.
         format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
             kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
@@ -576,6 +580,8 @@ def import_graph(
         columns: of heads, relations and tails in a table: names in its first line, or numbers from 1 where it
             has no such line. The format is a table then.
         separator: of a table; by default a comma in ``.csv``, else a tab.
+        query: of an endpoint: SPARQL that selects three variables, of heads, relations and tails; by default
+            all triples of its default graph.
         wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
             relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
             that are entities, and ``skip_deprecated`` those of entities that are no longer to be used.
@@ -593,6 +599,9 @@ def import_graph(
     check_main_guard()
     check_numbers(seed=(seed, 0))
     several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str) else [inputs]
+    url = next(filter(None, map(endpoint_of, several)), None)
+    if url is not None and (len(several) > 1 or format is not None or columns is not None):
+        raise ConfigError("an endpoint is read alone, and has no format and no columns")
     paths = [as_path(path, "an input") for path in several]
     if not paths:
         raise DataError("name at least one file to import")
@@ -606,13 +615,15 @@ def import_graph(
     if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
         with watcher_of(progress) as watch:
             return _folder(paths, format, as_path(output, "the output"), seed if split else None, watch)
-    for path in paths:
+    if url is None and query is not None:
+        raise ConfigError("a query is asked of an endpoint: sparql+https://...")
+    for path in paths if url is None else []:
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
         format or format_of(path)
     target = as_path(output, "the output")
     files.check_new_folder(target)
-    total = sum(path.stat().st_size for path in paths)  # 0 of a pipe
+    total = sum(path.stat().st_size for path in paths) if url is None else 0  # 0 of a pipe, too
     languages = [language] if isinstance(language, str) else list(language)
     if format is not None and format in EDGES:
         with watcher_of(progress) as watch:
@@ -620,41 +631,51 @@ def import_graph(
             graph, repeated, left_out = read_edges(format, given, target.resolve().name)
             source = f"{', '.join(path.name for path in paths)}, read as {format}"
             return _written(graph, target, source, seed if split else None, watch, repeated, left_out)
-    with watcher_of(progress) as watch, files.new_folder(target) as folder:
-        chosen = Wanted(
-            tuple(wanted.get("name_predicates", ())),
-            tuple(wanted.get("description_predicates", ())),
-            frozenset(wanted.get("skip", ())),
-            frozenset(wanted.get("keep_only", ())),
-            wanted.get("skip_blank", False),
-            wanted.get("skip_deprecated", False),
-        )
-        importer = Importer(folder, languages, chosen)
-        tell = partial(_bytes, watch, total)
-        for path in paths:
-            read_statements(path, importer, format, base, tell)
-        names = ", ".join(path.name for path in paths)
-        report = importer.write((target.resolve().name, f"Imported by kgmlm from {names}."))
-        for note in _notes(importer, report):
-            watch.tell(note)
-        if split:
-            graph = split_random(read_folder(folder), seed=seed)
-            how = f"split at random with seed {seed}"
-            card, counts = folder_card(folder), describe_split(graph, graph.name, how).counts
-            assert card is not None
-            for path in list(folder.glob("train.*")):
-                path.unlink()
-            write_splits(graph, folder)
-            title = f"{card.title}, {how}"
-            write_card(card.model_copy(update={"title": title, "counts": counts}), folder)
-            for message in split_notes(graph, [s for s in graph.splits if s != "train"], {"valid": None}):
-                watch.tell(message)
-            report["splits"] = {name: len(triples) for name, triples in graph.splits.items()}
+    chosen = Wanted(
+        tuple(wanted.get("name_predicates", ())),
+        tuple(wanted.get("description_predicates", ())),
+        frozenset(wanted.get("skip", ())),
+        frozenset(wanted.get("keep_only", ())),
+        wanted.get("skip_blank", False),
+        wanted.get("skip_deprecated", False),
+    )
+    source, kept = ", ".join(path.name for path in paths), None
+    with watcher_of(progress) as watch:
+        if url is not None:
+            source, kept = url, target.with_name(f".{target.name}.import-unfinished")
+            paths, format, total = fetch(url, query or ALL, kept, partial(_solutions, watch)), "ntriples", 0
+        with files.new_folder(target) as folder:
+            importer = Importer(folder, languages, chosen)
+            for path in paths:
+                read_statements(path, importer, format, base, partial(_bytes, watch, total))
+            report = importer.write((target.resolve().name, f"Imported by kgmlm from {source}."))
+            for note in _notes(importer, report):
+                watch.tell(note)
+            if split:
+                report["splits"] = _drawn(folder, seed, watch)
+    if kept is not None:
+        shutil.rmtree(kept, ignore_errors=True)
     return Outcome(report)
 
 
+def _drawn(folder: Path, seed: int, watch: Watcher) -> dict[str, int]:
+    """Draw splits of a dataset folder that has training triples alone; returns their sizes."""
+    graph = split_random(read_folder(folder), seed=seed)
+    how = f"split at random with seed {seed}"
+    card, counts = folder_card(folder), describe_split(graph, graph.name, how).counts
+    assert card is not None
+    for path in list(folder.glob("train.*")):
+        path.unlink()
+    write_splits(graph, folder)
+    title = f"{card.title}, {how}"
+    write_card(card.model_copy(update={"title": title, "counts": counts}), folder)
+    for message in split_notes(graph, [s for s in graph.splits if s != "train"], {"valid": None}):
+        watch.tell(message)
+    return {name: len(triples) for name, triples in graph.splits.items()}
+
+
 def _notes(importer: Importer, report: Mapping[str, Any]) -> Iterator[str]:
-    """What an import with other options may do better."""
+    """Notes on what other options of an import would do."""
     unnamed = report["entities without a name"]
     if importer.names_in and 2 * unnamed > report["entities"]:
         language, count = importer.names_in.most_common(1)[0]
@@ -723,6 +744,12 @@ def _written(
             "splits": found,
         }
     )
+
+
+def _solutions(watch: Watcher, n: int, total: int) -> None:
+    """Tell that n more triples are fetched, of a number that is known."""
+    if total:
+        watch("fetching triples", n, total)
 
 
 def _bytes(watch: Watcher, total: int, n: int) -> None:
