@@ -23,6 +23,7 @@ TextColumn = Literal["label", "name", "description", "surface"]
 TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
 TYPES, ALIASES = "types", "aliases"  # columns of entities, in tables that have any
 LISTS = (TYPES, ALIASES)  # their cells have several, with a | between them
+TOLD = 3  # aliases that the models read: the first ones are the most usual
 _ODD = 10_000  # labels that are Python strings at one time
 
 
@@ -99,7 +100,7 @@ class Entity:
 
     ``surface`` is the form that is read and predicted: the name, or a disambiguated name
     where the dataset has one (WN18RR: lemma, part of speech, sense number). ``aliases`` are further names, by
-    which people find it.
+    which people find it, and of which the models read the first three.
     """
 
     label: str
@@ -108,6 +109,20 @@ class Entity:
     surface: str
     types: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """The description as the models read it: behind aliases."""
+        return _told(self.aliases, self.description)
+
+
+def _told(aliases: Sequence[str], description: str) -> str:
+    """A description behind aliases.
+
+    >>> _told(("Big Apple", "NYC"), "a city"), _told((), "a city"), _told(("NYC",), "")
+    ('also Big Apple, NYC. a city', 'a city', 'also NYC')
+    """
+    return ". ".join(x for x in (f"also {', '.join(aliases[:TOLD])}" if aliases else "", description) if x)
 
 
 @dataclass(frozen=True)
@@ -209,13 +224,13 @@ class EntityTable:
         return joined
 
     def rows_in(self, other: EntityTable) -> IntArray:
-        """Find each entity in another table, by label, surface and description; -1 where it is not there."""
+        """Find each entity in another table, by label and by what models read; -1 where it is not there."""
         found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
         rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-        for column in ("surface", "description"):
+        columns = [(x.table.column("surface"), x.told) for x in (self, other)]
+        for mine, theirs in zip(*columns, strict=True):
             there = np.flatnonzero(rows_N >= 0)
-            mine = self.table.column(column).take(pa.array(there))
-            theirs = other.table.column(column).take(pa.array(rows_N[there]))
+            mine, theirs = mine.take(pa.array(there)), theirs.take(pa.array(rows_N[there]))
             same = pc.equal(mine, theirs).to_numpy()
             rows_N[there[~same]] = -1
         return rows_N
@@ -253,6 +268,18 @@ class EntityTable:
         if ALIASES not in self.table.column_names:
             return None
         return pc.split_pattern(self.table.column(ALIASES).combine_chunks(), "|")
+
+    @cached_property
+    def told(self) -> pa.ChunkedArray:
+        """Descriptions as the models read them: behind aliases, where there are any."""
+        description = self.table.column("description")
+        if ALIASES not in self.table.column_names:
+            return description
+        cells = self.table.column(ALIASES).combine_chunks()
+        having = pc.not_equal(cells, "")
+        pairs = zip(cells.filter(having).to_pylist(), description.filter(having).to_pylist(), strict=True)
+        told = text_array([_told(split_cell(cell), text) for cell, text in pairs]).cast(description.type)
+        return pa.chunked_array([pc.replace_with_mask(description.combine_chunks(), having, told)])
 
     def column(self, name: TextColumn) -> list[str]:
         """One column as a list of N strings."""

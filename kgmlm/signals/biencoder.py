@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import scipy.sparse as sp
 
 from kgmlm.core import files
@@ -82,14 +83,15 @@ def texts_of(entities: EntityTable) -> list[str]:
     >>> texts_of(EntityTable(["q1", "q2"], ["Paris", "Rome"], ["a capital", ""]))
     ['Paris. a capital', 'Rome']
     """
-    columns = zip(entities.column("surface"), entities.column("description"), strict=True)
+    columns = zip(entities.column("surface"), entities.told.to_pylist(), strict=True)
     return [f"{surface}. {description}" if description else surface for surface, description in columns]
 
 
 def digest_of(entities: EntityTable) -> str:
     """SHA-256 of the texts of entities."""
     digest = sha256()
-    for batch in entities.table.select(["surface", "description"]).to_batches(PART):
+    columns = pa.table({"surface": entities.table.column("surface"), "description": entities.told})
+    for batch in columns.to_batches(PART):
         for column in batch.columns:
             digest.update("\0".join(column.to_pylist()).encode(errors="surrogatepass"))
     return digest.hexdigest()

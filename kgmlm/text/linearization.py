@@ -124,7 +124,7 @@ def plain(
 ) -> Linearization:
     """``virus. a tiny agent | causes | ___`` and ``disease. … | inverse of causes | ___``."""
     entity = context.entities[query.entity]
-    description = entity.description if descriptions else ""
+    description = entity.told if descriptions else ""
     return Linearization(
         (
             Segment(f"{entity.surface}." if description else entity.surface, cut=1),
@@ -141,7 +141,7 @@ def natural(
     """``virus means: a tiny agent virus causes ___`` and ``… something causes disease, namely ___``."""
     entity = context.entities[query.entity]
     relation = context.relations[query.relation].name
-    description = entity.description if descriptions else ""
+    description = entity.told if descriptions else ""
     intro = (Segment(f"{entity.surface} means:", cut=1), Segment(description, cut=3)) if description else ()
     told = _told(context, neighbors)
     if query.target == "tail":
@@ -154,7 +154,7 @@ def natural(
 def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linearization:
     """The text of an entity's vector: ``virus. a tiny agent ___``; nothing that the graph knows."""
     read = context.entities[entity]
-    description = read.description if descriptions else ""
+    description = read.told if descriptions else ""
     return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))
 
 
@@ -163,7 +163,7 @@ def answer_text(
 ) -> Linearization:
     """The text of a candidate in the hole of reranking: ``answer: disease. an illness ; is a: state``."""
     read = context.entities[entity]
-    description = read.description if descriptions else ""
+    description = read.told if descriptions else ""
     return Linearization(
         (
             Segment("answer:"),

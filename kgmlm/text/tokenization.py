@@ -645,7 +645,8 @@ class Vocabulary:
 
 def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
     """The texts of a scratch tokenizer: training entities and relations only, and the template's words."""
-    columns = graph.entities.table.select(["surface", "description"])
+    entities = graph.entities
+    columns = pa.table({"surface": entities.table.column("surface"), "description": entities.told})
     for batch in columns.take(pa.array(np.flatnonzero(graph.seen_N))).to_batches(_BATCH):
         for surface, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield surface

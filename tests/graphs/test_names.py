@@ -8,6 +8,9 @@ from kgmlm.core.errors import QueryError
 from kgmlm.graphs import names
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.queries import Query
+from kgmlm.signals.biencoder import texts_of
+from kgmlm.text.linearization import plain
 
 
 @pytest.fixture(params=["a dictionary", "columns"], autouse=True)
@@ -49,6 +52,17 @@ def test_a_suggestion_is_made_once() -> None:
     graph = build_graph("x", {"train": [("a", "knows", "b"), ("a", "Lives_In", "b")]})
     with pytest.raises(QueryError, match=r"did you mean 'knows'\?"):
         Resolver(graph).relation("know")
+
+
+def test_the_models_read_three_aliases_before_a_description() -> None:
+    texts = TextColumns(descriptions={"a": "a city"}, aliases={"a": "w| x|y|z", "b": "v"})
+    graph = build_graph("x", {"train": [("a", "r", "b"), ("b", "r", "c")]}, texts)
+    assert [graph.entities[i].told for i in range(3)] == ["also w, x, y. a city", "also v", ""]
+    assert graph.entities.told.to_pylist() == ["also w, x, y. a city", "also v", ""]
+    assert plain(graph.context, Query(0, 0, "tail"), True).text("?").startswith("a. also w, x, y. a city")
+    assert texts_of(graph.entities) == ["a. also w, x, y. a city", "b. also v", "c"]
+    other = build_graph("x", {"train": [("a", "r", "b")]}, TextColumns(aliases={"b": "v"}))
+    assert other.entities.rows_in(graph.entities).tolist() == [-1, 1]
 
 
 def test_an_alias_finds_what_no_name_does() -> None:
