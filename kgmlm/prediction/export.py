@@ -25,6 +25,9 @@ from kgmlm.runs.record import check_result
 BASE = "urn:kgmlm:"  # of IRIs for labels that are none
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
 REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
+LABEL, COMMENT = (f"http://www.w3.org/2000/01/rdf-schema#{name}" for name in ("label", "comment"))
+SOURCE = "http://purl.org/dc/elements/1.1/source"
+MEANS = "the probability of finding the triple in a further hidden set, as large as the validation set"
 
 # What an IRI has only percent-encoded (RFC 3987; private characters are left out as well).
 _NOT = r"\x00-\x20<>\"{}|^`\\\[\]%#\x7f-\x9f\ud800-\uf8ff\ufdd0-\ufdef\ufff0-\uffff\U000e0000-\U0010ffff"
@@ -48,6 +51,16 @@ def _named(label: str, base: str) -> str:
     return f"<{label}>" if _IRI.fullmatch(label) else f"<{base}{quote(label, safe='')}>"
 
 
+def _quoted(text: str) -> str:
+    r"""A text as a literal of RDF.
+
+    >>> print(_quoted('say "hi"\n'))
+    "say \"hi\"\n"
+    """
+    escaped = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escaped.get(c, c if c >= " " else f"\\u{ord(c):04X}") for c in text) + '"'
+
+
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """Rows as dictionaries, some at a time."""
     for batch in table.to_batches(1 << 14):
@@ -62,28 +75,56 @@ def _literal(probability: float) -> str:
     return f'"{probability!r}"^^<{DOUBLE}>'
 
 
+def _names(table: pa.Table, file: TextIO, base: str) -> None:
+    """Names of entities and relations, where they are more than the label."""
+    known = set[tuple[str, bool]]()
+    for row in _rows(table):
+        for column in ("head", "relation", "tail"):
+            label, name = row[column], row[f"{column}_name"]
+            if name and name != label and (key := (label, column == "relation")) not in known:
+                known.add(key)
+                of = _named(label, base) if column == "relation" else node(label, base)
+                file.write(f"{of} <{LABEL}> {_quoted(name)} .\n")
+
+
+def _vocabulary(file: TextIO, base: str) -> None:
+    """What the predicate of probabilities means."""
+    for predicate, text in ((LABEL, "probability"), (COMMENT, MEANS)):
+        file.write(f"<{base}probability> <{predicate}> {_quoted(text)} .\n")
+
+
+def _about(of: str, row: dict[str, Any], base: str) -> str:
+    """The probability of a triple, and what says so."""
+    return f'{of} <{base}probability> {_literal(row["probability"])} .\n{of} <{SOURCE}> "kgmlm" .\n'
+
+
 def _ntriples(table: pa.Table, file: TextIO, base: str) -> None:
-    """The triples alone, without their probabilities."""
+    """The triples without their probabilities, and names."""
     file.writelines(f"{_statement(row, base)} .\n" for row in _rows(table))
+    _names(table, file, base)
 
 
 def _rdf_star(table: pa.Table, file: TextIO, base: str) -> None:
-    """N-Triples of RDF 1.2: each triple, a node that reifies it, and that node's probability."""
+    """N-Triples of RDF 1.2: each triple, a node that reifies it, that node's probability, and names."""
+    _vocabulary(file, base)
     new = "_:new"
     while any(pc.any(pc.starts_with(table.column(end), new)).as_py() for end in ("head", "tail")):
         new += "x"  # until it is no entity's
     for number, row in enumerate(_rows(table), 1):
         statement = _statement(row, base)
         file.write(f"{statement} .\n{new}{number} <{REIFIES}> <<( {statement} )>> .\n")
-        file.write(f"{new}{number} <{base}probability> {_literal(row['probability'])} .\n")
+        file.write(_about(f"{new}{number}", row, base))
+    _names(table, file, base)
 
 
 def _trig(table: pa.Table, file: TextIO, base: str) -> None:
-    """Each triple in a graph of its own, which has the probability."""
+    """Each triple in a graph of its own, which has the probability; names in the default graph."""
+    _vocabulary(file, base)
     for number, row in enumerate(_rows(table), 1):
         graph = f"<{base}new/{number}>"
         file.write(f"{graph} {{ {_statement(row, base)} . }}\n")
-        file.write(f"{graph} <{base}probability> {_literal(row['probability'])} .\n")
+        file.write(_about(graph, row, base))
+    _names(table, file, base)
 
 
 def _csv(table: pa.Table, file: TextIO, base: str) -> None:

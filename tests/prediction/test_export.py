@@ -13,7 +13,19 @@ import pytest
 
 from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.prediction import export
-from kgmlm.prediction.export import BASE, DOUBLE, FORMATS, REIFIES, SUFFIXES, format_for, node, write_export
+from kgmlm.prediction.export import (
+    BASE,
+    COMMENT,
+    DOUBLE,
+    FORMATS,
+    LABEL,
+    REIFIES,
+    SOURCE,
+    SUFFIXES,
+    format_for,
+    node,
+    write_export,
+)
 
 REGISTRY = FORMATS
 ROWS: list[dict[str, Any]] = [
@@ -106,6 +118,21 @@ class TestEveryFormat:
             write_export(TABLE, tmp_path / "out", format)
         assert (tmp_path / "out").read_text() == "before"
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("format", RDF)
+def test_names_and_what_a_probability_means_come_along(format: str, tmp_path: Path) -> None:
+    write_export(TABLE, tmp_path / "out", format)
+    quads = list(ox.parse((tmp_path / "out").read_bytes(), RDF[format]))
+    texts = {
+        (str(q.subject), q.predicate.value): q.object.value for q in quads if isinstance(q.object, ox.Literal)
+    }
+    for row in ROWS:
+        for column in ("head", "tail"):
+            assert texts[node(row[column]), LABEL] == row[f"{column}_name"]
+        assert texts[export._named(row["relation"], BASE), LABEL] == row["relation_name"]
+    assert ((f"<{BASE}probability>", COMMENT) in texts) == (format != "ntriples")
+    assert sum(q.predicate.value == SOURCE for q in quads) == (0 if format == "ntriples" else len(ROWS))
 
 
 def test_what_reifies_a_triple_is_no_entity(tmp_path: Path) -> None:
