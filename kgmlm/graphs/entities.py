@@ -23,7 +23,7 @@ TextColumn = Literal["label", "name", "description", "surface"]
 TEXT_COLUMNS: tuple[TextColumn, ...] = ("label", "name", "description", "surface")
 TYPES, ALIASES = "types", "aliases"  # columns of entities, in tables that have any
 LISTS = (TYPES, ALIASES)  # their cells have several, with a | between them
-TOLD = 3  # aliases that the models read: the first ones are the most usual
+TOLD = 3  # aliases that the models read of an entity without a description
 _ODD = 10_000  # labels that are Python strings at one time
 
 
@@ -100,7 +100,7 @@ class Entity:
 
     ``surface`` is the form that is read and predicted: the name, or a disambiguated name
     where the dataset has one (WN18RR: lemma, part of speech, sense number). ``aliases`` are further names, by
-    which people find it, and of which the models read the first three.
+    which people find it.
     """
 
     label: str
@@ -112,17 +112,19 @@ class Entity:
 
     @property
     def told(self) -> str:
-        """The description as the models read it: behind aliases."""
-        return _told(self.aliases, self.description)
+        """The description as the models read it; without one the first aliases."""
+        return self.description or _told(self.aliases)
 
 
-def _told(aliases: Sequence[str], description: str) -> str:
-    """A description behind aliases.
+def _told(aliases: Sequence[str]) -> str:
+    """Aliases as words of a description.
 
-    >>> _told(("Big Apple", "NYC"), "a city"), _told((), "a city"), _told(("NYC",), "")
-    ('also Big Apple, NYC. a city', 'a city', 'also NYC')
+    Before descriptions they were no gain (eval/LOG.md).
+
+    >>> _told(("Big Apple", "NYC")), _told(())
+    ('also Big Apple, NYC', '')
     """
-    return ". ".join(x for x in (f"also {', '.join(aliases[:TOLD])}" if aliases else "", description) if x)
+    return f"also {', '.join(aliases[:TOLD])}" if aliases else ""
 
 
 @dataclass(frozen=True)
@@ -271,14 +273,14 @@ class EntityTable:
 
     @cached_property
     def told(self) -> pa.ChunkedArray:
-        """Descriptions as the models read them: behind aliases, where there are any."""
+        """Descriptions as the models read them; without one the first aliases."""
         description = self.table.column("description")
         if ALIASES not in self.table.column_names:
             return description
         cells = self.table.column(ALIASES).combine_chunks()
-        having = pc.not_equal(cells, "")
-        pairs = zip(cells.filter(having).to_pylist(), description.filter(having).to_pylist(), strict=True)
-        told = text_array([_told(split_cell(cell), text) for cell, text in pairs]).cast(description.type)
+        having = pc.and_(pc.not_equal(cells, ""), pc.equal(description.combine_chunks(), ""))
+        told = text_array([_told(split_cell(cell)) for cell in cells.filter(having).to_pylist()])
+        told = told.cast(description.type)
         return pa.chunked_array([pc.replace_with_mask(description.combine_chunks(), having, told)])
 
     def column(self, name: TextColumn) -> list[str]:
