@@ -25,6 +25,7 @@ PAGE, LEAST = 10_000, 100  # solutions of a page: at first, and after failures
 TRIES = 8  # of a page, half as large each time
 WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, which double, and at most
 SECONDS = 120  # that an endpoint may take for an answer
+SHIFT = 3  # solutions by which two answers about blank nodes differ
 _AGAIN = (408, 429, 500, 502, 503, 504)  # answers after which it is asked again
 _SELECT = re.compile(
     r"\A((?:\s|\#[^\n]*\n|PREFIX\s+\S*:\s*<[^>]*>|BASE\s+<[^>]*>)*)(SELECT\b.*)\Z", re.IGNORECASE | re.DOTALL
@@ -73,6 +74,14 @@ class Asked(NamedTuple):
         names = " ".join(f"?{name}" for name in self.variables)
         inner = f"SELECT {names} WHERE {{ {{ {self.select} }} }}"
         return f"{self.prologue} {inner} ORDER BY {names} LIMIT {size} OFFSET {offset}"
+
+    def blanks(self, offset: int) -> str:
+        """The query of some solutions whose heads are blank nodes."""
+        names = " ".join(f"?{name}" for name in self.variables)
+        inner = f"{{ {self.select} }} FILTER(isBlank(?{self.variables[0]}))"
+        return (
+            f"{self.prologue} SELECT {names} WHERE {{ {inner} }} ORDER BY {names} LIMIT 100 OFFSET {offset}"
+        )
 
     def counted(self) -> str:
         """The query of how many solutions there are."""
@@ -157,7 +166,8 @@ def fetch(
             continue
         failed = 0
         if not found:
-            return [_page(folder, number) for number in range(1, state.pages + 1)]
+            pages = [_page(folder, number) for number in range(1, state.pages + 1)]
+            return [_joined(pages)] if len(pages) > 1 and _keeps_blanks(url, asked) else pages
         triples = []
         for solution in found:
             head, relation, tail = (solution[name] for name in asked.variables)
@@ -170,9 +180,32 @@ def fetch(
             left_out=state.left_out + len(found) - len(triples),
         )
         data = pyoxigraph.serialize(triples, format=pyoxigraph.RdfFormat.N_TRIPLES)
+        folder.mkdir(exist_ok=True)
         files.write_atomic(_page(folder, state.pages), data or b"")
         files.write_json(folder / _STATE, state._asdict())
         advance(len(found), total)
+
+
+def _keeps_blanks(url: str, asked: Asked) -> bool:
+    """Return whether blank nodes have the same names in each answer: then they are the same in all pages.
+
+    Many endpoints number them anew, so two answers that overlap are compared.
+    """
+    try:
+        first, again = (list(_answer(url, asked.blanks(offset))) for offset in (0, SHIFT))
+    except _Refused:
+        return False
+    heads, same = ([str(solution[asked.variables[0]]) for solution in found] for found in (first, again))
+    return len(set(heads[SHIFT:])) > 1 and heads[SHIFT:] == same[: len(heads) - SHIFT]
+
+
+def _joined(pages: list[Path]) -> Path:
+    """One file of all pages."""
+    path = pages[0].with_name("all.nt")
+    with path.open("wb") as file:
+        for page in pages:
+            file.write(page.read_bytes())
+    return path
 
 
 def _page(folder: Path, number: int) -> Path:
@@ -196,7 +229,6 @@ def _kept(folder: Path, url: str, query: str) -> _State:
         state = fresh
     if not state.pages:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
     return state
 
 

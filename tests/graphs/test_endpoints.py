@@ -28,13 +28,16 @@ GRAPH = """
 @prefix xsd: <http://www.w3.org/2001/XMLSchema#> .
 :paris :capitalOf :france ; rdfs:label "Paris"@en , "Париж"@ru ; :born "0250-01-01"^^xsd:date .
 :france :near :spain , :italy ; rdfs:comment "a \\"country\\"\\nin Europe"@en . :spain :near :france .
+[] :near :spain ; :of [ :near :italy ; :of [ :near :france ] ] ; :by [ :near :paris ] .
 [] :near :spain .
 """
 
 
-def triples_of(folder: Path) -> set[tuple[str, str, str]]:
+def triples_of(folder: Path) -> list[tuple[str, ...]]:
+    """The training triples; numbers of blank nodes are left out, since they go by the order of a file."""
     graph = read_folder(folder)
-    return set(graph.labeled(graph.triples("train")))
+    rows = graph.labeled(graph.triples("train"))
+    return sorted(tuple("_:" if label.startswith("_:") else label for label in row) for row in rows)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "WAIT", 0.0)
 
 
-@pytest.mark.parametrize("page", [2, 10_000])
+@pytest.mark.parametrize("page", [2, 5, 10_000])
 def test_an_endpoint_is_read_as_its_file(
     endpoint: str, page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +129,7 @@ def test_an_endpoint_is_read_as_its_file(
     assert triples_of(tmp_path / "out") == triples_of(tmp_path / "other")
     for column in ("name", "description"):
         texts = (read_folder(tmp_path / out).entities.column(column) for out in ("out", "other"))
-        assert next(texts) == next(texts)
+        assert sorted(next(texts)) == sorted(next(texts))
     assert sorted(x.name for x in tmp_path.iterdir()) == ["graph.ttl", "other", "out"]
 
 
@@ -147,10 +150,10 @@ def test_a_query_says_what_is_read(endpoint: str, tmp_path: Path, cli: Cli) -> N
     done = cli(*asked)
     assert "3 triples of 3 entities and 1 relation" in done.stdout, done.stderr
     ex = "http://ex.org/"
-    assert triples_of(tmp_path / "out") == {
+    assert triples_of(tmp_path / "out") == [
         (f"{ex}{a}", f"{ex}nearTo", f"{ex}{b}")
-        for a, b in (("spain", "france"), ("italy", "france"), ("france", "spain"))
-    }
+        for a, b in (("france", "spain"), ("italy", "france"), ("spain", "france"))
+    ]
 
 
 def test_pages_that_fail_are_asked_again(
@@ -169,6 +172,15 @@ def test_pages_that_fail_are_asked_again(
     assert triples_of(tmp_path / "out") == triples_of(tmp_path / "other")
     assert "LIMIT+4+OFFSET+0" in proxy.asked[1]
     assert "LIMIT+2+OFFSET+0" in proxy.asked[2]
+
+
+def test_blank_nodes_of_an_endpoint_that_renames_them_are_kept_apart(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "PAGE", 3)
+    monkeypatch.setattr(endpoints, "_keeps_blanks", lambda url, asked: False)
+    whole = kgmlm.import_graph(endpoint, tmp_path / "whole", progress=False)
+    assert whole["blank nodes"] > 5
 
 
 def test_an_interrupted_import_goes_on(
