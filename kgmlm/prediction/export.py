@@ -88,7 +88,7 @@ def _names(table: pa.Table, file: TextIO, base: str) -> None:
 
 
 def _vocabulary(file: TextIO, base: str) -> None:
-    """What the predicate of probabilities means."""
+    """Write what the predicate of probabilities means."""
     for predicate, text in ((LABEL, "probability"), (COMMENT, MEANS)):
         file.write(f"<{base}probability> <{predicate}> {_quoted(text)} .\n")
 
