@@ -1,1 +1,1 @@
-"""How well a run ranks: protocols, filtered ranks, metrics, comparisons."""
+"""Evaluation of a run: protocols, filtered ranks, metrics, comparisons."""

@@ -189,7 +189,7 @@ def fetch(
 def _keeps_blanks(url: str, asked: Asked) -> bool:
     """Return whether blank nodes have the same names in each answer: then they are the same in all pages.
 
-    Many endpoints number them anew, so two answers that overlap are compared.
+    Many endpoints number them in each answer, from the first, so two overlapping answers are compared.
     """
     try:
         first, again = (list(_answer(url, asked.blanks(offset))) for offset in (0, SHIFT))
@@ -233,7 +233,7 @@ def _kept(folder: Path, url: str, query: str) -> _State:
 
 
 def _count(url: str, asked: Asked) -> int:
-    """How many solutions there are; 0 where the endpoint does not say.
+    """Count the solutions; 0 where the endpoint does not say.
 
     Raises:
         DataError: when there is no endpoint.

@@ -1,4 +1,4 @@
-"""How a run is asked: by which parts of its score, through which index, how precisely."""
+"""Options of asking a run: by which parts of its score, through which index, how precisely."""
 
 from __future__ import annotations
 

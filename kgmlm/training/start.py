@@ -1,4 +1,4 @@
-"""How a training starts: a new run is laid, or an interrupted one resumed from its checkpoint.
+"""Start of a training: a new run is laid, or an interrupted one resumed from its checkpoint.
 
 The stream of micro-batches is a function of the seed and of the position in it, so a checkpoint is a step
 number, weights, optimizer moments and random states, and a resumed run has the losses of an unbroken one.
