@@ -210,7 +210,7 @@ def last_stages(
     if "reverse" in left or (signals and REVERSE in before):
         with clock.stage("reverse"):
             figures = _chosen(path, "reverse", few or REVERSE_TRIPLES, watch, ASKED, share("reverse"))
-        if figures:
+        if "reverse" in figures:  # else the time was too short
             _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
         _tell_of("reranker", _chosen(path, "reranking", few, watch)["reranking"], watch)

@@ -33,6 +33,7 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import Given, labeled_entities
 from kgmlm.graphs.storage import write_graph
 from kgmlm.prediction.calibration import (
+    TRIPLES,
     drop_calibration,
     fitted,
     read_calibration,
@@ -63,7 +64,7 @@ from kgmlm.training.index import index
 from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
 from kgmlm.training.recipes import PLAIN, Recipe, Shape, head_steps
-from kgmlm.training.stages import last_stages
+from kgmlm.training.stages import CALIBRATED, last_stages
 from kgmlm.training.start import fit_signal, keeping, latest_checkpoint
 from kgmlm.training.train import train_text
 from kgmlm.training.tune import choose, complete_text
@@ -463,13 +464,15 @@ def _trained_on(
             watch.tell("nothing is trained on: the time is too short for the masked LM")
             _index_again(run, path, device, watch)
             checked = _checked(run, open_folder(path), device, batch_size, watch)
-        elif grown.graph.has("valid"):
+        elif not grown.graph.has("valid"):
+            checked = {"chosen": []}
+        elif "text" in parts or (kept := _kept(run, path, clock, later, device, batch_size, watch)) is None:
             last_stages(path, None, AGAIN, clock, watch, used=run.tuned.uses)
             checked = {"chosen": ["weights"], "mrr": _latest(path)}
             if _calibration(open_folder(path)) is not None:
                 checked["chosen"].append("probabilities")
         else:
-            checked = {"chosen": []}
+            checked = kept
         if shortlist_of(open_folder(path)) is None:
             _index_again(run, path, device, watch)
     watch.note(", ".join(f"{name} {taken:.0f} s" for name, taken in clock.spent.items() if taken >= 0.5))
@@ -479,6 +482,44 @@ def _trained_on(
     record = {key: value for key, value in read_record(path).items() if key not in UPDATING}
     files.write_json(path / "run.json", {**record, **own, **state["text"]})
     return {"trained": parts, **checked}
+
+
+def _kept(
+    run: RunFolder,
+    path: Path,
+    clock: Clock,
+    later: list[Stage],
+    device: str | None,
+    batch_size: int,
+    watch: Watcher,
+) -> dict[str, Any] | None:
+    """Keep the weights and second stages of a run whose signals were trained on, where that is best.
+
+    It is where the time does not allow to choose weights on the validation triples that they were chosen
+    on, and a sample does not say that they have to change.
+
+    Returns:
+        What :func:`_checked` returns; None where they are to be chosen again.
+    """
+    grown = open_folder(path)
+    there = len(grown.graph.splits["valid"])
+    before = min(run.tuned.by.get("triples") or there, there)
+    with clock.stage("check"):
+        began = time.monotonic()
+        ranker = grown.untuned(device)
+        found = _weighed(ranker.but(mixture=grown.tuned.mixture), grown, batch_size, watch)
+        per_triple = (time.monotonic() - began) / min(CHECKED, there)
+    share = clock.share("weights", later)
+    fitting = there if share is None else int(share / per_triple)
+    if fitting >= before or found.gain > found.least:
+        return None
+    watch.tell(
+        f"the weights stay: they were chosen on {before:,} validation triples, the time is enough for "
+        f"{fitting:,}, and on a sample others are not clearly better"
+    )
+    grown.save_tuned(grown.tuned)
+    with clock.stage("calibration"):
+        return _probable(run, open_folder(path), found, [], device, batch_size, watch, CALIBRATED)
 
 
 def _can_go_on(run: RunFolder, name: str) -> bool:
@@ -572,11 +613,33 @@ def _checked(
     if not grown.graph.has("valid"):
         return {"chosen": []}
     chosen = []
-    mrr, half, gain, least = _weighed(grown.ranker(device, rerank=False), grown, batch_size, watch)
-    if gain > least:
-        watch.tell(f"the weights are chosen again: validation MRR {mrr:.4f}, by new ones {mrr + gain:.4f}")
+    found = _weighed(grown.ranker(device, rerank=False), grown, batch_size, watch)
+    if found.gain > found.least:
+        new = found.mrr + found.gain
+        watch.tell(f"the weights are chosen again: validation MRR {found.mrr:.4f}, by new ones {new:.4f}")
         choose(grown, None, None, "fp32", batch_size, device, watch)
         chosen.append("weights")
+    return _probable(run, grown, found, chosen, device, batch_size, watch)
+
+
+def _probable(
+    run: RunFolder,
+    grown: RunFolder,
+    found: _Weighed,
+    chosen: list[str],
+    device: str | None,
+    batch_size: int,
+    watch: Watcher,
+    most: int = TRIPLES,
+) -> dict[str, Any]:
+    """Fit the probabilities again where the weights were chosen again, or where they no longer hold.
+
+    Args:
+        most: validation triples that they are fitted to.
+
+    Returns:
+        As of :func:`_checked`.
+    """
     if (calibration := _calibration(run)) is not None:
         kept = calibration.model_copy(update={"chosen_for": grown.scored_by})
         more = len(grown.graph.relations) > len(run.graph.relations)  # whose probabilities were never fitted
@@ -587,13 +650,13 @@ def _checked(
                     for key in ("lacking", "seed", "precision")
                     if key in kept.chosen_by
                 }
-                kept, _ = fitted(grown, batch_size=batch_size, device=device, watch=watch, **how)
+                kept, _ = fitted(grown, most=most, batch_size=batch_size, device=device, watch=watch, **how)
                 chosen.append("probabilities")
             save_calibration(grown, kept)
         except RunError as error:  # too few validation triples are left
             watch.tell(f"the probabilities are left out: {error}")
             drop_calibration(grown)
-    return {"mrr": mrr, "half": half, "chosen": chosen}
+    return {"mrr": found.mrr, "half": found.half, "chosen": chosen}
 
 
 class _Weighed(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from conftest import Cli
 
 import kgmlm
-import kgmlm.training.update
+import kgmlm.training.update as updating
 from kgmlm.core.config import KGESettings, Settings
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.graphs.changes import changed
@@ -165,13 +166,13 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
     folder = open_folder(run)
     tuned = folder.tuned
     folder.save_tuned(replace(tuned, mixture=tuned.mixture.evenly("likelihood", 50.0)))
-    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: (0.1, 0.01, 0.3, 0.2))
+    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: updating._Weighed(0.1, 0.01, 0.3, 0.2))
     found = kgmlm.update(run, NEW, progress=False)
     assert found["chosen"] == ["weights"]  # the probabilities were of other weights, so there were none
     assert open_folder(run).tuned.mixture.averages["likelihood"] != 50.0
     kgmlm.calibrate(run, progress=False)
     assert kgmlm.update(run, [NEW[0][::-1]], progress=False)["chosen"] == ["weights", "probabilities"]
-    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: (0.1, 0.01, 0.1, 0.2))
+    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: updating._Weighed(0.1, 0.01, 0.1, 0.2))
     assert kgmlm.update(run, remove=[NEW[0]], progress=False)["chosen"] == []
 
 
@@ -208,7 +209,7 @@ def test_signals_keep_the_settings_that_they_were_trained_with(run: Path, tmp_pa
 def test_judgments_of_the_meantime_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judgments = run / "feedback.jsonl"
     judgments.write_text("first\n")
-    checked = kgmlm.training.update._checked
+    checked = updating._checked
 
     def judged(*given: Any) -> dict[str, Any]:
         judgments.write_text("first\nsecond\n")
@@ -315,6 +316,29 @@ def test_it_trains_on_for_a_time(run: Path) -> None:
     assert "trained on: biencoder, kge" in kgmlm.info(run).lines()["updates"][0]
 
 
+@pytest.mark.parametrize(("gain", "chosen"), [(0.0, []), (0.1, ["weights", "probabilities"])])
+def test_in_a_short_time_weights_stay_where_a_sample_says_that_they_fit(
+    run: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: list[str]
+) -> None:
+    weighed = updating._weighed
+
+    def slow(*given: Any) -> Any:
+        time.sleep(3)  # the time for the weights is over
+        return weighed(*given)._replace(gain=gain, least=0.05)
+
+    monkeypatch.setattr("kgmlm.training.update._weighed", slow)
+    monkeypatch.setattr("kgmlm.training.update._still_fits", lambda *_: True)
+    before = open_folder(run).tuned
+    found = kgmlm.update(run, NEW, minutes=0.05, progress=False)
+    assert found["trained"] == ["biencoder", "kge"]
+    assert found["chosen"] == chosen
+    now = open_folder(run, verify=True).tuned
+    assert (now.mixture.averages == before.mixture.averages) == (not chosen)
+    assert now.uses.keys() == before.uses.keys()
+    assert kgmlm.info(run).probabilities is not None
+    assert len(answers(run, "iceland", "capital"))
+
+
 def test_the_masked_lm_is_trained_on_where_it_fits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kgmlm.training.update.text_fits", lambda *_: True)
     kgmlm.tune(run, drop=["kge", "biencoder"], progress=False)
@@ -354,7 +378,7 @@ def test_a_run_that_ranks_by_its_index_does_so_after_training_on(run: Path) -> N
 
 
 def test_training_on_that_is_interrupted_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part, begun = kgmlm.training.update._part_on, []
+    part, begun = updating._part_on, []
 
     def interrupted(grown: Any, name: str, *given: Any) -> None:
         begun.append(name)
