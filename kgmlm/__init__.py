@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from kgmlm.runs.feedback import feedback
     from kgmlm.runs.run import Run, open_run
     from kgmlm.serving.serve import serve
+    from kgmlm.sharing.embeddings import embeddings, similar
     from kgmlm.sharing.info import Info, info
     from kgmlm.sharing.pack import pack, unpack
+    from kgmlm.sharing.push import push
     from kgmlm.signals.pykeen_model import FromPyKEEN
     from kgmlm.training.index import index
     from kgmlm.training.onnx import onnx
@@ -83,8 +85,11 @@ _HOMES = {
     "load_graph": "kgmlm.graphs.datasets",
     "measure_probabilities": "kgmlm.prediction.classify",
     "onnx": "kgmlm.training.onnx",
+    "embeddings": "kgmlm.sharing.embeddings",
+    "similar": "kgmlm.sharing.embeddings",
     "pack": "kgmlm.sharing.pack",
     "unpack": "kgmlm.sharing.pack",
+    "push": "kgmlm.sharing.push",
     "open_run": "kgmlm.runs.run",
     "rank_relations": "kgmlm.prediction.classify",
     "report": "kgmlm.reporting.report",
@@ -113,6 +118,7 @@ __all__ = [
     "compare",
     "complete",
     "data",
+    "embeddings",
     "evaluate",
     "export",
     "feedback",
@@ -125,10 +131,12 @@ __all__ = [
     "onnx",
     "open_run",
     "pack",
+    "push",
     "rank_relations",
     "report",
     "rerank",
     "serve",
+    "similar",
     "suggest",
     "train",
     "tune",

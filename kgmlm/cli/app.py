@@ -13,9 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from kgmlm.cli.data import data_app, data_import
-from kgmlm.cli.manage import config, feedback, info, onnx, pack, report, serve, unpack
+from kgmlm.cli.manage import config, feedback, info, onnx, pack, push, report, serve, unpack
 from kgmlm.cli.predict import calibrate, classify, complete, export, suggest
-from kgmlm.cli.rank import compare, evaluate, linearize, rank, rules
+from kgmlm.cli.rank import compare, embeddings, evaluate, linearize, rank, rules, similar
 from kgmlm.cli.train import index, rerank, train, tune, update
 
 GROUPS: dict[str, dict[Callable[..., None], str]] = {
@@ -39,14 +39,17 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         compare: "Compare two runs: is the difference more than chance?",
         report: "Write a report of a run as one HTML file",
         rules: "Show the rules that a run has mined",
+        similar: "List the entities that are most like one",
         linearize: "Print the text that the model reads of a query",
     },
     "Share": {
         serve: "Serve a run as an API and as pages in a browser",
         feedback: "Write or apply the answers that people accepted and rejected",
         export: "Write a list of new triples as RDF, CSV or for Neo4j",
+        embeddings: "Write entities as vectors",
         pack: "Pack a run into one file",
         unpack: "Make a run folder of a pack",
+        push: "Push a run to a Hugging Face Hub",
         onnx: "Make a run ready for ONNX Runtime",
     },
 }

@@ -240,7 +240,10 @@ def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str])
 
 
 RunArgument = Annotated[
-    Path, typer.Argument(help="A run folder, made by `kgmlm train`, or a pack.", show_default=False)
+    Path,
+    typer.Argument(
+        help="A run folder, made by `kgmlm train`, a pack, or hf://USER/NAME.", show_default=False
+    ),
 ]
 FolderArgument = Annotated[  # of commands that write the run
     Path,

@@ -1,4 +1,4 @@
-"""The other commands: ``config``, ``info``, ``serve``, ``report``, ``feedback``, ``pack``, ``onnx``."""
+"""The other commands: ``config``, ``info``, ``serve``, ``report``, ``feedback``, ``pack``, ``push``."""
 
 from __future__ import annotations
 
@@ -263,6 +263,45 @@ def unpack(
     from kgmlm.sharing.pack import unpack as job
 
     print(job(pack, output).path)
+
+
+@command()
+def push(
+    run: RunArgument,
+    to: Annotated[str, typer.Argument(help="USER/NAME of the repository.", show_default=False)],
+    private: Annotated[bool, typer.Option("--private", help="Make it private, where it is new.")] = False,
+    license: Annotated[
+        str | None,
+        typer.Option(help="Of the graph's texts and triples, for the model card.", show_default=False),
+    ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `kgmlm evaluate --output` wrote, for the card; else it has figures of validation.",
+            show_default=False,
+        ),
+        INPUT,
+    ] = None,
+    message: Annotated[str, typer.Option(help="Of the commit.")] = "Push a run of kgmlm",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Push a run to a Hugging Face Hub: its pack, its masked LM for transformers, and a model card.
+
+    Every command that reads a run then takes hf://USER/NAME, or hf://USER/NAME@REVISION. The access token is
+    read from HF_TOKEN, or from where `hf auth login` keeps it; HF_ENDPOINT names another Hub.
+    """
+    from kgmlm.core.progress import Bars
+    from kgmlm.sharing.push import push as job
+
+    done = job(
+        run, to, private=private, license=license, evaluation=evaluation, message=message,
+        progress=Bars(quiet),
+    )  # fmt: skip
+    if as_json:
+        print_json(done)
+    else:
+        print(f"{done['url']}: {done['bytes'] / 2**20:.1f} MiB; {done['name']} opens this version")
 
 
 @command()

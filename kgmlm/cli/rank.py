@@ -1,4 +1,4 @@
-"""The commands that rank: ``rank``, ``linearize``, ``evaluate``, ``compare``, ``rules``."""
+"""The commands that rank, and that look into what ranks: ``rank``, ``evaluate``, ``rules``, ``similar``."""
 
 from __future__ import annotations
 
@@ -328,3 +328,60 @@ def rules(
         title = f"the {min(k, len(found)):,} most confident of {len(found):,} rules"
         shown = found.head(k).assign(confidence=found["confidence"].map("{:.3f}".format))
         print_table(title, shown[["predicted", "correct", "confidence", "words"]])
+
+
+Embedded = Annotated[
+    Literal["biencoder", "vector", "kge"] | None,
+    typer.Option(
+        "--of",
+        help="Embeddings of this signal: texts and triples by the bi-encoder, texts by the masked LM, or "
+        "ComplEx; by default the first of these that the run has.",
+        show_default=False,
+    ),
+]
+
+
+@command()
+def similar(
+    run: RunArgument,
+    entity: Annotated[str, typer.Argument(help="Its label or name.", show_default=False)],
+    k: Annotated[int, typer.Option("-k", "--top", min=1, help="How many.")] = 10,
+    of: Embedded = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the entities whose embeddings are most like an entity's."""
+    from kgmlm.core.progress import Bars
+    from kgmlm.sharing.embeddings import similar as job
+
+    found = job(run, entity, k, of=of, progress=Bars(quiet))
+    if as_json:
+        print_json(found.to_dict("records"))
+    else:
+        title = f"most similar to {entity}"
+        print_table(
+            title, found.assign(cosine=found["cosine"].map("{:.3f}".format))[["name", "cosine", "entity"]]
+        )
+
+
+@command()
+def embeddings(
+    run: RunArgument,
+    output: Annotated[
+        Path,
+        typer.Option(help="A file that ends in .parquet, .npz, or .txt (word2vec's).", show_default=False),
+    ],
+    of: Embedded = None,
+    relations: Annotated[
+        bool, typer.Option("--relations", help="Those of relations, of --of kge; inverses behind them.")
+    ] = False,
+    batch_size: BatchSize = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Write the embeddings of a run's entities, for other programs."""
+    from kgmlm.core.progress import Bars
+    from kgmlm.sharing.embeddings import embeddings as job
+
+    found = job(run, of, relations=relations, batch_size=batch_size, progress=Bars(quiet))
+    path = found.save(output)
+    print(f"{path}: {len(found):,} embeddings by {found.of}, {found.vectors.shape[1]} numbers each")

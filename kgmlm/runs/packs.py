@@ -16,7 +16,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,8 +29,10 @@ from kgmlm.core import digests, files
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
+from kgmlm.runs.hub import HubName, fetched
 from kgmlm.runs.record import RERANKER, TREES, TREES_FILE, WEIGHTS, fingerprints, steady, trained_reranker
 from kgmlm.signals import SIGNALS, is_beside, kind_of, kinds_in
+from kgmlm.signals.biencoder import CANDIDATES, Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.pykeen_model import names_of
 
@@ -76,11 +78,16 @@ def is_unpacked(path: Path) -> bool:
 
 
 def find_pack(name: str | Path) -> Path | None:
-    """The pack that is meant: a file, or one in ``models/`` by its name.
+    """The pack that is meant: a file, one in ``models/`` by its name, or ``hf://USER/NAME`` on a Hub.
 
     That is ``$KGMLM_MODELS``, or the folder ``models`` here, or that of the repository kgmlm is used from.
+
+    Raises:
+        RunError: when the pack on a Hub cannot be fetched.
     """
     path = Path(name)
+    if (on_hub := HubName.of(name)) is not None and not path.exists():
+        return fetched(on_hub)
     if is_pack(path):
         return path
     if path.exists() or len(path.parts) != 1:
@@ -146,7 +153,7 @@ def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> 
                 entries[f"graph/{name}.parquet"] = _compressed(table)
             entries[_NAMES] = (folder / _NAMES).read_bytes()
     for name, path in tensors:
-        entries[name] = _quantized(path)
+        entries[name] = _quantized(path, (CANDIDATES,) if name == Biencoder.file else ())
         advance("packing", 1, len(tensors))
     if not kge:
         entries[_CHOSEN] = _without_kge(entries[_CHOSEN])
@@ -260,6 +267,9 @@ def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
 
 def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
     """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
+    biencoder = folder / Biencoder.file
+    if biencoder.is_file():  # its candidates, which a pack has not, are computed once
+        Biencoder.open(biencoder, read_graph(folder / "graph", "", {})).save(biencoder)
     reranker = folder / RERANKER
     runs = [folder, *([reranker] if reranker.is_dir() else [])]
     if reranker.is_dir():
@@ -335,8 +345,12 @@ def _without_kge(mixture: bytes) -> bytes:
     return json.dumps(chosen).encode()
 
 
-def _quantized(path: Path) -> bytes:
-    """A file of tensors, matrices of floats as int8 with a scale per row, other float32 as float16."""
+def _quantized(path: Path, but: Collection[str] = ()) -> bytes:
+    """A file of tensors, matrices of floats as int8 with a scale per row, other float32 as float16.
+
+    Args:
+        but: tensors that are left out.
+    """
     import torch
     from safetensors import safe_open
     from safetensors.torch import save
@@ -344,6 +358,8 @@ def _quantized(path: Path) -> bytes:
     packed: dict[str, torch.Tensor] = {}
     with safe_open(path, "pt") as file:  # mapped: what is packed is all that memory holds
         for name in file.keys():  # noqa: SIM118, it is no dictionary
+            if name in but:
+                continue
             tensor = file.get_tensor(name)
             if tensor.dtype in (torch.float32, torch.float16) and tensor.ndim == 2 and tensor.shape[1] >= 16:
                 rows, scale_R = torch.empty(tensor.shape, dtype=torch.int8), torch.empty(len(tensor))

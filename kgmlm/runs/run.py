@@ -464,6 +464,14 @@ class Run:
         only = None if relation is None else self.resolver.relation(relation)
         return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(found, only)
 
+    def embeddings(self, of: str | None = None, **options: Any) -> Any:
+        """The embeddings of the run's entities, as arrays; see :func:`kgmlm.embeddings`."""
+        return kgmlm.embeddings(self, of, **options)
+
+    def similar(self, entity: str, k: int = 10, **options: Any) -> pd.DataFrame:
+        """The entities that are most like one, by their embeddings; see :func:`kgmlm.similar`."""
+        return kgmlm.similar(self, entity, k, **options)
+
     def evaluate(self, **options: Any) -> Any:
         """Evaluate the run on a split; see :func:`kgmlm.evaluate`."""
         return kgmlm.evaluate(self, **options)
@@ -528,8 +536,8 @@ class Run:
 
 # Of a run, what people ask for; the rest is for the package.
 SHOWN = (
-    "classify", "complete", "evaluate", "explain", "folder", "graph", "info", "options", "path", "rank",
-    "report", "rules", "score", "serve", "settings", "update", "with_entities",
+    "classify", "complete", "embeddings", "evaluate", "explain", "folder", "graph", "info", "options", "path",
+    "rank", "report", "rules", "score", "serve", "settings", "similar", "update", "with_entities",
 )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from kgmlm.serving.session import (
     Own,
     RankTask,
     Session,
+    SimilarTask,
     Task,
 )
 from kgmlm.serving.updates import Updates, add_updates
@@ -563,6 +564,16 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: J
         said = {judgment.triple for judgment in judging.of(None)} if order == "telling" else None
         found = facts.page(relation, offset, limit, said)
         return found | {"facts": [session.reasoned(fact) for fact in found["facts"]]}
+
+    @app.get("/similar", response_model=schema.SimilarResponse)
+    async def similar(
+        request: Request,
+        entity: Annotated[str, Query(max_length=schema.LONGEST_NAME, description="Its label.")],
+        k: Annotated[int, Query(ge=1, le=100)] = 10,
+    ) -> Any:
+        """The entities that are most like one, by their embeddings."""
+        (found,) = await service.ask(request, SimilarTask(entity, k))
+        return {"results": found}
 
     @app.post("/near", response_model=schema.NearResponse)
     def near(body: schema.NearRequest) -> Any:

@@ -312,6 +312,18 @@ class NearResponse(BaseModel):
     same_question: list[NearRow] = Field(description="Other answers of the same query.")
 
 
+class SimilarRow(Named):
+    """An entity that is like another one, by the cosine of their embeddings."""
+
+    cosine: float
+
+
+class SimilarResponse(BaseModel):
+    """Entities like one, the nearest first."""
+
+    results: list[SimilarRow]
+
+
 class JudgmentRow(BaseModel):
     """The latest judgment of a triple."""
 

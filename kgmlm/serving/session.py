@@ -44,6 +44,7 @@ from kgmlm.serving.schema import (
     OneSide,
     Triple,
 )
+from kgmlm.sharing.embeddings import nearest
 
 Standing = Literal["as opened", "changed", "gone"]
 _LAID = (
@@ -276,7 +277,15 @@ class AddTask:
     entities: Sequence[NewEntity]
 
 
-Task = RankTask | ClassifyTask | AddTask | ExploreTask
+@dataclass(frozen=True)
+class SimilarTask:
+    """The k entities that are most like one of the run's, which is asked for by its label."""
+
+    entity: str
+    k: int
+
+
+Task = RankTask | ClassifyTask | AddTask | ExploreTask | SimilarTask
 Row = dict[str, Any]
 
 
@@ -312,6 +321,8 @@ class Session:
         """
         if isinstance(task, AddTask):
             return [(task, max(1, len(task.entities)))]
+        if isinstance(task, SimilarTask):
+            return [(task, 1)]
         if isinstance(task, ClassifyTask):
             size, count = 2, len(task.triples)
         else:
@@ -341,6 +352,8 @@ class Session:
                 results[at] = self._tried(self._add, task)
             elif isinstance(task, ExploreTask):
                 results[at] = self._tried(self._explored, task)
+            elif isinstance(task, SimilarTask):
+                results[at] = self._tried(self._similar, task)
         ranked = {at: task for at, task in enumerate(tasks) if isinstance(task, RankTask)}
         alike: dict[Any, dict[int, RankTask]] = defaultdict(dict)
         for at, task in ranked.items():
@@ -437,6 +450,17 @@ class Session:
         found["entity"]["of_graph"] = query.entity < len(self.graph.entities)
         found["entity"]["given"] = self._given(predictor.graph, query.entity)
         return found
+
+    def _similar(self, task: SimilarTask) -> list[Row]:
+        entity, ranker = self.run.graph.entities.find(task.entity), self.predictor.ranker
+        if entity is None:
+            raise QueryError(f"no entity has the label '{task.entity}'")
+        ids, cosines = nearest(ranker, None, entity, task.k)
+        named = [ranker.reader.context.entities[i] for i in ids.tolist()]
+        return [
+            {"label": e.label, "name": e.surface, "cosine": cosine}
+            for e, cosine in zip(named, cosines.tolist(), strict=True)
+        ]
 
     def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
         """The triples that an entity has from a request."""

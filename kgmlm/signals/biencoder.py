@@ -45,6 +45,7 @@ EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
 LEARNING = 0.1  # of a time, for the head at least, however long it took to read the texts
 PART = 2**12  # entities whose text vectors are one file until all are read
+CANDIDATES = "candidates"  # a tensor of the file that the others tell, and a pack has not
 PARAMETERS = (
     "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
     "asked.weight", "scale.weight", "scale.bias", "shift.weight", "shift.bias", "inner.weight", "inner.bias",
@@ -396,7 +397,7 @@ class Biencoder:
         tensors: dict[str, Any] = {f"head.{name}": x for name, x in self.head.items()}
         tensors |= self.encoder.as_tensors(weights=not self.shares) | {
             "texts": numpy(self.vectors.all).astype(np.float16, copy=False),
-            "candidates": numpy(self.candidates_NW),
+            CANDIDATES: numpy(self.candidates_NW),
             "relations": self.relation_texts_RD,
             "rows": self.relation_rows,
         }
@@ -421,7 +422,8 @@ class Biencoder:
                 names = list(file.keys())
                 head = {name: file.get_tensor(f"head.{name}") for name in PARAMETERS}
                 relation_texts_RD, rows = file.get_tensor("relations"), file.get_tensor("rows")
-            texts_ND, candidates_NW = files.map_tensor(path, "texts"), files.map_tensor(path, "candidates")
+            texts_ND = files.map_tensor(path, "texts")
+            candidates_NW = files.map_tensor(path, CANDIDATES) if CANDIDATES in names else None
             encoder = TextEncoder.of_tensors(names, read, path.parent.parent / "model" / "model.safetensors")
             if reader is not None and reader.model.device is None:  # ONNX Runtime's
                 encoder = encoder.by_onnx(path.with_suffix(".onnx"))
@@ -434,7 +436,7 @@ class Biencoder:
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, computing=device))
         vectors.adopt(graph.entities, texts_ND)
         made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, device)
-        made._candidates_NW = at(device, candidates_NW)
+        made._candidates_NW = None if candidates_NW is None else at(device, candidates_NW)
         made.shares = not any(name.startswith(ENCODER) for name in names)
         return made
 
@@ -467,7 +469,7 @@ def _unit(x: Floats) -> Floats:
 def _check(
     head: Mapping[str, Floats],
     texts_ND: npt.NDArray[Any],
-    candidates_NW: npt.NDArray[Any],
+    candidates_NW: npt.NDArray[Any] | None,
     relations_RD: npt.NDArray[Any],
     rows: npt.NDArray[Any],
     width: int,
@@ -490,7 +492,8 @@ def _check(
         raise ValueError("its parts are not of one size")
     if any(x.dtype != np.float32 or not np.isfinite(x).all() for x in head.values()):
         raise ValueError("its head has numbers that cannot be")
-    if texts_ND.shape[1:] != (width,) or candidates_NW.shape != (len(texts_ND), inner):
+    shape = (len(texts_ND), inner)
+    if texts_ND.shape[1:] != (width,) or (candidates_NW is not None and candidates_NW.shape != shape):
         raise ValueError("it has vectors of another size")
     learned = len(kinds) // 2  # relations; a run that was updated may have more
     if relations_RD.shape != (len(rows), width) or len(kinds) != 2 * learned or learned > len(rows):

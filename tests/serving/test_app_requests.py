@@ -205,6 +205,19 @@ def test_entities_come_with_their_triples_page_by_page(client: TestClient, run: 
     assert "'a/b?c'" in told(client.get("/entity/a%2Fb%3Fc"))
 
 
+def test_entities_come_with_those_that_are_most_similar(client: TestClient, toy_vector_run: Path) -> None:
+    run = kgmlm.open_run(toy_vector_run, device="cpu")
+    with client_of(service(run)) as asked:
+        found = asked.get("/similar", params={"entity": "france", "k": 3}).json()["results"]
+        expected = run.similar("france", 3)
+        assert [row["label"] for row in found] == list(expected["entity"])
+        assert [row["cosine"] for row in found] == pytest.approx(list(expected["cosine"]), abs=1e-5)
+        done = asked.get("/similar", params={"entity": "atlantis"})
+        assert (done.status_code, done.json()["error"]) == (422, "no entity has the label 'atlantis'")
+    done = client.get("/similar", params={"entity": "france"})
+    assert (done.status_code, done.json()["error"]) == (422, "the run has no embeddings")
+
+
 def test_entities_are_found_as_they_are_typed(client: TestClient) -> None:
     def labels(q: str) -> list[str]:
         return [e["label"] for e in client.get("/entities", params={"q": q, "k": 3}).json()["results"]]
@@ -313,7 +326,8 @@ def test_a_run_that_was_trained_further_is_opened_again_before_it_is_served(
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     paths = {"/rank", "/explain", "/classify", "/entities", "/relations", "/entity/{label}", "/info",
-             "/healthz", "/metrics", "/explore", "/near", "/feedback", "/new-facts", "/update"}  # fmt: skip
+             "/healthz", "/metrics", "/explore", "/near", "/similar", "/feedback", "/new-facts",
+             "/update"}  # fmt: skip
     assert set(described["paths"]) == paths
     assert "HTTPValidationError" not in json.dumps(described)
     page = client.get("/docs")

@@ -9,6 +9,7 @@ const KNOWN = 12;
 const PREDICTED = 5;
 const ROW = 46;
 const NARROW = 620;
+const SIMILAR = 8;
 
 let edges = [];
 let center = null;
@@ -169,4 +170,9 @@ export async function show(found) {
     draw(place);
     watcher.observe(place);
   }
+  if (!found.entity.of_graph) return;
+  const like = await get("/similar", { entity: center.label, k: SIMILAR }).catch(() => ({ results: [] })); // a run may have no embeddings
+  if (mine !== turn || !like.results.length) return;
+  const links = like.results.flatMap((e) => [" · ", el("a", walk({ other: e }), name(e.name))]).slice(1);
+  byId("around").append(el("p", { class: "similar" }, el("b", {}, "Most similar: "), links));
 }

@@ -1,0 +1,248 @@
+"""Embeddings of a run's entities as arrays and files, and the entities that are most alike by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kgmlm.core import files
+from kgmlm.core.arrays import numpy
+from kgmlm.core.errors import ConfigError, QueryError, check_numbers
+from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.runs.run import Run, open_run
+from kgmlm.signals.biencoder import Biencoder
+from kgmlm.signals.kge import KGE
+from kgmlm.signals.vector import Vector
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.ranking.ranker import Ranker
+
+KINDS = (Biencoder.name, Vector.name, KGE.name)  # the first that a run has is the default
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Embeddings of some entities, or of relations.
+
+    Attributes:
+        of: the signal that they are of.
+        labels, names: of each row.
+        vectors: ``(n, D)``, float32.
+    """
+
+    of: str
+    labels: list[str]
+    names: list[str]
+    vectors: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} embeddings of {self.of}, {self.vectors.shape[1]} numbers each>"
+
+    def save(self, path: str | Path) -> Path:
+        """Write them in the format that the file's name ends in.
+
+        ``.parquet`` has the columns label, name and vector; ``.npz`` the arrays labels, names and vectors;
+        ``.txt`` is the text format of word2vec, which gensim reads, with labels whose spaces are underscores.
+
+        Raises:
+            ConfigError: when the name ends in none of these.
+            DataError: when the file cannot be written.
+        """
+        target = files.as_path(path, "the file of embeddings")
+        write = WRITERS.get(target.suffix)
+        if write is None:
+            raise ConfigError(
+                f"embeddings are written to a file that ends in {', '.join(WRITERS)}, not {target}"
+            )
+        files.check_writable(target)
+        with files.atomic_file(target, follow=True) as temporary:
+            write(self, temporary)
+        return target
+
+
+def _as_parquet(found: Embeddings, path: Path) -> None:
+    """Write the columns label, name and vector."""
+    flat = pa.array(np.ascontiguousarray(found.vectors).ravel())
+    vectors = pa.FixedSizeListArray.from_arrays(flat, found.vectors.shape[1])
+    table = pa.table({"label": found.labels, "name": found.names, "vector": vectors})
+    pq.write_table(table, path)
+
+
+def _as_arrays(found: Embeddings, path: Path) -> None:
+    """Write arrays of NumPy; texts are arrays of letters, so that no pickle is needed."""
+    with path.open("wb") as file:
+        np.savez(file, labels=np.array(found.labels), names=np.array(found.names), vectors=found.vectors)
+
+
+def _as_word2vec(found: Embeddings, path: Path) -> None:
+    """Write a line of numbers for each label."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(f"{len(found)} {found.vectors.shape[1]}\n")
+        for label, vector in zip(found.labels, found.vectors, strict=True):
+            word = "_".join(label.split()) or "_"
+            file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector.tolist())}\n")
+
+
+WRITERS: Mapping[str, Callable[[Embeddings, Path], None]] = {
+    ".parquet": _as_parquet,
+    ".npz": _as_arrays,
+    ".txt": _as_word2vec,
+}
+
+
+def embeddings(
+    run: Run | str | Path,
+    of: str | None = None,
+    *,
+    relations: bool = False,
+    batch_size: int = 64,
+    progress: bool | Watcher | Advance = True,
+) -> Embeddings:
+    """The embeddings of a run's entities, by one of its signals.
+
+    Args:
+        of: "biencoder": unit vectors of texts and triples, of all entities. "vector": unit vectors of texts
+            by the masked LM, of all entities. "kge": ComplEx, of the entities that training has, real parts
+            before imaginary parts. None takes the first of these that the run has.
+        relations: those of relations instead, which ComplEx alone has; the second half are the inverses.
+
+    Raises:
+        ConfigError: when the run has no such embeddings.
+
+    Example:
+        >>> kgmlm.embeddings("runs/demo", "kge").vectors.shape  # doctest: +SKIP
+        (138, 400)
+    """
+    opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(progress)
+    ranker = opened.open(watch, batch_size).ranker
+    of = _kind(ranker, of)
+    if relations:
+        return _of_relations(ranker, of)
+    with watch:
+        for vectors in ranker.counted_vectors:
+            vectors.read(batch_size, partial(watch, "reading entities", total=vectors.unread))
+    ids, found = _of_entities(ranker, of)
+    entities = ranker.reader.context.entities.take(ids)
+    return Embeddings(of, entities.column("label"), entities.column("name"), found)
+
+
+def _kind(ranker: Ranker, of: str | None) -> str:
+    """The signal whose embeddings are meant.
+
+    Raises:
+        ConfigError: when the run has none such.
+    """
+    there = [name for name in KINDS if name in ranker.signals]
+    if of is None and there:
+        return there[0]
+    if of not in there:
+        known = f"; it has those of {', '.join(there)}" if there else ""
+        raise ConfigError(f"the run has no embeddings{'' if of is None else f' of {of!r}'}{known}")
+    return of
+
+
+def _of_entities(ranker: Ranker, of: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Ids of entities, and their embeddings."""
+    ids = np.arange(len(ranker.reader.context.entities))
+    signal = ranker.signals[of]
+    if isinstance(signal, KGE):
+        rows_N = numpy(signal.rows_N)
+        seen = np.flatnonzero(rows_N >= 0)
+        return seen, np.asarray(numpy(signal.entities_SD)[rows_N[seen]], np.float32)
+    if isinstance(signal, Biencoder):
+        return ids, np.asarray(signal.vectors_of(ids), np.float32)
+    assert ranker.vectors is not None
+    return ids, np.asarray(numpy(ranker.vectors.of(ids)), np.float32)
+
+
+def _of_relations(ranker: Ranker, of: str) -> Embeddings:
+    """Embeddings of the relations that ComplEx knows, then those of their inverses.
+
+    Raises:
+        ConfigError: when the signal has none.
+    """
+    signal = ranker.signals[of]
+    if not isinstance(signal, KGE):
+        raise ConfigError(f"the run has no embeddings of relations by {of}; `--of kge` has them")
+    known = [r for r, row in enumerate(signal.relation_rows.tolist()) if row >= 0]
+    rows = signal.relation_rows[known]
+    of_both = np.concatenate([2 * rows, 2 * rows + 1])
+    names = [ranker.reader.context.relations[r] for r in known]
+    return Embeddings(
+        of,
+        [r.label for r in names] + [f"{r.label} (inverse)" for r in names],
+        [r.name for r in names] + [f"{r.name} (inverse)" for r in names],
+        np.asarray(numpy(signal.relations_RD)[of_both], np.float32),
+    )
+
+
+def similar(
+    run: Run | str | Path,
+    entity: str,
+    k: int = 10,
+    *,
+    of: str | None = None,
+    batch_size: int = 64,
+    progress: bool | Watcher | Advance = False,
+) -> pd.DataFrame:
+    """The entities whose embeddings are most like an entity's.
+
+    Args:
+        entity: its label or name.
+        of: as of :func:`embeddings`.
+
+    Returns:
+        A DataFrame with the columns entity, name and cosine, best first.
+
+    Raises:
+        ConfigError: when the run has no such embeddings.
+        QueryError: for an unknown or ambiguous name, or an entity that has no embedding.
+
+    Example:
+        >>> kgmlm.similar("runs/demo", "Italy", k=3)  # doctest: +SKIP
+    """
+    import pandas as pd
+
+    check_numbers(k=(k, 1))
+    opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(progress)
+    ranker = opened.open(watch, batch_size).ranker
+    with watch:
+        ids, cosines = nearest(ranker, of, opened.resolver.entity(entity), k)
+    found = opened.graph.entities.take(ids)
+    columns = {"entity": found.column("label"), "name": found.column("name"), "cosine": cosines}
+    return pd.DataFrame(columns)
+
+
+def nearest(
+    ranker: Ranker, of: str | None, entity: int, k: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Ids of the k entities nearest to one by the cosine of their embeddings, best first, and the cosines.
+
+    Raises:
+        QueryError: when the entity has no embedding.
+    """
+    of = _kind(ranker, of)
+    ids, found = _of_entities(ranker, of)
+    at = np.flatnonzero(ids == entity)
+    if not len(at):
+        raise QueryError(f"training has no triple of the entity, so that it has no embedding by {of}")
+    cosine_N = found @ found[at[0]]
+    if of == KGE.name:  # the others are unit vectors
+        length_N = np.maximum(np.linalg.norm(found, axis=1), 1e-12)
+        cosine_N /= length_N * length_N[at[0]]
+    cosine_N[at[0]] = -np.inf
+    best = np.argsort(-cosine_N, kind="stable")[: min(k, len(ids) - 1)]
+    return ids[best], cosine_N[best]
