@@ -168,6 +168,23 @@ def test_the_python_of_the_pages_works(cli: Cli, folder: Path, pages: list[str])
         exec(code, {"__name__": "__main__"})
 
 
+@pytest.mark.slow
+def test_the_search_of_settings_works(tiny_encoder: str, tmp_path: Path) -> None:
+    """As it stands but for the graph, the model and the number of trials; a second time it goes on."""
+    (code,) = blocks(ROOT / "docs" / "choosing.md", "python")
+    model = f"{tiny_encoder!r}"
+    small = {'"world"': '"toy"', '"minilm"': model, "n_trials=20": "n_trials=1", "50, 400": "5, 10"}
+    for of, by in small.items():
+        assert of in code
+        code = code.replace(of, by, 1)
+    with chdir(tmp_path):
+        for trials in (1, 2):
+            names: dict[str, Any] = {"__name__": "__main__"}
+            exec(code, names)
+            assert len(names["study"].trials) == trials
+    assert 0 < names["study"].best_value <= 1
+
+
 SMALLER = {
     'model="bert-base-uncased"': SMALL,
     'model="minilm"': SMALL,

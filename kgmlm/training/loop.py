@@ -609,7 +609,9 @@ def _accelerator(run: RunFolder, tracker: str | None, device: str | None) -> Acc
         project_dir=run.path / "logs" if tracker else None,
     )
     if tracker:
-        accelerator.init_trackers("kgmlm")
+        sections = run.settings.model_dump(exclude_none=True).items()
+        flat = {f"{name}.{key}": value for name, of in sections for key, value in of.items()}
+        accelerator.init_trackers("kgmlm", config={"run": str(run.path), "dataset": run.graph.name, **flat})
     return accelerator
 
 
