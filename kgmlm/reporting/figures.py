@@ -5,6 +5,7 @@ Shapes: n triples, 2n queries (all heads, then all tails), R relations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,9 +28,14 @@ from kgmlm.prediction.new_facts import TEST, NewFacts
 from kgmlm.ranking.likely import ListCalibration
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.reporting.charts import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
     Cell,
     Chart,
     Interval,
+    Line,
     Series,
     Table,
     about,
@@ -41,6 +47,9 @@ from kgmlm.reporting.charts import (
     percent,
     weight,
 )
+from kgmlm.sharing.embeddings import Embeddings
+from kgmlm.signals import kind_of
+from kgmlm.signals.biencoder import profile_of
 from kgmlm.training.summary import Figure
 
 # Training triples that answer a question already, from and to.
@@ -52,6 +61,8 @@ UNSEEN = {
     "both": "both",
 }
 _ENDS = [1, 2, 3, 5, 10, 30, 100, 300, *(m * 10**e for e in range(3, 9) for m in (1, 3))]
+MAPPED, LEAST_MAPPED = 1000, 20  # entities in the figure of their embeddings
+NAMED = 3  # kinds of entities that have colors there
 _SHOWN = 3  # candidates that are shown of a question
 _FACTS = 20  # new facts that are shown
 _AT_ONCE = 8  # questions whose scores are kept at once
@@ -513,6 +524,65 @@ def difference_chart(differences: Sequence[Difference]) -> Chart:
         "Differences and their 95 % intervals", description, intervals,
         Table.of("This run against the other", columns, rows), label="this run minus the other",
     )  # fmt: skip
+
+
+def entity_map(found: Embeddings, graph: KnowledgeGraph) -> Chart | None:
+    """Entities as dots, those with like embeddings near each other, by t-SNE; the three most frequent kinds
+    have colors. None where there are few of them.
+
+    A kind is the type that an entity is given first or, in a graph without types, the relation and side that
+    most of its training triples have.
+    """
+    from sklearn.manifold import TSNE
+
+    count = min(MAPPED, len(found))
+    if count < LEAST_MAPPED:
+        return None
+    rows = np.sort(np.random.default_rng(0).choice(len(found), count, replace=False))
+    perplexity = min(30.0, (count - 1) / 3)
+    places_n2 = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0).fit_transform(
+        found.vectors[rows]
+    )
+    low, high = places_n2.min(0), places_n2.max(0)
+    x_n, y_n = ((places_n2 - low) / np.maximum(high - low, 1e-9)).T
+    ids = np.array([graph.entities.find(found.labels[row]) for row in rows])
+    kinds = _kinds_of(graph, ids)
+    frequent = [kind for kind, _ in Counter(kinds).most_common() if kind][:NAMED]
+    legend = [*(clipped(kind) for kind in frequent), "others"]
+    places: list[list[tuple[float, float, float]]] = [[] for _ in legend]
+    examples: list[list[str]] = [[] for _ in legend]
+    for row, kind, x, y in zip(rows.tolist(), kinds, x_n.tolist(), y_n.tolist(), strict=True):
+        series = frequent.index(kind) if kind in frequent else len(frequent)
+        at = (LEFT + x * (RIGHT - LEFT), BOTTOM + y * (TOP - BOTTOM))
+        places[series].append((round(at[0], 1), round(at[1], 1), 2.5))
+        examples[series].append(found.names[row])
+    table = Table.of(
+        "Kinds of entities in the figure",
+        ("kind", "entities", "such as"),
+        [
+            (Cell(kind), number(len(dots), 0), Cell(clipped(", ".join(names[:3]))))
+            for kind, dots, names in zip(legend, places, examples, strict=True)
+        ],
+    )
+    of = kind_of(found.of)
+    return Chart(
+        "Entities by their embeddings",
+        f"{count:,} of {len(found):,} entities, by the {of.title if of else found.of}; those that are alike "
+        "are near each other, and directions mean nothing.",
+        table,
+        legend=tuple(legend),
+        lines=tuple(Line(series, (), tuple(dots)) for series, dots in enumerate(places)),
+    )
+
+
+def _kinds_of(graph: KnowledgeGraph, ids: IntArray) -> list[str]:
+    """What kind of entity each of some is; "" where nothing says it."""
+    given = graph.entities.types
+    if given is not None:
+        return [given[i][0] if given[i] else "" for i in ids.tolist()]
+    profile = profile_of(graph.context.links, len(graph.entities), 2 * len(graph.relations))[ids].toarray()
+    names = [f"{side} of {r.name}" for r in graph.relations for side in ("head", "tail")]
+    return [names[row.argmax()] if row.any() else "" for row in profile]
 
 
 def _signed(value: float) -> str:

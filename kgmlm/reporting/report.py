@@ -10,6 +10,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import __version__
 from kgmlm.core import files
-from kgmlm.core.errors import DataError, KgmlmError, RunError, check_numbers, counted
+from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError, check_numbers, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.evaluation.compare import compare_ranks
@@ -34,6 +35,7 @@ from kgmlm.runs.opened import open_ranker, read_vectors
 from kgmlm.runs.packs import find_pack, is_unpacked
 from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, open_run, path_if
+from kgmlm.sharing.embeddings import embeddings
 from kgmlm.training.summary import compared
 from kgmlm.training.summary import counted as counted_of
 
@@ -121,6 +123,7 @@ class Contents:
     example: ShownQuestion | None = None
     moved: str = ""
     compared: Compared | None = None
+    entities: Chart | None = None
 
     @property
     def sections(self) -> list[tuple[str, str]]:
@@ -131,6 +134,7 @@ class Contents:
             ("compared", "Another run", self.compared),
             ("relations", "Relations", self.result),
             ("new-facts", "New facts", self.new_facts),
+            ("entities", "Entities", self.entities),
             ("probabilities", "Probabilities", self.measured),
             ("questions", "Questions", self.result),
             ("made", "Training", True),
@@ -340,6 +344,8 @@ class _Work:
         more["uncalibrated" if isinstance(probabilities, str) else "measured"] = probabilities
         more["signals"] = self._signals()
         more |= self._new_facts()
+        with suppress(ConfigError):  # a run without embeddings
+            more["entities"] = figures.entity_map(embeddings(run, progress=self.watch), graph)
         return Contents(
             name=clipped(_name(run)),
             graph=clipped(graph.name),

@@ -37,8 +37,11 @@ from kgmlm.prediction.new_facts import FILE
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.reporting import figures
 from kgmlm.reporting.charts import (
+    BOTTOM,
     HEIGHT,
+    LEFT,
     MOST_ROWS,
+    RIGHT,
     TOP,
     WIDTH,
     Cell,
@@ -51,10 +54,11 @@ from kgmlm.reporting.charts import (
     number,
     ticks,
 )
-from kgmlm.reporting.figures import Ranked, questions
+from kgmlm.reporting.figures import Ranked, entity_map, questions
 from kgmlm.reporting.report import Contents, render
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.run import Run
+from kgmlm.sharing.embeddings import Embeddings
 from kgmlm.training.summary import counted
 
 VOID = {"meta", "line", "rect", "polyline", "circle", "br"}
@@ -472,3 +476,31 @@ def test_the_script_and_the_style_are_those_that_the_page_allows() -> None:
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in page
     assert "default-src 'none'" in page
+
+
+def test_entities_are_drawn_near_those_that_are_alike(toy: KnowledgeGraph) -> None:
+    labels = toy.entities.column("label")
+    rng = np.random.default_rng(0)
+    group_N = np.arange(len(labels)) % 2
+    vectors = np.eye(8, dtype=np.float32)[group_N] + 0.02 * rng.standard_normal((len(labels), 8))
+    found = Embeddings("vector", labels, labels, vectors.astype(np.float32))
+    chart = entity_map(found, toy)
+    assert chart is not None
+    assert sum(len(line.dots) for line in chart.lines) == len(labels)
+    assert len(chart.legend) == len(chart.lines) <= 4
+    assert [row[1].key for row in chart.table.rows] == [len(line.dots) for line in chart.lines]
+    for x, y, _ in (dot for line in chart.lines for dot in line.dots):
+        assert LEFT <= x <= RIGHT
+        assert TOP <= y <= BOTTOM
+    few = Embeddings("vector", labels[:5], labels[:5], found.vectors[:5])
+    assert entity_map(few, toy) is None
+    plain = replace(toy, entities=EntityTable(labels, toy.entities.column("name")), links=None)
+    drawn = entity_map(found, plain)
+    assert drawn is not None
+    assert all(" of " in kind or kind == "others" for kind in drawn.legend), "by relations, without types"
+
+
+def test_a_report_has_the_map_of_a_run_with_embeddings(toy_vector_run: Path, tmp_path: Path) -> None:
+    page = kgmlm.report(toy_vector_run, tmp_path / "a.html", max_triples=2, progress=False).read_text("utf-8")
+    assert "Entities by their embeddings" in page
+    assert 'id="entity-map-t"' in page
