@@ -576,7 +576,7 @@ def entity_map(found: Embeddings, graph: KnowledgeGraph) -> Chart | None:
 
 
 def _kinds_of(graph: KnowledgeGraph, ids: IntArray) -> list[str]:
-    """What kind of entity each of some is; "" where nothing says it."""
+    """The kind of each of some entities; "" where nothing says it."""
     given = graph.entities.types
     if given is not None:
         return [given[i][0] if given[i] else "" for i in ids.tolist()]
