@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 import tomllib
 from collections.abc import Mapping
+from datetime import date
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import tomli_w
@@ -21,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kgmlm.core import digests, files
 from kgmlm.core.errors import DataError, first_line
+from kgmlm.core.progress import Watcher
 
 
 class _Strict(BaseModel):
@@ -203,6 +208,40 @@ def fetch(source: Source, *, download: bool = True, progress: Any = True) -> Pat
             "set KGMLM_MIRROR to a folder that holds it to work offline"
         ) from None
     return Path(got)
+
+
+def address_of(given: object) -> str | None:
+    """The address of a file of the web; None for anything else.
+
+    >>> address_of("https://example.org/a.ttl"), address_of("a.ttl")
+    ('https://example.org/a.ttl', None)
+    """
+    found = re.fullmatch(r"(https?):/+(.+)", str(given))  # a path has lost a slash
+    return f"{found[1]}://{found[2]}" if found else None
+
+
+def downloaded(address: str, watch: Watcher) -> Path:
+    """A file of the web, fetched into the cache where it is not there yet.
+
+    Raises:
+        DataError: when it cannot be fetched.
+    """
+    import pooch
+
+    name = unquote(urlsplit(address).path).rpartition("/")[2]
+    name = re.sub(r"[^\w.,+=@-]", "-", name).lstrip(".")[-80:] or "file"  # its end tells the format
+    path = cache_folder() / "imports" / sha256(address.encode()).hexdigest()[:12] / name
+    if path.is_file():
+        day = date.fromtimestamp(path.stat().st_mtime)
+        watch.tell(f"{address}: the copy of {day} in {path}; without it, it is fetched again")
+        return path
+    watch.tell(f"fetching {address}")
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        pooch.retrieve(address, None, name, path.parent)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{address} could not be fetched: {first_line(error)[:200]}") from None
+    return path
 
 
 class Sources:

@@ -32,7 +32,7 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import header_columns
 from kgmlm.graphs.attributes import COLUMNS, WORDS
-from kgmlm.graphs.cards import Card, Counts, folder_card, write_card
+from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
 from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
 from kgmlm.graphs.endpoints import ALL, endpoint_of, fetch
@@ -566,9 +566,9 @@ def import_graph(
     Texts are kept in memory, triples on disk.
 
     Args:
-        inputs: files, read as one graph; ``.gz``, ``.bz2``, ``.xz``, ``.zst`` and ``.zip`` are unpacked. Or a
-            SPARQL endpoint, ``sparql+https://...``, whose triples are fetched page by page; after an
-            interruption the same call goes on.
+        inputs: files, read as one graph, also by ``https://...``, which the cache keeps; ``.gz``, ``.bz2``,
+            ``.xz``, ``.zst`` and ``.zip`` are unpacked. Or a SPARQL endpoint, ``sparql+https://...``, whose
+            triples are fetched page by page; after an interruption the same call goes on.
         output: the folder to write; it is there whole or not at all.
         format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
             kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
@@ -602,6 +602,8 @@ def import_graph(
     url = next(filter(None, map(endpoint_of, several)), None)
     if url is not None and (len(several) > 1 or format is not None or columns is not None):
         raise ConfigError("an endpoint is read alone, and has no format and no columns")
+    with watcher_of(progress) as watch:
+        several = [downloaded(at, watch) if (at := address_of(path)) else path for path in several]
     paths = [as_path(path, "an input") for path in several]
     if not paths:
         raise DataError("name at least one file to import")

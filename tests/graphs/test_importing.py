@@ -3,7 +3,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow.csv
@@ -259,3 +262,32 @@ def test_what_is_said_of_statements_leaves_no_remnant(tmp_path: Path) -> None:
 def test_nameless_blank_nodes_are_counted(tmp_path: Path) -> None:
     graph, _ = imported(b"<http://a> <http://p> [ <http://p> <http://b> ] .", tmp_path, "g.ttl")
     assert check_graph(graph, None)["nameless_blank_nodes"] == 1
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server of files that prints nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
+def test_a_file_of_the_web_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "my graph.nt").write_text("<http://a> <http://p> <http://b> .\n")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path / "web"))
+    Thread(target=server.serve_forever, daemon=True).start()
+    base = f"http://127.0.0.1:{server.server_port}"
+    first = cli("data", "import", f"{base}/my%20graph.nt?download=1", "--output", tmp_path / "one")
+    assert first.returncode == 0, first.stderr
+    assert "1 triple of 2 entities" in first.stdout
+    refused(
+        cli("data", "import", f"{base}/none.nt", "--output", tmp_path / "two"), "could not be fetched: 404"
+    )
+    server.shutdown()
+    server.server_close()
+    again = cli("data", "import", f"{base}/my%20graph.nt?download=1", "--output", tmp_path / "three")
+    assert again.returncode == 0, again.stderr
+    assert "without it, it is fetched again" in again.stderr
+    refused(cli("data", "import", f"{base}/other.nt", "--output", tmp_path / "four"), "could not be fetched")

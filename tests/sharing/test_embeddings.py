@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ REGISTRY = WRITERS
 def run(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with embeddings of all kinds."""
     path = shutil.copytree(toy_vector_run, tmp_path_factory.mktemp("runs") / "embedded")
-    settings = {
+    settings: dict[str, Any] = {
         "kge": {"dimension": 8, "epochs": 5},
         "biencoder": {"encoder": tiny_encoder, "steps": 5, "dimension": 16},
     }
@@ -57,7 +58,7 @@ def test_the_score_of_complex_comes_from_its_embeddings(run: Path) -> None:
         f"{x} (inverse)" for x in relations.labels[: len(relations) // 2]
     ]
 
-    def complex_of(found: Embeddings, label: str) -> np.ndarray:
+    def complex_of(found: Embeddings, label: str) -> Any:
         real, imaginary = np.split(found.vectors[found.labels.index(label)], 2)
         return real + 1j * imaginary
 
@@ -67,6 +68,20 @@ def test_the_score_of_complex_comes_from_its_embeddings(run: Path) -> None:
         assert by_hand == pytest.approx(score, abs=1e-3)
 
 
+def read(path: Path, names: list[str]) -> tuple[Any, Any, Any]:
+    """Labels, names and vectors of a file; word2vec's format has no names."""
+    if path.suffix == ".parquet":
+        table = pd.read_parquet(path)
+        return table["label"], table["name"], np.stack(list(table["vector"]))
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays["labels"], arrays["names"], arrays["vectors"]
+    first, *lines = path.read_text("utf-8").splitlines()
+    rows = [line.split(" ") for line in lines]
+    assert first == f"{len(rows)} {len(rows[0]) - 1}"
+    return [row[0] for row in rows], names, np.array([row[1:] for row in rows], np.float32)
+
+
 @pytest.mark.parametrize("suffix", sorted(WRITERS))
 def test_a_file_has_them_all(run: Path, tmp_path: Path, cli: Cli, suffix: str) -> None:
     path = tmp_path / f"entities{suffix}"
@@ -74,17 +89,7 @@ def test_a_file_has_them_all(run: Path, tmp_path: Path, cli: Cli, suffix: str) -
     assert done.returncode == 0, done.stderr
     found = kgmlm.embeddings(run, "kge", progress=False)
     assert f"{len(found)} embeddings by kge, 16 numbers each" in done.stdout
-    if suffix == ".parquet":
-        table = pd.read_parquet(path)
-        labels, names, vectors = table["label"], table["name"], np.stack(list(table["vector"]))
-    elif suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            labels, names, vectors = arrays["labels"], arrays["names"], arrays["vectors"]
-    else:
-        first, *lines = path.read_text("utf-8").splitlines()
-        assert first == f"{len(found)} 16"
-        labels, names = [line.split(" ")[0] for line in lines], found.names
-        vectors = np.array([line.split(" ")[1:] for line in lines], np.float32)
+    labels, names, vectors = read(path, found.names)
     assert list(labels) == found.labels
     assert list(names) == found.names
     np.testing.assert_allclose(vectors, found.vectors, rtol=1e-5, atol=1e-6)
