@@ -112,7 +112,8 @@ def update(
     the probabilities still hold; those that do not are chosen again. Text encoders stay as they were trained.
 
     With ``minutes`` the bi-encoder's head, ComplEx and, where enough of its steps fit, the masked LM are then
-    trained on from where they are, on old and new triples, and all weights are chosen again.
+    trained on from where they are, on old and new triples. All weights are chosen again where the time allows
+    as many validation triples as they were chosen on, or where a sample says that they no longer suit.
 
     The run is replaced when all of it is written; until then the old one can be used.
 
