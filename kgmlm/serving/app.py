@@ -571,7 +571,7 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: J
         entity: Annotated[str, Query(max_length=schema.LONGEST_NAME, description="Its label.")],
         k: Annotated[int, Query(ge=1, le=100)] = 10,
     ) -> Any:
-        """The entities that are most like one, by their embeddings."""
+        """The entities that are most like one, by their embeddings; none where it has no embedding."""
         (found,) = await service.ask(request, SimilarTask(entity, k))
         return {"results": found}
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.errors import KgmlmError, QueryError, RunError
+from kgmlm.core.errors import ConfigError, KgmlmError, QueryError, RunError
 from kgmlm.core.files import sha256
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.entities import EntityTable, folded
@@ -455,7 +455,10 @@ class Session:
         entity, ranker = self.run.graph.entities.find(task.entity), self.predictor.ranker
         if entity is None:
             raise QueryError(f"no entity has the label '{task.entity}'")
-        ids, cosines = nearest(ranker, None, entity, task.k)
+        try:
+            ids, cosines = nearest(ranker, None, entity, task.k)
+        except (ConfigError, QueryError):  # it has no embedding
+            return []
         named = [ranker.reader.context.entities[i] for i in ids.tolist()]
         return [
             {"label": e.label, "name": e.surface, "cosine": cosine}

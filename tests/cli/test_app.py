@@ -88,6 +88,7 @@ def test_choices_are_listed_in_the_help() -> None:
         **{(name, "--engine"): {"local", "ray"} for name in ("complete", "evaluate", "rank")},
         **{(name, "--runtime"): {"auto", "torch", "onnx"} for name in ("classify", "rank", "serve")},
         **{(name, "--side"): {"both", "tail", "head"} for name in ("evaluate", "train")},
+        **{(name, "--of"): {"biencoder", "vector", "kge"} for name in ("embeddings", "similar")},
         ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
         **{(c, "--precision"): {"fp32", "bf16"}
            for c in ("evaluate", "tune", "classify", "calibrate", "complete", "serve")},

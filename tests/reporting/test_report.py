@@ -501,6 +501,7 @@ def test_entities_are_drawn_near_those_that_are_alike(toy: KnowledgeGraph) -> No
 
 
 def test_a_report_has_the_map_of_a_run_with_embeddings(toy_vector_run: Path, tmp_path: Path) -> None:
-    page = kgmlm.report(toy_vector_run, tmp_path / "a.html", max_triples=2, progress=False).read_text("utf-8")
+    run = shutil.copytree(toy_vector_run, tmp_path / "run")
+    page = kgmlm.report(run, tmp_path / "a.html", max_triples=2, progress=False).read_text("utf-8")
     assert "Entities by their embeddings" in page
     assert 'id="entity-map-t"' in page

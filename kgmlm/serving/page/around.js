@@ -171,7 +171,7 @@ export async function show(found) {
     watcher.observe(place);
   }
   if (!found.entity.of_graph) return;
-  const like = await get("/similar", { entity: center.label, k: SIMILAR }).catch(() => ({ results: [] })); // a run may have no embeddings
+  const like = await get("/similar", { entity: center.label, k: SIMILAR }).catch(() => ({ results: [] }));
   if (mine !== turn || !like.results.length) return;
   const links = like.results.flatMap((e) => [" · ", el("a", walk({ other: e }), name(e.name))]).slice(1);
   byId("around").append(el("p", { class: "similar" }, el("b", {}, "Most similar: "), links));
