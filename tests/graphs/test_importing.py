@@ -271,9 +271,8 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
-def test_a_file_of_the_web_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
-    monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
+def test_a_file_of_the_web_is_fetched_once(tmp_path: Path, command: Cli) -> None:
+    cli = partial(command, KGMLM_CACHE=str(tmp_path / "cache"))
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "my graph.nt").write_text("<http://a> <http://p> <http://b> .\n")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path / "web"))
