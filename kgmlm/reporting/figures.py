@@ -47,9 +47,8 @@ from kgmlm.reporting.charts import (
     percent,
     weight,
 )
-from kgmlm.sharing.embeddings import Embeddings
+from kgmlm.sharing.embeddings import embedded, embeddings_of, kind_among
 from kgmlm.signals import kind_of
-from kgmlm.signals.biencoder import profile_of
 from kgmlm.training.summary import Figure
 
 # Training triples that answer a question already, from and to.
@@ -526,49 +525,51 @@ def difference_chart(differences: Sequence[Difference]) -> Chart:
     )  # fmt: skip
 
 
-def entity_map(found: Embeddings, graph: KnowledgeGraph) -> Chart | None:
+def entity_map(ranker: Ranker, graph: KnowledgeGraph) -> Chart | None:
     """Entities as dots, those with like embeddings near each other, by t-SNE; the three most frequent kinds
-    have colors. None where there are few of them.
+    have colors. None where few have embeddings; of many a sample is drawn.
 
     A kind is the type that an entity is given first or, in a graph without types, the relation and side that
     most of its training triples have.
+
+    Raises:
+        ConfigError: when the run has no embeddings.
     """
     from sklearn.manifold import TSNE
 
-    count = min(MAPPED, len(found))
+    of = kind_among(ranker, None)
+    there = embedded(ranker, of)
+    count = min(MAPPED, len(there))
     if count < LEAST_MAPPED:
         return None
-    rows = np.sort(np.random.default_rng(0).choice(len(found), count, replace=False))
-    perplexity = min(30.0, (count - 1) / 3)
-    places_n2 = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0).fit_transform(
-        found.vectors[rows]
-    )
+    ids = np.sort(np.random.default_rng(0).choice(there, count, replace=False))
+    drawing = TSNE(perplexity=min(30.0, (count - 1) / 3), init="pca", metric="cosine", random_state=0)
+    places_n2 = drawing.fit_transform(embeddings_of(ranker, of, ids))
     low, high = places_n2.min(0), places_n2.max(0)
     x_n, y_n = ((places_n2 - low) / np.maximum(high - low, 1e-9)).T
-    ids = np.array([graph.entities.find(found.labels[row]) for row in rows])
-    kinds = _kinds_of(graph, ids)
+    kinds, names = _kinds_of(graph, ids), graph.entities.take(ids).column("name")
     frequent = [kind for kind, _ in Counter(kinds).most_common() if kind][:NAMED]
     legend = [*(clipped(kind) for kind in frequent), "others"]
     places: list[list[tuple[float, float, float]]] = [[] for _ in legend]
     examples: list[list[str]] = [[] for _ in legend]
-    for row, kind, x, y in zip(rows.tolist(), kinds, x_n.tolist(), y_n.tolist(), strict=True):
+    for name, kind, x, y in zip(names, kinds, x_n.tolist(), y_n.tolist(), strict=True):
         series = frequent.index(kind) if kind in frequent else len(frequent)
         at = (LEFT + x * (RIGHT - LEFT), BOTTOM + y * (TOP - BOTTOM))
         places[series].append((round(at[0], 1), round(at[1], 1), 2.5))
-        examples[series].append(found.names[row])
+        examples[series].append(name)
     table = Table.of(
         "Kinds of entities in the figure",
         ("kind", "entities", "such as"),
         [
-            (Cell(kind), number(len(dots), 0), Cell(clipped(", ".join(names[:3]))))
-            for kind, dots, names in zip(legend, places, examples, strict=True)
+            (Cell(kind), number(len(dots), 0), Cell(clipped(", ".join(few[:3]))))
+            for kind, dots, few in zip(legend, places, examples, strict=True)
         ],
     )
-    of = kind_of(found.of)
+    signal = kind_of(of)
     return Chart(
         "Entities by their embeddings",
-        f"{count:,} of {len(found):,} entities, by the {of.title if of else found.of}; those that are alike "
-        "are near each other, and directions mean nothing.",
+        f"{count:,} of {len(there):,} entities, by the {signal.title if signal else of}; those that are "
+        "alike are near each other, and directions mean nothing.",
         table,
         legend=tuple(legend),
         lines=tuple(Line(series, (), tuple(dots)) for series, dots in enumerate(places)),
@@ -580,9 +581,11 @@ def _kinds_of(graph: KnowledgeGraph, ids: IntArray) -> list[str]:
     given = graph.entities.types
     if given is not None:
         return [given[i][0] if given[i] else "" for i in ids.tolist()]
-    profile = profile_of(graph.context.links, len(graph.entities), 2 * len(graph.relations))[ids].toarray()
+    row_E, kind_E, _ = graph.context.links.edges(ids)
+    counts_nK = np.zeros((len(ids), 2 * len(graph.relations)), np.int64)
+    np.add.at(counts_nK, (row_E, kind_E), 1)
     names = [f"{side} of {r.name}" for r in graph.relations for side in ("head", "tail")]
-    return [names[row.argmax()] if row.any() else "" for row in profile]
+    return [names[row.argmax()] if row.any() else "" for row in counts_nK]
 
 
 def _signed(value: float) -> str:

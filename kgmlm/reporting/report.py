@@ -35,7 +35,6 @@ from kgmlm.runs.opened import open_ranker, read_vectors
 from kgmlm.runs.packs import find_pack, is_unpacked
 from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, open_run, path_if
-from kgmlm.sharing.embeddings import embeddings
 from kgmlm.training.summary import compared
 from kgmlm.training.summary import counted as counted_of
 
@@ -345,7 +344,7 @@ class _Work:
         more["signals"] = self._signals()
         more |= self._new_facts()
         with suppress(ConfigError):  # a run without embeddings
-            more["entities"] = figures.entity_map(embeddings(run, progress=self.watch), graph)
+            more["entities"] = figures.entity_map(ranker, graph)
         return Contents(
             name=clipped(_name(run)),
             graph=clipped(graph.name),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kgmlm.core import files
-from kgmlm.core.arrays import numpy
+from kgmlm.core.arrays import like, numpy
 from kgmlm.core.errors import ConfigError, QueryError, check_numbers
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.run import Run, open_run
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kgmlm.ranking.ranker import Ranker
 
+AT_ONCE = 2**15  # entities that are compared at a time
 KINDS = (Biencoder.name, Vector.name, KGE.name)  # the first that a run has is the default
 
 
@@ -128,19 +129,20 @@ def embeddings(
     """
     opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(progress)
     ranker = opened.open(watch, batch_size).ranker
-    of = _kind(ranker, of)
+    of = kind_among(ranker, of)
     if relations:
         return _of_relations(ranker, of)
     with watch:
         for vectors in ranker.counted_vectors:
             vectors.read(batch_size, partial(watch, "reading entities", total=vectors.unread))
-    ids, found = _of_entities(ranker, of)
+    ids = embedded(ranker, of)
     entities = ranker.reader.context.entities.take(ids)
+    found = embeddings_of(ranker, of, ids)
     return Embeddings(of, entities.column("label"), entities.column("name"), found)
 
 
-def _kind(ranker: Ranker, of: str | None) -> str:
-    """The signal whose embeddings are meant.
+def kind_among(ranker: Ranker, of: str | None) -> str:
+    """The signal whose embeddings are meant; None takes the first that the run has.
 
     Raises:
         ConfigError: when the run has none such.
@@ -154,18 +156,24 @@ def _kind(ranker: Ranker, of: str | None) -> str:
     return of
 
 
-def _of_entities(ranker: Ranker, of: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Ids of entities, and their embeddings."""
-    ids = np.arange(len(ranker.reader.context.entities))
+def embedded(ranker: Ranker, of: str) -> npt.NDArray[np.int64]:
+    """Ids of the entities that have embeddings by a signal."""
     signal = ranker.signals[of]
     if isinstance(signal, KGE):
-        rows_N = numpy(signal.rows_N)
-        seen = np.flatnonzero(rows_N >= 0)
-        return seen, np.asarray(numpy(signal.entities_SD)[rows_N[seen]], np.float32)
+        return np.flatnonzero(numpy(signal.rows_N) >= 0)
+    return np.arange(len(ranker.reader.context.entities))
+
+
+def embeddings_of(ranker: Ranker, of: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Embeddings ``(n, D)`` of some of these entities."""
+    signal = ranker.signals[of]
+    if isinstance(signal, KGE):
+        rows = numpy(signal.rows_N)[ids]
+        return np.asarray(numpy(signal.entities_SD[like(rows, signal.entities_SD)]), np.float32)
     if isinstance(signal, Biencoder):
-        return ids, np.asarray(signal.vectors_of(ids), np.float32)
+        return np.asarray(signal.vectors_of(ids), np.float32)
     assert ranker.vectors is not None
-    return ids, np.asarray(numpy(ranker.vectors.of(ids)), np.float32)
+    return np.asarray(numpy(ranker.vectors.of(ids)), np.float32)
 
 
 def _of_relations(ranker: Ranker, of: str) -> Embeddings:
@@ -234,15 +242,21 @@ def nearest(
     Raises:
         QueryError: when the entity has no embedding.
     """
-    of = _kind(ranker, of)
-    ids, found = _of_entities(ranker, of)
-    at = np.flatnonzero(ids == entity)
-    if not len(at):
+    of = kind_among(ranker, of)
+    ids = embedded(ranker, of)
+    if entity not in ids:
         raise QueryError(f"training has no triple of the entity, so that it has no embedding by {of}")
-    cosine_N = found @ found[at[0]]
-    if of == KGE.name:  # the others are unit vectors
-        length_N = np.maximum(np.linalg.norm(found, axis=1), 1e-12)
-        cosine_N /= length_N * length_N[at[0]]
-    cosine_N[at[0]] = -np.inf
+    asked_D = _unit(embeddings_of(ranker, of, np.array([entity])))[0]
+    parts = (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE))
+    cosine_N = np.concatenate([_unit(embeddings_of(ranker, of, part)) @ asked_D for part in parts])
+    cosine_N[ids == entity] = -np.inf
     best = np.argsort(-cosine_N, kind="stable")[: min(k, len(ids) - 1)]
     return ids[best], cosine_N[best]
+
+
+def _unit(vectors_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The vectors at length 1."""
+    found: npt.NDArray[np.float32] = vectors_ND / np.maximum(
+        np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12
+    )
+    return found

@@ -79,7 +79,7 @@ def push(
     report = None if evaluation is None else _read_report(Path(evaluation), folder.graph.name)
     with TemporaryDirectory() as scratch:
         packed = source or pack_run(path, Path(scratch) / PACK, progress=watch)
-        described = info(unpack(packed) if source else folder.path)
+        described = info(unpack(packed, Path(scratch) / "run"))  # as it will be opened
         card = model_card(described, name.repository, license=license, report=report)
         there = [folder.model_folder / file for file in MODEL_FILES] if folder.settings.trains_text else []
         sent = {PACK: packed, **{x.name: x for x in there if x.is_file()}}

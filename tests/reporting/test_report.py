@@ -58,7 +58,6 @@ from kgmlm.reporting.figures import Ranked, entity_map, questions
 from kgmlm.reporting.report import Contents, render
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.run import Run
-from kgmlm.sharing.embeddings import Embeddings
 from kgmlm.training.summary import counted
 
 VOID = {"meta", "line", "rect", "polyline", "circle", "br"}
@@ -478,26 +477,44 @@ def test_the_script_and_the_style_are_those_that_the_page_allows() -> None:
     assert "default-src 'none'" in page
 
 
-def test_entities_are_drawn_near_those_that_are_alike(toy: KnowledgeGraph) -> None:
-    labels = toy.entities.column("label")
+def test_entities_are_drawn_near_those_that_are_alike(
+    toy: KnowledgeGraph, toy_vector_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker, count = kgmlm.open_run(toy_vector_run, device="cpu").predictor.ranker, len(toy.entities)
     rng = np.random.default_rng(0)
-    group_N = np.arange(len(labels)) % 2
-    vectors = np.eye(8, dtype=np.float32)[group_N] + 0.02 * rng.standard_normal((len(labels), 8))
-    found = Embeddings("vector", labels, labels, vectors.astype(np.float32))
-    chart = entity_map(found, toy)
+    group_N = np.arange(count) % 2
+    vectors_ND = np.eye(8)[group_N] + 0.02 * rng.standard_normal((count, 8))
+    monkeypatch.setattr(figures, "embeddings_of", lambda ranker, of, ids: vectors_ND[ids])
+    monkeypatch.setattr(figures, "_kinds_of", lambda graph, ids: [f"group {group_N[i]}" for i in ids])
+    chart = entity_map(ranker, toy)
     assert chart is not None
-    assert sum(len(line.dots) for line in chart.lines) == len(labels)
-    assert len(chart.legend) == len(chart.lines) <= 4
+    assert set(chart.legend) == {"group 0", "group 1", "others"}
     assert [row[1].key for row in chart.table.rows] == [len(line.dots) for line in chart.lines]
-    for x, y, _ in (dot for line in chart.lines for dot in line.dots):
+    one, two, others = (np.array(line.dots).reshape(-1, 3) for line in chart.lines)
+    assert (len(one) + len(two), len(others)) == (count, 0)
+    for x, y, _ in (*one, *two):
         assert LEFT <= x <= RIGHT
         assert TOP <= y <= BOTTOM
-    few = Embeddings("vector", labels[:5], labels[:5], found.vectors[:5])
-    assert entity_map(few, toy) is None
-    plain = replace(toy, entities=EntityTable(labels, toy.entities.column("name")), links=None)
-    drawn = entity_map(found, plain)
-    assert drawn is not None
-    assert all(" of " in kind or kind == "others" for kind in drawn.legend), "by relations, without types"
+    apart = np.linalg.norm(one[:, :2].mean(0) - two[:, :2].mean(0))
+    assert apart > max(
+        np.linalg.norm(part[:, :2] - part[:, :2].mean(0), axis=1).mean() for part in (one, two)
+    )
+
+
+def test_kinds_of_entities_are_types_or_else_what_they_are_in_most_triples(
+    toy: KnowledgeGraph, toy_vector_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = kgmlm.open_run(toy_vector_run, device="cpu").predictor.ranker
+    typed = entity_map(ranker, toy)
+    assert typed is not None
+    assert toy.entities.types is not None
+    assert {*typed.legend} - {"others"} <= {name for types in toy.entities.types for name in types}
+    columns = (toy.entities.column(name) for name in ("label", "name"))
+    plain = entity_map(ranker, replace(toy, entities=EntityTable(*columns), links=None))
+    assert plain is not None
+    assert all(" of " in kind or kind == "others" for kind in plain.legend)
+    monkeypatch.setattr(figures, "LEAST_MAPPED", len(toy.entities) + 1)
+    assert entity_map(ranker, toy) is None
 
 
 def test_a_report_has_the_map_of_a_run_with_embeddings(toy_vector_run: Path, tmp_path: Path) -> None:

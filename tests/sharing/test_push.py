@@ -172,6 +172,8 @@ def test_a_pushed_run_opens_elsewhere_with_the_same_answers(
         "tokenizer_config.json",
     }  # fmt: skip
     assert not hub.private["ada/toy"]
+    assert "It has no probabilities" in files["README.md"].decode(), "a pack of a run has none"
+    assert str(toy_run) not in files["README.md"].decode().split("## How it was made")[0]
     for name in ("hf://ada/toy", said["name"]):
         there = kgmlm_at(hub, "rank", name, *ASKED)
         assert there.returncode == 0, there.stderr
