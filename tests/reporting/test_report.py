@@ -495,22 +495,22 @@ def test_entities_are_drawn_near_those_that_are_alike(
     for x, y, _ in (*one, *two):
         assert LEFT <= x <= RIGHT
         assert TOP <= y <= BOTTOM
-    apart = np.linalg.norm(one[:, :2].mean(0) - two[:, :2].mean(0))
-    assert apart > max(
-        np.linalg.norm(part[:, :2] - part[:, :2].mean(0), axis=1).mean() for part in (one, two)
+    (mid, far), (other, wide) = (
+        (part.mean(0), np.linalg.norm(part - part.mean(0), axis=1).mean()) for part in (one, two)
     )
+    assert np.linalg.norm(mid - other) > max(far, wide)
 
 
 def test_kinds_of_entities_are_types_or_else_what_they_are_in_most_triples(
     toy: KnowledgeGraph, toy_vector_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranker = kgmlm.open_run(toy_vector_run, device="cpu").predictor.ranker
-    typed = entity_map(ranker, toy)
+    columns = [toy.entities.column(name) for name in ("label", "name")]
+    types = ["place|thing", *["thing"] * (len(toy.entities) - 1)]
+    typed = entity_map(ranker, replace(toy, entities=EntityTable(*columns, types=types), links=None))
     assert typed is not None
-    assert toy.entities.types is not None
-    assert {*typed.legend} - {"others"} <= {name for types in toy.entities.types for name in types}
-    columns = (toy.entities.column(name) for name in ("label", "name"))
-    plain = entity_map(ranker, replace(toy, entities=EntityTable(*columns), links=None))
+    assert typed.legend == ("thing", "place", "others")
+    plain = entity_map(ranker, toy)
     assert plain is not None
     assert all(" of " in kind or kind == "others" for kind in plain.legend)
     monkeypatch.setattr(figures, "LEAST_MAPPED", len(toy.entities) + 1)
