@@ -505,9 +505,9 @@ def test_kinds_of_entities_are_types_or_else_what_they_are_in_most_triples(
     toy: KnowledgeGraph, toy_vector_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranker = kgmlm.open_run(toy_vector_run, device="cpu").predictor.ranker
-    columns = [toy.entities.column(name) for name in ("label", "name")]
+    labels, named = (toy.entities.column(name) for name in ("label", "name"))
     types = ["place|thing", *["thing"] * (len(toy.entities) - 1)]
-    typed = entity_map(ranker, replace(toy, entities=EntityTable(*columns, types=types), links=None))
+    typed = entity_map(ranker, replace(toy, entities=EntityTable(labels, named, types=types), links=None))
     assert typed is not None
     assert typed.legend == ("thing", "place", "others")
     plain = entity_map(ranker, toy)
