@@ -124,8 +124,8 @@ def embeddings(
         ConfigError: when the run has no such embeddings.
 
     Example:
-        >>> kgmlm.embeddings("runs/demo", "kge").vectors.shape  # doctest: +SKIP
-        (138, 400)
+        >>> kgmlm.embeddings("runs/demo").vectors.shape  # doctest: +SKIP
+        (375, 256)
     """
     opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(progress)
     ranker = opened.open(watch, batch_size).ranker
