@@ -159,17 +159,20 @@ WANTED: Options = {
     "name_predicates": option(
         list[str] | None,
         None,
-        "The IRI of a further predicate of names, which goes before others; may be given several times, as "
-        "the following may.",
+        "The IRI of a further predicate of names, or the property of Neo4j, which goes before others; may be "
+        "given several times, as the following may.",
         "--name-predicate",
     ),
     "description_predicates": option(
         list[str] | None, None, "Likewise of descriptions.", "--description-predicate"
     ),
-    "skip": option(list[str] | None, None, "The IRI of a relation to leave out.", "--skip-predicate"),
-    "keep_only": option(list[str] | None, None, "The IRI of a relation to keep; others are not."),
+    "skip": option(
+        list[str] | None, None, "A relation to leave out, by its IRI or type.", "--skip-predicate"
+    ),
+    "keep_only": option(list[str] | None, None, "A relation to keep; others are not."),
     "skip_blank": flag("--skip-blank", "Leave out the triples of blank nodes."),
     "skip_deprecated": flag("--skip-deprecated", "Leave out entities that are no longer to be used."),
+    "key": option(str | None, None, "Of Neo4j: the property whose value becomes the label of an entity."),
 }
 
 
@@ -181,7 +184,7 @@ def data_import(
             help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML or a Wikidata JSON dump; .gz, .bz2, "
             ".xz, .zst and .zip, too. Or tables of edges (--columns). Or the folder of a benchmark, as "
             "KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it. Or a SPARQL endpoint, "
-            "sparql+https://HOST/QUERY.",
+            "sparql+https://HOST/QUERY, or Neo4j, bolt://HOST/DATABASE.",
             show_default=False,
         ),
     ],
@@ -242,7 +245,7 @@ def data_import(
 
     Restrictions of OWL and lists are read as triples. Literals that are neither texts, numbers nor dates are
     counted and left out, and so is what is said of statements. RDF needs pyoxigraph:
-    `pip install 'kgmlm[rdf]'`.
+    `pip install 'kgmlm[rdf]'`; Neo4j its driver, `kgmlm[neo4j]`, and asks NEO4J_USERNAME and NEO4J_PASSWORD.
     """
     from kgmlm.core.errors import counted, printable
     from kgmlm.core.files import read_bytes

@@ -386,7 +386,11 @@ def export(
         Path, typer.Argument(help="A list that `kgmlm complete` wrote.", show_default=False), INPUT
     ],
     output: Annotated[
-        Path, typer.Option(help="The file to write, - for stdout; of neo4j a folder.", show_default=False)
+        Path,
+        typer.Option(
+            help="The file to write, - for stdout; of neo4j a folder, or a server, bolt://HOST/DATABASE.",
+            show_default=False,
+        ),
     ],
     format: Annotated[
         str | None,
@@ -404,23 +408,32 @@ def export(
             help="CSV for a spreadsheet: an apostrophe before texts that it would take for formulas.",
         ),
     ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Of a server: the --key that its import had.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a list of new triples for other programs: RDF, CSV, JSON Lines, Neo4j.
 
-    neo4j is a folder with nodes.csv and edges.csv, as `neo4j-admin database import` takes them.
+    neo4j is a folder with nodes.csv and edges.csv, as `neo4j-admin database import` takes them; or a server,
+    which gets relationships with `probability` and `source` between nodes that it has.
     """
+    from kgmlm.core.progress import Bars
     from kgmlm.prediction.export import export as job
 
     options: dict[str, Any] = {"min_probability": min_probability, "base": base, "spreadsheet": spreadsheet}
     if str(output) == "-":
         _export_to_stdout(triples, format, options)
         return
-    made = job(triples, output, format=format, **options)
+    made = job(triples, output, format=format, key=key, progress=Bars(), **options)
     if as_json:
         print_json(made)
         return
     print(f"{made['output']}: {made['triples']:,} triples as {made['format']}")
+    for what in ("known", "without a node"):
+        if made.get(what):
+            print(f"{what}: {made[what]:,}")
 
 
 def _export_to_stdout(triples: Path, format: str | None, options: dict[str, Any]) -> None:

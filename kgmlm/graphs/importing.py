@@ -12,7 +12,6 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -39,16 +38,11 @@ from kgmlm.graphs.endpoints import ALL, endpoint_of, fetch
 from kgmlm.graphs.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.layouts import LAYOUTS, layout_of, read_layout
+from kgmlm.graphs.neo4j import OTHER, Server, read_server
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
-from kgmlm.graphs.statements import (
-    READERS,
-    TEXT_PREDICATES,
-    Kind,
-    format_of,
-    language_of,
-    read_statements,
-)
+from kgmlm.graphs.statements import READERS, format_of, read_statements
+from kgmlm.graphs.vocabulary import RELATIONS, Kind, Wanted, language_of
 
 TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 SILENT, OF_BLANK, OLD = "expressions that no triple says", "triples of blank nodes", "of deprecated entities"
@@ -94,43 +88,6 @@ def words_of(label: str) -> str:
     """
     words = re.sub(r"(?<=[a-z])(?=[A-Z]{2})", " ", name_of(label))
     return re.sub(r"(?<=[a-z])([A-Z])", lambda found: f" {found[1].lower()}", words)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A choice of RDF: which relations are kept, and by which predicates texts are known.
-
-    Attributes:
-        names, descriptions: further predicates, which go before those that are known.
-        skip: relations whose triples, and attributes, are left out.
-        keep: where there are some, the only relations that are kept.
-        skip_blank: leave out the triples of blank nodes.
-        skip_deprecated: leave out the triples of entities that are no longer to be used.
-    """
-
-    names: Sequence[str] = ()
-    descriptions: Sequence[str] = ()
-    skip: frozenset[str] = frozenset()
-    keep: frozenset[str] = frozenset()
-    skip_blank: bool = False
-    skip_deprecated: bool = False
-
-    @property
-    def texts_by(self) -> dict[str, tuple[Kind, int]]:
-        """The predicates of texts, each with kind and order."""
-        given: list[tuple[Sequence[str], Kind]] = [(self.names, "name"), (self.descriptions, "description")]
-        own = {
-            predicate: (kind, at - len(predicates))
-            for predicates, kind in given
-            for at, predicate in enumerate(predicates)
-        }
-        return {**TEXT_PREDICATES, **own}
-
-    def refuses(self, relation: str) -> str:
-        """Why a triple or an attribute is left out; empty where it is not."""
-        if relation in self.skip:
-            return "of predicates that are skipped"
-        return "of predicates that are not kept" if self.keep and relation not in self.keep else ""
 
 
 class Texts:
@@ -214,6 +171,7 @@ class Importer:
         self.by: dict[str, Counter[str]] = {}  # what is left out, by predicate (and language)
         self.reifiers: set[int] = set()
         self.attributes: dict[int, list[tuple[int, str]]] = {}
+        self.types: dict[int, dict[str, None]] = {}
         self.repeated = 0
         self.classes: dict[int, int] = {}  # relations whose tails are class expressions
         self._parts = folder / "parts"
@@ -261,6 +219,10 @@ class Importer:
         if len(own) < WORDS and found not in own:  # more have no room in a text
             own.append(found)
 
+    def kind(self, label: str, name: str) -> None:
+        """Keep a type of an entity."""
+        self.types.setdefault(self.ids.setdefault(label, len(self.ids)), {})[name] = None
+
     def none(self, node: str) -> None:
         """Keep a restriction of none, which says nothing."""
         self.expressions.none.add(self.ids.setdefault(node, len(self.ids)))
@@ -269,10 +231,10 @@ class Importer:
         """Keep which entities are deprecated."""
         self.old.add(self.ids.setdefault(label, len(self.ids)))
 
-    def left_out(self, why: str, predicate: str) -> None:
+    def left_out(self, why: str, predicate: str, count: int = 1) -> None:
         """Count it, by predicate, too."""
-        self.counts[why] += 1
-        self.by.setdefault(why, Counter())[predicate] += 1
+        self.counts[why] += count
+        self.by.setdefault(why, Counter())[predicate] += count
 
     def reifier(self, label: str) -> None:
         """Leave out the triples of what stands for a statement."""
@@ -440,7 +402,8 @@ class Importer:
         """Write ``entities``; how many have no name but their label's."""
         texts = self.texts
         unnamed = 0
-        header = ("label", "name", "description", *(["aliases"] if texts.aliases else []))
+        lists = [name for name, of in (("types", self.types), ("aliases", texts.aliases)) if of]
+        header = ("label", "name", "description", *lists)
         with _Table(self.folder / "entities", header, header=True) as table:
             for ids in _chunks(np.flatnonzero(entity_N)):
                 names = [texts.of(i, "name") for i in ids]
@@ -450,6 +413,10 @@ class Importer:
                     [name or title_of(labels[i]) for i, name in zip(ids, names, strict=True)],
                     [texts.of(i, "description") for i in ids],
                 ]
+                if self.types:
+                    columns.append(
+                        ["|".join(x.replace("|", "/") for x in self.types.get(i, ())) for i in ids]
+                    )
                 if texts.aliases:
                     columns.append([texts.further(i, name) for i, name in zip(ids, names, strict=True)])
                 table.write([pa.array(column, pa.large_string()) for column in columns])
@@ -480,7 +447,7 @@ class Importer:
                 properties.setdefault(f"http://www.wikidata.org/entity/{found[1]}", []).append(label)
         for i in (i for i, label in enumerate(labels) if label in properties):
             names |= dict.fromkeys(properties[labels[i]], self.texts.of(i, "name"))
-        return names
+        return {label: name or RELATIONS.get(label, "") for label, name in names.items()}
 
     def _write_relations(self, labels: list[str], relation_N: BoolArray) -> int:
         """Write ``relations``; how many have no name but their label's."""
@@ -537,6 +504,7 @@ class WantedKeywords(TypedDict, total=False):
     keep_only: Sequence[str]
     skip_blank: bool
     skip_deprecated: bool
+    key: str | None
 
 
 def import_graph(
@@ -558,7 +526,7 @@ def import_graph(
 
     RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
     are ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
-    ``rdfs:comment``, and those of other vocabularies (:data:`~kgmlm.graphs.statements.TEXT_PREDICATES`), also
+    ``rdfs:comment``, and those of other vocabularies (:data:`~kgmlm.graphs.vocabulary.TEXT_PREDICATES`), also
     where a node has the text; an entity without a name is called by the last part of its IRI. Numbers and
     dates are attributes, which descriptions tell. Restrictions of OWL and lists are read as triples
     (:mod:`kgmlm.graphs.expressions`). Other literals, entities that no triple has, statements about
@@ -568,7 +536,8 @@ def import_graph(
     Args:
         inputs: files, read as one graph, also by ``https://...``, which the cache keeps; ``.gz``, ``.bz2``,
             ``.xz``, ``.zst`` and ``.zip`` are unpacked. Or a SPARQL endpoint, ``sparql+https://...``, whose
-            triples are fetched page by page; after an interruption the same call goes on.
+            triples are fetched page by page; after an interruption the same call goes on. Or Neo4j,
+            ``bolt://HOST/DATABASE``, whose relationships become triples, and node labels types.
         output: the folder to write; it is there whole or not at all.
         format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
             kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
@@ -584,7 +553,9 @@ def import_graph(
             all triples of its default graph.
         wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
             relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
-            that are entities, and ``skip_deprecated`` those of entities that are no longer to be used.
+            that are entities, and ``skip_deprecated`` those of entities that are no longer to be used. Of
+            Neo4j, predicates are properties and relations types of relationships; ``key`` is the property
+            whose value becomes the label of an entity, instead of Neo4j's element id.
 
     Returns:
         What was read and what was left out: counts.
@@ -600,8 +571,11 @@ def import_graph(
     check_numbers(seed=(seed, 0))
     several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str) else [inputs]
     url = next(filter(None, map(endpoint_of, several)), None)
-    if url is not None and (len(several) > 1 or format is not None or columns is not None):
-        raise ConfigError("an endpoint is read alone, and has no format and no columns")
+    server = next(filter(None, map(Server.of, several)), None)
+    if (url or server) and (len(several) > 1 or format is not None or columns is not None):
+        raise ConfigError("a server is read alone, and has no format and no columns")
+    if server is None and wanted.get("key") is not None:
+        raise ConfigError("a key is a property of the nodes of Neo4j: bolt://HOST")
     with watcher_of(progress) as watch:
         several = [downloaded(at, watch) if (at := address_of(path)) else path for path in several]
     paths = [as_path(path, "an input") for path in several]
@@ -619,6 +593,8 @@ def import_graph(
             return _folder(paths, format, as_path(output, "the output"), seed if split else None, watch)
     if url is None and query is not None:
         raise ConfigError("a query is asked of an endpoint: sparql+https://...")
+    if server is not None:
+        paths = []
     for path in paths if url is None else []:
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
@@ -648,6 +624,9 @@ def import_graph(
             paths, format, total = fetch(url, query or ALL, kept, partial(_solutions, watch)), "ntriples", 0
         with files.new_folder(target) as folder:
             importer = Importer(folder, languages, chosen)
+            if server is not None:
+                source = server.url
+                read_server(server, importer, chosen, wanted.get("key"), watch)
             for path in paths:
                 read_statements(path, importer, format, base, partial(_bytes, watch, total))
             report = importer.write((target.resolve().name, f"Imported by kgmlm from {source}."))
@@ -683,6 +662,8 @@ def _notes(importer: Importer, report: Mapping[str, Any]) -> Iterator[str]:
         language, count = importer.names_in.most_common(1)[0]
         if 10 * count > unnamed:
             yield f"most entities have no name; {count:,} have one in {language} (--language {language})"
+    if importer.types and 2 * unnamed > report["entities"] and (others := importer.by.get(OTHER)):
+        yield f"most entities have no name; a property is {others.most_common(1)[0][0]} (--name-predicate)"
     if old := report["deprecated"]:
         yield f"{old:,} entities are deprecated; --skip-deprecated leaves them out"
 

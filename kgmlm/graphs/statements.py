@@ -16,13 +16,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, cast
+from typing import IO, Any, Protocol, cast
 from urllib.parse import quote
 
 from kgmlm.core import files
 from kgmlm.core.errors import DataError, first_line
+from kgmlm.graphs.vocabulary import LEFT_OUT, NOTES, OWL, RDF, RDFS, SKOS, TERMS, Kind
 
-Kind = Literal["name", "description", "alias"]
 Advance = Callable[[int], None]  # how many more bytes of the file are read
 SUFFIXES = {
     ".nt": "ntriples",
@@ -42,105 +42,20 @@ SUFFIXES = {
 }
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
-# The names first; which of several counts is in this order.
-TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
-    "http://www.w3.org/2000/01/rdf-schema#label": ("name", 0),
-    "http://www.w3.org/2004/02/skos/core#prefLabel": ("name", 1),
-    "http://schema.org/name": ("name", 2),
-    "https://schema.org/name": ("name", 2),
-    "http://xmlns.com/foaf/0.1/name": ("name", 3),
-    "http://purl.org/dc/terms/title": ("name", 4),
-    "http://purl.org/dc/elements/1.1/title": ("name", 5),
-    "http://schema.org/description": ("description", 0),
-    "https://schema.org/description": ("description", 0),
-    "http://www.w3.org/2004/02/skos/core#definition": ("description", 1),
-    "http://www.geneontology.org/formats/oboInOwl#hasDefinition": ("description", 1),
-    "http://www.w3.org/2000/01/rdf-schema#comment": ("description", 2),
-    "http://purl.org/dc/terms/description": ("description", 3),
-    "http://purl.org/dc/elements/1.1/description": ("description", 4),
-    "http://www.w3.org/2004/02/skos/core#altLabel": ("alias", 0),
-    "http://schema.org/alternateName": ("alias", 1),
-    "https://schema.org/alternateName": ("alias", 1),
-    "http://www.w3.org/2008/05/skos-xl#prefLabel": ("name", 1),
-    "http://www.w3.org/2008/05/skos-xl#altLabel": ("alias", 0),
-    "http://www.w3.org/2008/05/skos-xl#hiddenLabel": ("alias", 2),
-    "http://www.w3.org/2004/02/skos/core#hiddenLabel": ("alias", 2),
-    "http://purl.obolibrary.org/obo/IAO_0000111": ("name", 6),  # "editor preferred term"
-    "http://purl.obolibrary.org/obo/IAO_0000115": ("description", 1),  # "definition"
-    "http://purl.obolibrary.org/obo/IAO_0000118": ("alias", 1),  # "alternative term"
-    "http://www.geneontology.org/formats/oboInOwl#hasExactSynonym": ("alias", 0),
-    "http://www.geneontology.org/formats/oboInOwl#hasNarrowSynonym": ("alias", 1),
-    "http://www.geneontology.org/formats/oboInOwl#hasRelatedSynonym": ("alias", 2),
-    "http://www.w3.org/2004/02/skos/core#notation": ("alias", 2),
-    "http://dbpedia.org/ontology/abstract": ("description", 3),
-    "http://purl.org/dc/terms/abstract": ("description", 3),
-    "http://www.w3.org/2004/02/skos/core#scopeNote": ("description", 5),
-}
 # A text may be a node's, which has the literal by one of these.
 VALUES = ("http://www.w3.org/1999/02/22-rdf-syntax-ns#value", "http://www.w3.org/2008/05/skos-xl#literalForm")
-_OWL, _SKOS = "http://www.w3.org/2002/07/owl#", "http://www.w3.org/2004/02/skos/core#"
-_RDF, _RDFS = "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "http://www.w3.org/2000/01/rdf-schema#"
-_ISA = (f"{_RDF}type", f"{_RDFS}subClassOf")
-# What is left out, since it tells of the file and not of the world, each with what is counted.
-TERMS, FILES, NOTES, DATES = (
-    "types that only RDF, OWL and SKOS have",
-    "about files",
-    "notes",
-    "dates of records",
-)
-LEFT_OUT: dict[str, str] = {
-    **{
-        f"{_OWL}{name}": FILES for name in ("imports", "versionIRI", "priorVersion", "backwardCompatibleWith")
-    },
-    f"{_RDFS}isDefinedBy": FILES,
-    **{f"{_SKOS}{name}": NOTES for name in ("note", "changeNote", "editorialNote", "historyNote", "example")},
-    **{f"http://purl.org/dc/terms/{name}": DATES for name in ("created", "modified")},
-    **{f"{http}://schema.org/dateModified": DATES for http in ("http", "https")},
-    "http://www.geneontology.org/formats/oboInOwl#creation_date": DATES,
-}
+_ISA = (f"{RDF}type", f"{RDFS}subClassOf")
 _CARDINALITIES = tuple(
-    f"{_OWL}{limit}" for limit in ("cardinality", "minCardinality", "maxCardinality", "qualifiedCardinality",
+    f"{OWL}{limit}" for limit in ("cardinality", "minCardinality", "maxCardinality", "qualifiedCardinality",
                                    "minQualifiedCardinality", "maxQualifiedCardinality")
 )  # fmt: skip
 # What stands for a statement has its parts by these.
 _PARTS_OF_STATEMENTS = (
-    *(f"{_OWL}annotated{part}" for part in ("Source", "Property", "Target")),
-    *(f"{_RDF}{part}" for part in ("subject", "predicate", "object")),
+    *(f"{OWL}annotated{part}" for part in ("Source", "Property", "Target")),
+    *(f"{RDF}{part}" for part in ("subject", "predicate", "object")),
 )
 _OF_WIKIDATA = re.compile(r"https?://www\.wikidata\.org/(entity/statement|value|reference)/")
-_REIFIES = f"{_RDF}reifies"
-
-# ISO 639-1's two letters of a language, and its three letters by ISO 639-2 and 639-3.
-_LANGUAGES = (
-    "aa:aar ab:abk ae:ave af:afr ak:aka am:amh an:arg ar:ara as:asm av:ava ay:aym az:aze ba:bak be:bel "
-    "bg:bul bh:bih bi:bis bm:bam bn:ben bo:bod:tib br:bre bs:bos ca:cat ce:che ch:cha co:cos cr:cre "
-    "cs:ces:cze cu:chu cv:chv cy:cym:wel da:dan de:deu:ger dv:div dz:dzo ee:ewe el:ell:gre en:eng eo:epo "
-    "es:spa et:est eu:eus:baq fa:fas:per ff:ful fi:fin fj:fij fo:fao fr:fra:fre fy:fry ga:gle gd:gla "
-    "gl:glg gn:grn gu:guj gv:glv ha:hau he:heb hi:hin ho:hmo hr:hrv ht:hat hu:hun hy:hye:arm hz:her "
-    "ia:ina id:ind ie:ile ig:ibo ii:iii ik:ipk io:ido is:isl:ice it:ita iu:iku ja:jpn jv:jav ka:kat:geo "
-    "kg:kon ki:kik kj:kua kk:kaz kl:kal km:khm kn:kan ko:kor kr:kau ks:kas ku:kur kv:kom kw:cor ky:kir "
-    "la:lat lb:ltz lg:lug li:lim ln:lin lo:lao lt:lit lu:lub lv:lav mg:mlg mh:mah mi:mri:mao mk:mkd:mac "
-    "ml:mal mn:mon mr:mar ms:msa:may mt:mlt my:mya:bur na:nau nb:nob nd:nde ne:nep ng:ndo nl:nld:dut "
-    "nn:nno no:nor nr:nbl nv:nav ny:nya oc:oci oj:oji om:orm or:ori os:oss pa:pan pi:pli pl:pol ps:pus "
-    "pt:por qu:que rm:roh rn:run ro:ron:rum ru:rus rw:kin sa:san sc:srd sd:snd se:sme sg:sag si:sin "
-    "sk:slk:slo sl:slv sm:smo sn:sna so:som sq:sqi:alb sr:srp ss:ssw st:sot su:sun sv:swe sw:swa ta:tam "
-    "te:tel tg:tgk th:tha ti:tir tk:tuk tl:tgl tn:tsn to:ton tr:tur ts:tso tt:tat tw:twi ty:tah ug:uig "
-    "uk:ukr ur:urd uz:uzb ve:ven vi:vie vo:vol wa:wln wo:wol xh:xho yi:yid yo:yor za:zha zh:zho:chi "
-    "zu:zul "
-)
-_TWO_LETTERS = {
-    code: two for two, *threes in (row.split(":") for row in _LANGUAGES.split()) for code in threes
-} | {"iw": "he", "in": "id", "ji": "yi", "und": "", "zxx": "", "mis": ""}
-
-
-def language_of(tag: str) -> str:
-    """A language tag in lower case, with the language by ISO 639-1 where that has it.
-
-    >>> language_of("eng"), language_of("de_AT"), language_of("GER-at"), language_of("und")
-    ('en', 'de-at', 'de-at', '')
-    """
-    language, *more = tag.casefold().replace("_", "-").split("-")
-    return "-".join([_TWO_LETTERS.get(language, language), *more]).strip("-")
+_REIFIES = f"{RDF}reifies"
 
 
 class Listener(Protocol):
@@ -549,7 +464,7 @@ def _tell(quads: Any, told: Listener) -> None:
         elif node is Literal:
             if predicate in VALUES and text is None:
                 told.value(label(subject), value.value, value.language or "")
-            elif predicate == f"{_OWL}deprecated" and value.value in ("true", "1"):
+            elif predicate == f"{OWL}deprecated" and value.value in ("true", "1"):
                 told.deprecated(label(subject))
             elif predicate in _CARDINALITIES:
                 if value.value.strip("+-0") == "":
@@ -570,11 +485,11 @@ def _tell(quads: Any, told: Listener) -> None:
             elif (
                 predicate in _ISA
                 and predicate not in told.kept
-                and value.value.startswith((_OWL, _SKOS, _RDF, _RDFS))
+                and value.value.startswith((OWL, SKOS, RDF, RDFS))
             ):
                 if type(subject) is not BlankNode:  # else it is an expression, and counted as such
                     told.left_out(TERMS, value.value)
-                if value.value in (f"{_OWL}DeprecatedClass", f"{_OWL}DeprecatedProperty"):
+                if value.value in (f"{OWL}DeprecatedClass", f"{OWL}DeprecatedProperty"):
                     told.deprecated(label(subject))
             else:
                 told.triple(label(subject), predicate, label(value))

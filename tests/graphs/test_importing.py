@@ -290,3 +290,18 @@ def test_a_file_of_the_web_is_fetched_once(tmp_path: Path, command: Cli) -> None
     assert again.returncode == 0, again.stderr
     assert "without it, it is fetched again" in again.stderr
     refused(cli("data", "import", f"{base}/other.nt", "--output", tmp_path / "four"), "could not be fetched")
+
+
+def test_relations_of_obo_have_names_and_bookkeeping_is_left_out(tmp_path: Path) -> None:
+    obo, own = "http://purl.obolibrary.org/obo", "http://www.geneontology.org/formats/oboInOwl"
+    data = f"""
+    <{obo}/PATO_1> <{obo}/RO_0002604> <{obo}/PATO_2> . <{obo}/PATO_1> <{obo}/BFO_0000051> <{obo}/PATO_3> .
+    <{obo}/PATO_1> <{own}#inSubset> <{obo}/pato#slim> .
+    <{obo}/PATO_1> <{obo}/IAO_0000233> <http://ex.org/issues/1> .
+    <{obo}/PATO_3> <{obo}/RO_0002503> <{obo}/PATO_2> .
+    <{obo}/RO_0002503> <http://www.w3.org/2000/01/rdf-schema#label> "toward" .
+    """
+    graph, report = imported(data.encode(), tmp_path, "a.ttl")
+    assert {r.name for r in graph.relations} == {"is opposite of", "has part", "toward"}
+    assert report["relations without a name"] == 0
+    assert report["left out"] == {"about records": 2}

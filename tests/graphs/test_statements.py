@@ -19,11 +19,10 @@ from kgmlm.core.errors import DataError
 from kgmlm.graphs.statements import (
     READERS,
     SUFFIXES,
-    TEXT_PREDICATES,
-    Kind,
     format_of,
     read_statements,
 )
+from kgmlm.graphs.vocabulary import TEXT_PREDICATES, Kind
 
 REGISTRY = READERS
 RDF = {
