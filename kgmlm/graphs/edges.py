@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -127,6 +128,8 @@ def hetionet(given: Given) -> Edges:
     for path in given.paths:
         for rows in _batches(path, given, None, "\t"):
             columns = set(rows.column_names)
+            if {"metaedge", "abbreviation", "inverted"} <= columns:
+                continue  # how Hetionet draws and writes metaedges
             if {"source", "metaedge", "target"} <= columns:
                 found.add(rows["source"], rows["metaedge"], rows["target"])
             elif {"id", "name", "kind"} <= columns:
@@ -146,10 +149,16 @@ def hetionet(given: Given) -> Edges:
 def primekg(given: Given) -> Edges:
     """PrimeKG's ``kg.csv``. It has each edge in both directions; the one that comes first is kept.
 
-    Labels are source and id, such as ``NCBI:9796``.
+    Labels are source and id, such as ``NCBI:9796``. A relation has the name that it is
+    displayed by, where that is one and no other relation's.
     """
     found, seen = Edges([], TextColumns(), {}), set[tuple[str, str, str]]()
-    wanted = ("relation", *(f"{end}_{of}" for end in "xy" for of in ("source", "id", "name", "type")))
+    said = dict[str, set[str]]()
+    wanted = (
+        "relation",
+        "display_relation",
+        *(f"{end}_{of}" for end in "xy" for of in ("source", "id", "name", "type")),
+    )
     for path in given.paths:
         for rows in _batches(path, given, wanted, ","):
             of = {column: rows[column].to_pylist() for column in wanted}
@@ -166,7 +175,13 @@ def primekg(given: Given) -> Edges:
                     kept.append((head, relation, tail))
             found.leave_out("edges in the other direction", len(rows) - len(kept))
             found.triples.append(triples_of(kept))
-            found.texts.relations |= {relation: relation.replace("_", " ") for _, relation, _ in kept}
+            for pair in zip(of["relation"], of["display_relation"], strict=True):
+                said.setdefault(pair[0], set()).add(pair[1])
+    used = Counter(name for names in said.values() for name in names)
+    for relation, names in said.items():
+        name = min(names)
+        one = len(names) == 1 and used[name] == 1 and name != ""
+        found.texts.relations[relation] = name if one else relation.replace("_", " ")
     return found
 
 

@@ -37,7 +37,7 @@ from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
 from kgmlm.graphs.endpoints import ALL, endpoint_of, fetch
 from kgmlm.graphs.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.layouts import LAYOUTS, layout_of, read_layout
+from kgmlm.graphs.layouts import LAYOUTS, How, layout_of, read_layout
 from kgmlm.graphs.neo4j import OTHER, Server, read_server
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
@@ -547,7 +547,7 @@ def import_graph(
         split: also draw a tenth of the triples each for validation and test, with all triples in memory; of a
             folder, the splits that it has not.
         columns: of heads, relations and tails in a table: names in its first line, or numbers from 1 where it
-            has no such line. The format is a table then.
+            has no such line. The format is a table then, or dgl-ke, whose columns may be in another order.
         separator: of a table; by default a comma in ``.csv``, else a tab.
         query: of an endpoint: SPARQL that selects three variables, of heads, relations and tails; by default
             all triples of its default graph.
@@ -583,14 +583,18 @@ def import_graph(
         raise DataError("name at least one file to import")
     if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES)):
         raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
-    if columns is not None or separator is not None:
+    named, separator = checked_columns(columns, separator)
+    order = None
+    if columns is not None and format == "dgl-ke" and separator is None and all(map(str.isdecimal, named)):
+        order = (int(named[0]) - 1, int(named[1]) - 1, int(named[2]) - 1)
+    elif columns is not None or separator is not None:
         if format not in (None, "table"):
             raise ConfigError(f"columns and separators are those of a table, not of {format}")
         format = "table"
-    named, separator = checked_columns(columns, separator)
     if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
         with watcher_of(progress) as watch:
-            return _folder(paths, format, as_path(output, "the output"), seed if split else None, watch)
+            how = How([language] if isinstance(language, str) else list(language), order)
+            return _folder(paths, format, how, as_path(output, "the output"), seed if split else None, watch)
     if url is None and query is not None:
         raise ConfigError("a query is asked of an endpoint: sparql+https://...")
     if server is not None:
@@ -669,13 +673,13 @@ def _notes(importer: Importer, report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _folder(
-    paths: Sequence[Path], layout: str | None, target: Path, seed: int | None, watch: Watcher
+    paths: Sequence[Path], layout: str | None, how: How, target: Path, seed: int | None, watch: Watcher
 ) -> Outcome:
     """Make a dataset folder of a folder of another project."""
     if len(paths) != 1 or not paths[0].is_dir():
         raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
     kind = layout or layout_of(paths[0])
-    graph = read_layout(paths[0], kind, target.resolve().name)
+    graph = read_layout(paths[0], kind, target.resolve().name, how)
     return _written(graph, target, f"a folder as {kind} lays it out", seed, watch)
 
 

@@ -6,9 +6,9 @@ and triples that are known to be false.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,6 +19,13 @@ from kgmlm.graphs.datasets import read_labeled
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 
 Read = tuple[dict[str, pa.Table], dict[str, pa.Table], TextColumns]  # splits, false triples, texts
+
+
+class How(NamedTuple):
+    """How a folder is read: the languages of texts, and the columns of triples, counted from 0."""
+
+    languages: Sequence[str] = ("en",)
+    order: tuple[int, int, int] | None = None
 
 
 def _pairs(path: Path) -> dict[str, str]:
@@ -43,7 +50,7 @@ def _json(path: Path) -> Any:
         raise DataError(f"{path} is cut off or not JSON: {error}") from None
 
 
-def kg_bert(folder: Path) -> Read:
+def kg_bert(folder: Path, how: How) -> Read:
     """KG-BERT's: ``train.tsv``, ``dev.tsv``, ``test.tsv``, ``entity2text.txt`` and ``relation2text.txt``.
 
     ``entity2textlong.txt`` has descriptions; without it, a text such as "land reform, a redistribution of
@@ -65,7 +72,7 @@ def kg_bert(folder: Path) -> Read:
     return splits, false, texts
 
 
-def openke(folder: Path) -> Read:
+def openke(folder: Path, how: How) -> Read:
     """OpenKE's: ``entity2id.txt``, ``relation2id.txt``, and triples as numbers: head, tail, relation."""
 
     def labels(stem: str) -> list[str]:
@@ -91,7 +98,7 @@ def openke(folder: Path) -> Read:
     return {s: triples_of(triples(path)) for s, path in found.items() if path.is_file()}, {}, TextColumns()
 
 
-def simkgc(folder: Path) -> Read:
+def simkgc(folder: Path, how: How) -> Read:
     """SimKGC's: ``train.txt.json``, ``valid.txt.json``, ``test.txt.json``, ``entities.json``."""
     splits = {}
     names = dict[str, str]()
@@ -109,8 +116,9 @@ def simkgc(folder: Path) -> Read:
     return splits, {}, texts
 
 
-def codex(folder: Path) -> Read:
-    """CoDEx's: a folder such as ``data/triples/codex-s``; texts and types are in ``data/entities/en`` etc.
+def codex(folder: Path, how: How) -> Read:
+    """CoDEx's: a folder such as ``data/triples/codex-s``; texts and types of a language
+    are in ``data/entities/en`` and so on.
 
     The texts of entities are there once CoDEx's ``prepare.sh`` has unpacked them.
     """
@@ -121,43 +129,90 @@ def codex(folder: Path) -> Read:
         if (path := folder / f"{split}_negatives.txt").is_file():
             false[split] = read_triples(path)
     data, texts = folder.parent.parent, TextColumns()
-    if (path := data / "entities" / "en" / "entities.json").is_file():
+
+    def of(kind: str) -> Path:
+        """The file of texts in the first language that has one."""
+        paths = [data / kind / language / f"{kind}.json" for language in how.languages]
+        return next((path for path in paths if path.is_file()), data / kind / "none")
+
+    if (path := of("entities")).is_file():
         said = _json(path)
-        texts.names = {label: of.get("label") or label for label, of in said.items()}
-        texts.descriptions = {label: of.get("description") or "" for label, of in said.items()}
-    if (path := data / "relations" / "en" / "relations.json").is_file():
-        texts.relations = {label: of.get("label") or label for label, of in _json(path).items()}
+        texts.names = {label: text.get("label") or label for label, text in said.items()}
+        texts.descriptions = {label: text.get("description") or "" for label, text in said.items()}
+    if (path := of("relations")).is_file():
+        texts.relations = {label: text.get("label") or label for label, text in _json(path).items()}
     types = data / "types" / "entity2types.json"
-    if types.is_file() and (path := data / "types" / "en" / "types.json").is_file():
+    if types.is_file() and (path := of("types")).is_file():
         named: Mapping[str, Any] = _json(path)
-        for label, of in _json(types).items():
-            known = [named[x]["label"] for x in of if named.get(x, {}).get("label")]
+        for label, kinds in _json(types).items():
+            known = [named[x]["label"] for x in kinds if named.get(x, {}).get("label")]
             texts.types[label] = "|".join(known)
     return splits, false, texts
 
 
-def dgl_ke(folder: Path) -> Read:
-    """DGL-KE's: ``entities.dict`` and ``relations.dict`` (or ``.tsv``) of numbers and labels, and triples of
-    labels or of these numbers in ``train.txt`` (or ``.tsv``) and so on."""
+def dgl_ke(folder: Path, how: How) -> Read:
+    """DGL-KE's: triples in ``train.txt`` (or ``.tsv``) and so on, of labels or of numbers, which
+    ``entities.dict`` and ``relations.dict`` (or ``.tsv``, or ``entity2id.txt``) tell; tabs, commas, ``;`` or
+    ``|`` between.
 
-    def table(stem: str, *suffixes: str) -> list[list[str]]:
-        path = next(
-            (x for s in suffixes if (x := folder / f"{stem}{s}").is_file()), folder / f"{stem}{suffixes[0]}"
-        )
-        return [line.split("\t") for line in path.read_text("utf-8").splitlines()]
+    Raises:
+        DataError: naming the line that is not a triple of labels or numbers that are known.
+    """
 
-    entities, relations = (dict(table(of, ".dict", ".tsv")) for of in ("entities", "relations"))
-    splits = dict[str, pa.Table]()
+    def lines(*names: str) -> tuple[Path, list[str]]:
+        there = next((path for name in names if (path := folder / name).is_file()), folder / names[0])
+        return there, [line for line in there.read_text("utf-8").splitlines() if line.strip()]
+
+    def labels(of: str, plural: str) -> dict[str, str]:
+        """Labels by number; the numbers are those from 0 on, before or after the labels."""
+        names = [*(f"{stem}{end}" for stem in (plural, of) for end in (".dict", ".tsv")), f"{of}2id.txt"]
+        if not any((folder / name).is_file() for name in names):
+            return {}
+        path, told = lines(*names)
+        rows = [_cells(line) for line in told]
+        if rows and len(rows[0]) == 1:  # their number
+            rows = rows[1:]
+        numbers = {str(i) for i in range(len(rows))}
+        for number, label in ((0, 1), (1, 0)):
+            if all(len(row) > 1 for row in rows) and {row[number] for row in rows} == numbers:
+                return {row[number]: row[label] for row in rows}
+        raise DataError(f"{path} has no column of the numbers from 0 to {len(rows) - 1}")
+
+    entities, relations = labels("entity", "entities"), labels("relation", "relations")
+    known = (set(entities.values()), set(relations.values()), set(entities.values()))
+    freebase = (folder / "entity2id.txt").is_file()
+    head, relation, tail = how.order or ((0, 2, 1) if freebase else (0, 1, 2))
+    splits, numbered = dict[str, pa.Table](), True
     for split in ("train", "valid", "test"):
-        if any((folder / f"{split}{suffix}").is_file() for suffix in (".txt", ".tsv")):
-            rows = [(h, r, t) for h, r, t, *_ in table(split, ".txt", ".tsv")]
-            if all(h in entities and r in relations and t in entities for h, r, t in rows):
-                rows = [(entities[h], relations[r], entities[t]) for h, r, t in rows]
-            splits[split] = triples_of(rows)
+        if not any((folder / f"{split}{end}").is_file() for end in (".txt", ".tsv")):
+            continue
+        path, told = lines(f"{split}.txt", f"{split}.tsv")
+        found = [_cells(line) for line in told]
+        for number, cells in enumerate(found, 1):
+            if len(cells) < 3:
+                raise DataError(f"{path}:{number}: '{cells[0]}' is no head, relation and tail")
+        rows = [(cells[head], cells[relation], cells[tail]) for cells in found]
+        if split == "train" and entities:
+            numbered = not all(x in of for row in rows for x, of in zip(row, known, strict=True))
+        if entities and numbered:
+            for number, (h, r, t) in enumerate(rows, 1):
+                if h not in entities or r not in relations or t not in entities:
+                    raise DataError(
+                        f"{path}:{number}: {h}, {r}, {t} are not numbers of entity, relation and entity; "
+                        "--columns says which columns have head, relation and tail, such as 1,3,2"
+                    )
+            rows = [(entities[h], relations[r], entities[t]) for h, r, t in rows]
+        splits[split] = triples_of(rows)
     return splits, {}, TextColumns()
 
 
-def openbiolink(folder: Path) -> Read:
+def _cells(line: str) -> list[str]:
+    """The cells of a line, which tabs, ``|``, ``;`` or commas part, without quotes around them."""
+    between = next((x for x in ("\t", "|", ";", ",") if x in line), "\t")
+    return [cell.strip().strip('"') for cell in line.split(between)]
+
+
+def openbiolink(folder: Path, how: How) -> Read:
     """OpenBioLink's: ``train_sample.csv``, ``val_sample.csv``, ``test_sample.csv``, the false triples in
     ``negative_train_sample.csv`` and so on, and types in ``train_val_nodes.csv`` and ``test_nodes.csv``."""
 
@@ -175,7 +230,7 @@ def openbiolink(folder: Path) -> Read:
     return splits, false, texts
 
 
-LAYOUTS: dict[str, Callable[[Path], Read]] = {
+LAYOUTS: dict[str, Callable[[Path, How], Read]] = {
     "kg-bert": kg_bert,
     "openke": openke,
     "simkgc": simkgc,
@@ -188,6 +243,7 @@ SIGNS = {
     "entity2id.txt": "openke",
     "train.txt.json": "simkgc",
     "entities.dict": "dgl-ke",
+    "entity.dict": "dgl-ke",
     "train_sample.csv": "openbiolink",
 }
 
@@ -200,7 +256,7 @@ def layout_of(folder: Path) -> str:
     """
     for name, layout in SIGNS.items():
         if (folder / name).is_file():
-            return layout
+            return "dgl-ke" if layout == "openke" and not (folder / "train2id.txt").is_file() else layout
     if folder.parent.name == "triples" and (folder / "train.txt").is_file():
         return "codex"
     raise DataError(
@@ -208,14 +264,14 @@ def layout_of(folder: Path) -> str:
     )
 
 
-def read_layout(folder: Path, layout: str, name: str) -> KnowledgeGraph:
+def read_layout(folder: Path, layout: str, name: str, how: How = How()) -> KnowledgeGraph:  # noqa: B008
     """The graph of a folder.
 
     Raises:
         DataError: when a file is missing or damaged.
     """
     try:
-        splits, false, texts = LAYOUTS[layout](folder)
+        splits, false, texts = LAYOUTS[layout](folder, how)
     except FileNotFoundError as error:
         raise DataError(
             f"{folder} is not laid out as {layout}: there is no {Path(error.filename).name}"

@@ -18,26 +18,35 @@ from kgmlm.graphs.datasets import read_folder
 from kgmlm.graphs.edges import EDGES as FORMATS
 from kgmlm.graphs.graph import KnowledgeGraph
 
-# Hetionet's nodes have line ends of Windows, and a metaedge with a direction is written with ">".
+# From Hetionet 1.0 (CC0): nodes have Windows' line ends, and a metaedge with a direction is written with ">".
 NODES = (
-    "id\tname\tkind\r\nAnatomy::UBERON:0000002\tuterine cervix\tAnatomy\r\nGene::9021\tSOCS3\tGene\r\n"
-    "Compound::DB1\tLepirudin\tCompound\r\nGene::2\tA2M\tGene\r\n"
+    "id\tname\tkind\r\nAnatomy::UBERON:0000002\tuterine cervix\tAnatomy\r\nGene::5987\tTRIM27\tGene\r\n"
+    "Gene::7428\tVHL\tGene\r\nGene::801\tCALM1\tGene\r\nGene::9412\tMED21\tGene\r\n"
 )
 EDGES = (
-    "source\tmetaedge\ttarget\nCompound::DB1\tCbG\tGene::9021\n"
-    "Gene::9021\tGr>G\tGene::2\nGene::9021\tGr>G\tGene::2\n"
+    "source\tmetaedge\ttarget\nGene::801\tGiG\tGene::7428\nGene::5987\tGr>G\tGene::9412\n"
+    "Gene::5987\tGr>G\tGene::9412\n"
 )
 METAEDGES = (
     "metaedge\tabbreviation\tedges\tsource_nodes\ttarget_nodes\tunbiased\n"
-    "Compound - binds - Gene\tCbG\t11571\t1389\t1689\t11571\n"
+    "Compound - treats - Disease\tCtD\t755\t387\t77\t0\n"
+    "Gene - interacts - Gene\tGiG\t147164\t9526\t14084\t15517\n"
     "Gene > regulates > Gene\tGr>G\t265672\t4634\t7048\t265672\n"
 )
+STYLES = (
+    "metaedge\tunicode_metaedge\tstandard_metaedge\tabbreviation\tstandard_abbreviation\tsource\ttarget\t"
+    "inverted\n"
+    "Anatomy - downregulates - Gene\tAnatomy–downregulates–Gene\tAnatomy - downregulates - Gene\tAdG\tAdG"
+    "\tAnatomy\tGene\t0\n"
+)
+# The first edge of PrimeKG (MIT), in both directions; the second is its own in kind, with a comma in a name.
 PRIMEKG = (
     "relation,display_relation,x_index,x_id,x_type,x_name,x_source,y_index,y_id,y_type,y_name,y_source\n"
     "protein_protein,ppi,0,9796,gene/protein,PHYHIP,NCBI,8889,56992,gene/protein,KIF15,NCBI\n"
-    'drug_protein,target,1,DB1,drug,"Acid, folic",DrugBank,0,9796,gene/protein,PHYHIP,NCBI\n'
+    'drug_protein,target,1,DB00158,drug,"Acid, folic",DrugBank,0,9796,gene/protein,PHYHIP,NCBI\n'
+    "drug_protein,carrier,2,DB09130,drug,Copper,DrugBank,3,2157,gene/protein,F8,NCBI\n"
     "protein_protein,ppi,8889,56992,gene/protein,KIF15,NCBI,0,9796,gene/protein,PHYHIP,NCBI\n"
-    'drug_protein,target,0,9796,gene/protein,PHYHIP,NCBI,1,DB1,drug,"Acid, folic",DrugBank\n'
+    'drug_protein,target,0,9796,gene/protein,PHYHIP,NCBI,1,DB00158,drug,"Acid, folic",DrugBank\n'
 )
 CONCEPTNET = (
     '/a/[w]\t/r/IsA\t/c/en/land_reform/n/wn/act\t/c/en/reform\t{"weight": 1.0}\n'
@@ -126,14 +135,19 @@ def test_a_split_of_a_table(tmp_path: Path) -> None:
 
 
 def test_hetionet(tmp_path: Path) -> None:
-    files = (("nodes.tsv", NODES), ("edges.sif.gz", EDGES), ("metaedges.tsv", METAEDGES))
+    files = (
+        ("nodes.tsv", NODES),
+        ("edges.sif.gz", EDGES),
+        ("metaedges.tsv", METAEDGES),
+        ("metaedge-styles.tsv", STYLES),
+    )
     graph, report = imported(tmp_path, *files, format="hetionet")
-    assert labeled(graph) == {("Compound::DB1", "CbG", "Gene::9021"), ("Gene::9021", "Gr>G", "Gene::2")}
-    gene = graph.entities.find("Gene::9021") or 0
-    assert graph.entities[gene].name == "SOCS3"
+    assert labeled(graph) == {("Gene::801", "GiG", "Gene::7428"), ("Gene::5987", "Gr>G", "Gene::9412")}
+    gene = graph.entities.find("Gene::801") or 0
+    assert graph.entities[gene].name == "CALM1"
     assert (graph.entities.types or [])[gene] == ("Gene",)
-    assert [r.name for r in graph.relations] == ["binds", "regulates"]
-    assert graph.entities.table.column("name").to_pylist() == ["Lepirudin", "A2M", "SOCS3"]
+    assert [r.name for r in graph.relations] == ["interacts", "regulates"]
+    assert sorted(graph.entities.table.column("name").to_pylist()) == ["CALM1", "MED21", "TRIM27", "VHL"]
     assert report["repeated"] == 1
 
 
@@ -141,10 +155,12 @@ def test_primekg_keeps_one_direction_of_each_edge(tmp_path: Path) -> None:
     graph, report = imported(tmp_path, ("kg.csv", PRIMEKG), format="primekg")
     assert labeled(graph) == {
         ("NCBI:9796", "protein_protein", "NCBI:56992"),
-        ("DrugBank:DB1", "drug_protein", "NCBI:9796"),
+        ("DrugBank:DB00158", "drug_protein", "NCBI:9796"),
+        ("DrugBank:DB09130", "drug_protein", "NCBI:2157"),
     }
-    assert graph.entities[graph.entities.find("DrugBank:DB1") or 0].name == "Acid, folic"
-    assert graph.relations[graph.relations.index["drug_protein"]].name == "drug protein"
+    assert graph.entities[graph.entities.find("DrugBank:DB00158") or 0].name == "Acid, folic"
+    assert graph.relations[graph.relations.index["drug_protein"]].name == "drug protein"  # shown in two ways
+    assert graph.relations[graph.relations.index["protein_protein"]].name == "ppi"
     assert report["left out"] == {"edges in the other direction": 2}
 
 

@@ -39,8 +39,8 @@ server.stop()
 """
 FILMS = """
 CREATE (k:Person:Director {uid: 'p1', name: 'Akira Kurosawa', born: 1910, alive: false}),
-  (m:Person:Actor {uid: 'p2', name: 'Toshiro Mifune', born: date('1920-04-01'), aliases: ['Mifune', 'The Wolf']
-  }),
+  (m:Person:Actor {uid: 'p2', name: 'Toshiro Mifune', born: date('1920-04-01'),
+    aliases: ['Mifune', 'The Wolf']}),
   (r:Film {uid: 'f1', title: 'Rashomon', summary: 'Four accounts of a crime.', embedding: [0.5, 0.25]}),
   (y:Film {uid: 'f2', title: 'Yojimbo', tagline: 'Seven men'}), (j:Country {uid: 'c1', code: 'JP'}),
   (a:Person {uid: 'p3', name: 'nobody is linked to me'}),
