@@ -86,12 +86,13 @@ def data_show(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     entity: Annotated[str | None, typer.Option(help="Show one entity and its training triples.")] = None,
     skip_header: SkipHeader = False,
+    weighted: Weighted = False,
     as_json: Json = False,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
     from kgmlm.data import show as job
 
-    shown = job(dataset, entity=entity, skip_header=skip_header)
+    shown = job(dataset, entity=entity, skip_header=skip_header, weighted=weighted)
     if as_json:
         print_json(shown.as_json())
     else:
@@ -119,6 +120,7 @@ def data_split(
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     skip_header: SkipHeader = False,
+    weighted: Weighted = False,
     as_json: Json = False,
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
@@ -138,6 +140,7 @@ def data_split(
         test=test,
         seed=seed,
         skip_header=skip_header,
+        weighted=weighted,
         progress=Bars(),
     )
     if as_json:

@@ -376,7 +376,7 @@ def write_ranks(
 
 
 def find_ranks(path: Path, split: str = "test") -> Path:
-    """The ranks of a run folder, or the Parquet file itself.
+    """The ranks of a run folder, or the Parquet file itself; of one side where both were not asked.
 
     Raises:
         DataError: when the run has no ranks of the split, or there is nothing at the path.
@@ -386,12 +386,15 @@ def find_ranks(path: Path, split: str = "test") -> Path:
     found = path / "ranks" / f"{files.safe_name(split)}.parquet"
     if found.is_file():
         return found
+    of_side = [one for side in ("tail", "head") if (one := found.with_suffix(f".{side}.parquet")).is_file()]
+    if len(of_side) == 1:
+        return of_side[0]
     if not path.exists():
         raise DataError(f"{path} does not exist")
     have = ", ".join(sorted(p.stem for p in (path / "ranks").glob("*.parquet"))) or "none"
     raise DataError(
         f"{path} has no ranks of '{split}' (it has: {have}); "
-        f"`kgmlm evaluate {path} --split {split} --side both` makes them; another file of ranks can be given "
+        f"`kgmlm evaluate {path} --split {split}` makes them; another file of ranks can be given "
         "itself"
     )
 

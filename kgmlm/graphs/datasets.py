@@ -476,7 +476,7 @@ def _of_triples(triples: Any) -> KnowledgeGraph:
 
 
 def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
-    """Write the triples of each split into a folder."""
+    """Write the triples of each split into a folder, with labels or confidences where there are some."""
     for split, triples in graph.splits.items():
         table = graph.labels(triples)
         if len(false := graph.negatives.get(split, ())):
@@ -485,6 +485,9 @@ def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
                 part.append_column(LABEL, pa.array([label] * len(part), pa.large_string()))
                 for part, label in both
             )
+        elif split == "train" and graph.doubts is not None:
+            sure = [repr(float(x)) for x in graph.confidence(triples)]
+            table = table.append_column(LABEL, pa.array(sure, pa.large_string()))
         write_table(folder / split, table, header=False)
 
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import CODED, triples_of
+from kgmlm.graphs.attributes import described
 from kgmlm.graphs.entities import (
     ALIASES,
     LISTS,
@@ -92,6 +93,8 @@ class KnowledgeGraph:
         descriptions: Mapping[str, str] | pd.Series | None = None,
         entities: pd.DataFrame | None = None,
         relation_names: Mapping[str, str] | pd.Series | None = None,
+        confidences: Sequence[float] | None = None,
+        attributes: Iterable[tuple[str, str, str]] = (),
         name: str = "graph",
     ) -> KnowledgeGraph:
         """A graph of triples in memory.
@@ -102,9 +105,12 @@ class KnowledgeGraph:
             entities: instead, a table with the column label and, if you like, name, description, surface and
                 types; entities that no triple has are candidates, too.
             relation_names: by label.
+            confidences: how sure each training triple is, above 0 and at most 1.
+            attributes: (entity, attribute, value) by label, such as ("paris", "inhabitants", "2100000"), for
+                descriptions.
 
         Raises:
-            DataError: without training triples, or where a text is none.
+            DataError: without training triples, where a text is none, or a confidence is not such a number.
             QueryError: naming the first triple that is none.
 
         Example:
@@ -128,7 +134,21 @@ class KnowledgeGraph:
         else:
             texts.names = texts_by_label(names, "names")
             texts.descriptions = texts_by_label(descriptions, "descriptions")
-        return build_graph(name, splits, texts, extra_entities=extra, humanize_labels=True)
+        graph = build_graph(name, splits, texts, extra_entities=extra, humanize_labels=True)
+        told = dict[str, list[tuple[str, str]]]()
+        for entity, attribute, value in attributes:
+            told.setdefault(entity, []).append((attribute, value))
+        if told:
+            graph = replace(graph, entities=described(graph.entities, told))
+        if confidences is not None:
+            sure = np.asarray(confidences, np.float64)
+            if sure.shape != (len(splits["train"]),) or not ((sure > 0) & (sure <= 1)).all():
+                raise DataError(
+                    f"confidences are {len(splits['train']):,} numbers above 0 and at most 1, one of each "
+                    "training triple"
+                )
+            graph = replace(graph, doubts=Doubts.of(graph.splits["train"], sure))
+        return graph
 
     @classmethod
     def from_pykeen(

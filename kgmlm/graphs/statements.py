@@ -110,8 +110,8 @@ def format_of(path: Path) -> str:
     last = suffixes[-2:-1] if suffixes[-1:] and suffixes[-1] in _PACKED else suffixes[-1:]
     if not last or last[0] not in SUFFIXES:
         raise DataError(
-            f"{path}: its name does not say its format ({', '.join(SUFFIXES)}; with {', '.join(_PACKED)}, too); "
-            f"--format names one of {', '.join(READERS)}; --columns reads a table"
+            f"{path}: its name does not say its format ({', '.join(SUFFIXES)}; with {', '.join(_PACKED)}, "
+            f"too); --format names one of {', '.join(READERS)}; --columns reads a table"
         )
     return SUFFIXES[last[0]]
 

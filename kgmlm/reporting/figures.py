@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
-from kgmlm.core.config import Protocol, load_protocol
+from kgmlm.core.config import Protocol, Side, load_protocol
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import ENDS
 from kgmlm.evaluation.compare import Difference
@@ -281,21 +281,25 @@ def _few(figures: Mapping[str, float]) -> tuple[Cell, ...]:
     )
 
 
-def key_figures(ranked: Ranked, counting: Figure) -> list[tuple[str, str, str]]:
+def key_figures(ranked: Ranked, counting: Figure, side: Side = "both") -> list[tuple[str, str, str]]:
     """The figures that a reader sees first: name, value, and what guessing would have.
 
     Args:
-        counting: the MRR of counting on the same split.
+        counting: the MRR of counting on the same split, for both sides.
+        side: whose questions are measured.
     """
-    both, half = ranked.by_side()["both"], half_interval(1 / ranked.realistic)
-    candidates = ranked.ranks.candidates_B
+    tail_B = ranked.asked[0].tail_B
+    own_B = np.ones_like(tail_B) if side == "both" else tail_B == (side == "tail")
+    both, half = ranked.by_side()[side], half_interval(1 / ranked.realistic[own_B])
+    candidates = ranked.ranks.candidates_B[own_B]
+    beside = f"; {counting.name} has {counting.mrr:.3f}" if side == "both" else f", of {side}s alone"
     guessed = {  # any rank is as likely as any other
         **{f"hits_at_{k}": float(np.minimum(1, k / candidates).mean()) for k in (1, 10)},
         "median": float(np.median((candidates + 1) / 2)),
     }
     return [
         ("MRR", f"{both['inverse_harmonic_mean_rank']:.3f}",
-         f"± {half:.3f} at 95 %. The mean of 1/rank: 1 is perfect; {counting.name} has {counting.mrr:.3f}"),
+         f"± {half:.3f} at 95 %. The mean of 1/rank: 1 is perfect{beside}"),
         ("Hits@1", percent(both["hits_at_1"]).text,
          f"of the answers come first; guessing has {_least(guessed['hits_at_1'], percent)}"),
         ("Hits@10", percent(both["hits_at_10"]).text,

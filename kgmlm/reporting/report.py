@@ -404,7 +404,7 @@ class _Work:
         return Result(
             asked=_asked(ranked),
             candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
-            keys=figures.key_figures(ranked, counting),
+            keys=figures.key_figures(ranked, counting, run.folder.settings.training.side),
             sides=figures.side_table(ranked),
             distribution=figures.rank_chart(ranked),
             answers=figures.answers_chart(ranked),

@@ -444,7 +444,7 @@ def _trained_on(
     if _calibration(run) is not None:
         later.append("calibration")
     if "parts" not in state:
-        parts = [name for name in TRAINED_ON if _can_go_on(grown, name)]
+        parts = [name for name in TRAINED_ON if _can_go_on(grown, name, seconds, watch)]
         state["parts"] = [*parts, *(["text"] if text_fits(grown, seconds, [*parts, *later]) else [])]
     parts, done = state["parts"], list(state.get("done", ()))
     stages = tuple(cast(Stage, name) for name in beside() if grown.has_signal(name))
@@ -523,12 +523,22 @@ def _kept(
         return _probable(run, open_folder(path), found, [], device, batch_size, watch, CALIBRATED)
 
 
-def _can_go_on(run: RunFolder, name: str) -> bool:
-    """Return whether a signal is there and is trained on: rules are where an update has not mined them."""
-    if name == "rules":
-        quick = len(run.graph.splits["train"]) <= QUICK
-        return run.has_signal(name) and not quick and not run.settings.rules.file
-    return run.has_signal(name)
+def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> bool:
+    """Return whether a signal is there and is trained on in a time.
+
+    Rules are mined again where an update has only counted them again, and half of the time is enough for all
+    but their longest paths, which have a limit of their own.
+    """
+    if name != "rules" or not run.has_signal(name):
+        return run.has_signal(name)
+    if len(run.graph.splits["train"]) <= QUICK or run.settings.rules.file:
+        return False
+    made = run.record.get("signals", {}).get(name) or {}
+    taken = 60 * float(made.get("minutes", 0.0))
+    least = max(taken - _settings(run, name).rules.seconds, taken / 4)
+    if least > seconds / 2:
+        watch.tell(f"rules are counted again, not mined: that takes {least:.0f} s")
+    return least <= seconds / 2
 
 
 def _latest(path: Path) -> float:

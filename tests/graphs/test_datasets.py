@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Cli
 
 import kgmlm
 from kgmlm.core import files
@@ -341,6 +342,37 @@ def test_confidences_are_read_kept_and_known_by_triple(tmp_path: Path) -> None:
     assert graph.drawn(0).splits["train"].shape <= graph.splits["train"].shape
     count = sum(len(graph.drawn(seed).splits["train"]) for seed in range(400)) / 400
     assert abs(count - 2.6) < 0.2, "each as often as it is sure"
+
+
+def test_confidences_stay_when_a_graph_is_split(tmp_path: Path, cli: Cli) -> None:
+    rows = [f"e{h}\tr\te{t}\t{(h + 1) / 8}" for h in range(8) for t in range(8) if h != t]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "train.tsv").write_text("\n".join(rows) + "\n")
+    kgmlm.data.split(tmp_path / "in", tmp_path / "a", random=True, weighted=True, progress=False)
+    graph = load_graph(tmp_path / "a", weighted=True)
+    assert graph.splits.keys() == {"train", "valid", "test"}
+    train = graph.splits["train"]
+    heads = [int(label[1:]) for label, _, _ in graph.labeled(train)]
+    assert graph.confidence(train).tolist() == [(h + 1) / 8 for h in heads]
+    shown = cli("data", "show", tmp_path / "in", "--weighted")
+    assert shown.returncode == 0, shown.stderr
+    done = cli(
+        "data", "split", tmp_path / "in", "--unseen-entities", "0.2", "--weighted", "--output", tmp_path / "b"
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_graph(tmp_path / "b", weighted=True).doubts is not None
+
+
+def test_confidences_and_attributes_from_python() -> None:
+    triples = [("paris", "in", "france"), ("rome", "in", "italy")]
+    graph = KnowledgeGraph.from_triples(
+        triples, confidences=[1, 0.5], attributes=[("paris", "inhabitants", "2100000")]
+    )
+    assert graph.confidence(graph.splits["train"]).tolist() == [1, 0.5]
+    assert graph.entities[graph.entities.find("paris") or 0].description == "inhabitants 2100000"
+    for wrong in ([1], [1, 0], [1, 2], [1, float("nan")]):
+        with pytest.raises(DataError, match="confidences are 2 numbers"):
+            KnowledgeGraph.from_triples(triples, confidences=wrong)
 
 
 @pytest.mark.parametrize(

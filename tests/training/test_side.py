@@ -87,7 +87,12 @@ def test_a_run_remembers_its_side(toy: KnowledgeGraph, cli: Cli, tmp_path: Path)
     kgmlm.update(run, [("iceland", "located_in", "europe")], progress=False)
     kgmlm.calibrate(run, progress=False) if len(toy.triples("valid")) >= 20 else None
     assert len(kgmlm.open_run(run).rank("iceland", "located_in", k=3)) == 3
-    kgmlm.report(run, tmp_path / "report.html", max_triples=2, progress=False)
+    page = kgmlm.report(run, tmp_path / "report.html", max_triples=2, progress=False).read_text("utf-8")
+    assert "of tails alone" in page
+    kgmlm.evaluate(run, progress=False)
+    compared = kgmlm.compare(run, run, progress=False)
+    assert {d.side for d in compared.differences} == {"tail", "both"}
+    assert compared.queries == len(open_folder(run).graph.triples("test"))
     with pytest.raises(ConfigError, match="side"):
         kgmlm.evaluate(run, side="left", progress=False)  # type: ignore[arg-type]
 
