@@ -179,7 +179,7 @@ def main(
     if graph is None:
         rows = collected(folder)
         write_rows(OUTPUT, rows)
-        draw(rows, OUTPUT.with_suffix(".svg"))
+        draw(rows, HERE.parents[1] / "docs" / "images" / "minutes.svg")
         text = DOCS.read_text("utf-8")
         begin, end = "<!-- minutes: python eval/benchmarks/minutes.py -->\n", "<!-- end of minutes -->"
         head, rest = text.split(begin)

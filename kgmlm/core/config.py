@@ -240,6 +240,9 @@ class TypeSettings(Strict):
     )
 
 
+HEAD_CANDIDATES = 4096  # that a step of the bi-encoder scores, of more than twice as many
+
+
 class BiencoderSettings(Strict):
     """The bi-encoder of `kgmlm tune --add biencoder`: a head on texts that a frozen encoder reads once."""
 
@@ -276,8 +279,10 @@ class BiencoderSettings(Strict):
         description="In training, the chance that a candidate is known by its text alone, so that entities "
         "without triples can be found, too.",
     )
-    candidates: int = Field(
-        0, ge=0, description="Entities in the random sample that each step scores beside the answers; 0: all."
+    candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Entities in the random sample that each step scores beside the answers; 0: all. "
+        "`auto`: all up to 8,192, of more 4,096.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
@@ -285,6 +290,10 @@ class BiencoderSettings(Strict):
         "else fp32.",
     )
     seed: Seed = Field(0, description="Seed of the initial head, of the order of the queries and of dropout.")
+
+    def sampled(self, seen: int) -> int:
+        """Return how many of some training entities a step scores; 0 is all of them."""
+        return _fewer(self.candidates, HEAD_CANDIDATES, seen, 2 * HEAD_CANDIDATES)
 
 
 class MaskingSettings(Strict):
@@ -427,16 +436,16 @@ class TrainingSettings(Strict):
 
     def sampled(self, seen: int) -> int:
         """Return how many of some training entities a step scores beside those of its queries; 0 is all."""
-        return _fewer(self.candidates, SAMPLED, seen)
+        return _fewer(self.candidates, SAMPLED, seen, ALL)
 
     def validated(self, entities: int) -> int:
         """Return how many of so many entities validation in training ranks among; 0 is all."""
-        return _fewer(self.eval_candidates, ASKED, entities)
+        return _fewer(self.eval_candidates, ASKED, entities, ALL)
 
 
-def _fewer(chosen: int | Literal["auto"], usual: int, among: int) -> int:
-    """Return how many of some entities are taken; 0 is all of them."""
-    count = (usual if among > ALL else 0) if chosen == "auto" else chosen
+def _fewer(chosen: int | Literal["auto"], usual: int, among: int, most: int) -> int:
+    """Return how many of some entities are taken, by `auto` of more than ``most``; 0 is all of them."""
+    count = (usual if among > most else 0) if chosen == "auto" else chosen
     return count if count < among else 0
 
 

@@ -227,7 +227,7 @@ class Training:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of each answer against all candidates that are no answers, the mean of T answers."""
-        head, sampled = self.head, self.settings.candidates
+        head, sampled = self.head, self.settings.sampled(len(self.seen_S))
         kinds_KM = head.kinds(self.relation_texts_RD)
         query_BW = self.query(batch, kinds_KM)
         seen, weight = self.seen_S, 0.0

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kgmlm.core.config import MOST, Settings, Stage
+from kgmlm.core.config import HEAD_CANDIDATES, MOST, Settings, Stage
 from kgmlm.core.errors import RunError, counted
 from kgmlm.core.files import write_json
 from kgmlm.core.progress import Watcher
@@ -30,7 +30,7 @@ from kgmlm.signals.biencoder_training import Training
 from kgmlm.signals.kge_training import train_complex
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
-from kgmlm.training.recipes import HEAD_CANDIDATES, STEPS, Given, Recipe, Shape, head_steps
+from kgmlm.training.recipes import STEPS, Given, Recipe, Shape, head_steps
 
 # Of the time that is left, in relation to the stages that are left.
 SHARES: dict[str, float] = {

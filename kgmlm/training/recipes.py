@@ -34,7 +34,6 @@ SMALL = 50_000  # training triples: below, a few epochs take minutes
 HEAD_STEPS = {"quick": 600, "balanced": 2000, "best": 6000, "zero-shot": 2000}  # of the bi-encoder at most
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 PASSES = 15  # over the triples of a small graph; more learn them by heart
-HEAD_CANDIDATES = 4096  # that a step of the bi-encoder scores on larger graphs
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
 WITH_REVERSE = ("best", "zero-shot")
@@ -302,9 +301,6 @@ def _biencoder(preset: str, shape: Shape) -> tuple[dict[str, Any], dict[str, str
     if shape.triples >= SMALL:
         found["dropout"] = 0.2
         reasons["biencoder.dropout"] = f"{shape.triples:,} training triples are not learned by heart"
-    if shape.entities > 2 * HEAD_CANDIDATES:
-        found["candidates"] = HEAD_CANDIDATES
-        reasons["biencoder.candidates"] = f"{shape.entities:,} entities: a step scores a sample of them"
     return found, reasons
 
 

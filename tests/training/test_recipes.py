@@ -80,7 +80,7 @@ def test_the_bi_encoder_has_steps_by_the_triples(triples: int, steps: int) -> No
     recipe = recipe_of("quick", star(triples), False)
     assert recipe.settings.biencoder.steps == steps
     assert ("at most" in recipe.reasons["biencoder.steps"]) == (triples == 60_000)
-    assert (recipe.settings.biencoder.candidates > 0) == (triples == 60_000)
+    assert (recipe.settings.biencoder.sampled(triples) > 0) == (triples == 60_000)
 
 
 def test_of_a_large_graph_a_step_and_a_validation_have_a_sample_and_the_recipe_says_so(
